@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # as in typing, which takes longer to import than all of 
 if TYPE_CHECKING:
     from typing import Any
 
+    from .bundle.open_bundle import Bundle, open_bundle
     from .compiler.compile import compile_bundle as compile
     from .compiler.convert_coda import convert_coda
     from .compiler.nest.nest import nest
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     )
     from .exporters.families.coda.conversion.settings import ConversionSettings
     from .runtime.answer import Answer
-    from .runtime.bundle.open_bundle import Bundle, open_bundle
     from .runtime.engines.contract.threads import use_process_wide_threads
     from .runtime.generation.calls.generated import Generated
     from .runtime.generation.calls.session import Session
@@ -115,7 +115,7 @@ __all__ = [
 _HOMES = {
     **{name: ("errors", name) for name in __all__ if name.endswith("Error")},
     "Answer": ("runtime.answer", "Answer"),
-    "Bundle": ("runtime.bundle.open_bundle", "Bundle"),
+    "Bundle": ("bundle.open_bundle", "Bundle"),
     "CompileRequest": ("compiler.request", "CompileRequest"),
     "ConversionSettings": ("exporters.families.coda.conversion.settings", "ConversionSettings"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
@@ -135,7 +135,7 @@ _HOMES = {
     "load": ("runtime.load", "load"),
     "measure": ("tools.functions", "measure"),
     "nest": ("compiler.nest.nest", "nest"),
-    "open_bundle": ("runtime.bundle.open_bundle", "open_bundle"),
+    "open_bundle": ("bundle.open_bundle", "open_bundle"),
     "plan": ("compiler.request", "plan"),
     "search": ("tools.functions", "search"),
     "use_process_wide_threads": ("runtime.engines.contract.threads", "use_process_wide_threads"),

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from ..argument_types import checked
+from ..bundle.open_bundle import Bundle, open_bundle
 from ..errors import BundleIncompatibleError, CheckpointError
 from ..exporters.ranking import permute_axis
 from ..exporters.universal import UniversalModel, load_universal
-from ..runtime.bundle.open_bundle import Bundle, open_bundle
 from ..whole_file import require_writable
 from .tasks.add_tasks import add_tasks, orders_of, require_names
 from .tasks.task_layout import frozen_sha256

@@ -11,6 +11,10 @@ from typing import Any
 
 from ..argument_types import checked
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from ..bundle.merged_task import BASE
+from ..bundle.open_bundle import Bundle, open_bundle
 from ..elastic import Submodel
 from ..errors import BuildError, InputError, ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
@@ -20,19 +24,15 @@ from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
 from ..profiles.profile_data import profile_data
-from ..runtime.bundle.entries.engine_entry import EngineEntry
-from ..runtime.bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from ..runtime.bundle.merged_task import BASE
-from ..runtime.bundle.open_bundle import Bundle, open_bundle
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
-from .build.build_engine import EngineBuilder
-from .build.build_segments import build_segments
-from .build.fp32_reference import build_fp32_reference, calibrated, require_examples
-from .build.measure_latency import fit_rungs, measure_engines
-from .build.merging import MergingBuilder
-from .build.quality import measure_quality
-from .build.templates import Templates
+from .engines.build_engine import EngineBuilder
+from .engines.build_segments import build_segments
+from .engines.fp32_reference import build_fp32_reference, calibrated, require_examples
+from .engines.measure_latency import fit_rungs, measure_engines
+from .engines.merging import MergingBuilder
+from .engines.quality import measure_quality
+from .engines.templates import Templates
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .examples.rank_axes import rank_axes, text_encoder
 from .generation.build_cached import build_cached

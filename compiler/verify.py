@@ -11,6 +11,10 @@ import torch
 
 from ..argument_types import checked
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import EngineEntry, RoutingEntry
+from ..bundle.manifest import WEIGHTS_NAME
+from ..bundle.merged_task import BASE
+from ..bundle.open_bundle import Bundle
 from ..elastic import DEPTH
 from ..errors import CheckpointError, ParityError
 from ..exporters.for_tasks.with_tasks import with_stated_tasks
@@ -19,10 +23,6 @@ from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..notebook import as_html
 from ..profiles.profile_data import profile_precisions
-from ..runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
-from ..runtime.bundle.manifest import WEIGHTS_NAME
-from ..runtime.bundle.merged_task import BASE
-from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.inputs.arrays import Arrays
 from ..runtime.model import ElasticModel

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..bucket import Bucket
+from ..bundle.manifest import Proof
 from ..elastic import ElasticSpec, Submodel
-from ..runtime.bundle.manifest import Proof
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
 from .cached_form import CachedForm

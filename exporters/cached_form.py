@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..bucket import Bucket
-from ..elastic import Submodel
-from ..runtime.bundle.entries.engine_entry import RoutingEntry
-from ..runtime.bundle.entries.generation_entry import (
+from ..bundle.entries.engine_entry import RoutingEntry
+from ..bundle.entries.generation_entry import (
     CACHED,
     ENCODER,
     PROMPT_TOKENS,
@@ -18,6 +17,7 @@ from ..runtime.bundle.entries.generation_entry import (
     GenerationEntry,
     window_of,
 )
+from ..elastic import Submodel
 from ..workload import Op
 from .part import Part
 

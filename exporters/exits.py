@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..bucket import Bucket
+from ..bundle.entries.exits_entry import ExitsEntry
 from ..elastic import Submodel
 from ..errors import PlanError
-from ..runtime.bundle.entries.exits_entry import ExitsEntry
 from ..workload import Op
 from .part import Part
 

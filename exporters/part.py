@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import RoutingEntry
+from ..bundle.entries.tensor_spec import TensorSpec
 from ..elastic import Submodel
-from ..runtime.bundle.entries.engine_entry import RoutingEntry
-from ..runtime.bundle.entries.tensor_spec import TensorSpec
 from ..workload import Op
 
 if TYPE_CHECKING:  # plans are made without torch

@@ -14,9 +14,9 @@ from typing import Literal
 
 import torch
 
+from ..bundle.manifest import Ranking
 from ..elastic import Order, PrefixSlice
 from ..errors import CheckpointError
-from ..runtime.bundle.manifest import Ranking
 from .universal import PREFIX, UniversalModel
 
 Scores = Mapping[str, torch.Tensor]

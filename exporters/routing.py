@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import RoutingEntry
 from ..elastic import Submodel
-from ..runtime.bundle.entries.engine_entry import RoutingEntry
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch

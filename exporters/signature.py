@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..bucket import Bucket
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.manifest import TextEntry
 from ..errors import ExportError
-from ..runtime.bundle.entries.tensor_spec import TensorSpec
-from ..runtime.bundle.manifest import TextEntry
 
 # Of static buckets in place of a range.
 _USUAL_SEQUENCES = (32, 128)

@@ -9,11 +9,11 @@ from math import prod
 from pathlib import Path
 
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import RoutingEntry
 from ..elastic import BITS, DEPTH, Axis, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.encodings import Encoding
 from ..profiles.precision import Precision, precision_of, widths_of
-from ..runtime.bundle.entries.engine_entry import RoutingEntry
 from ..workload import Op
 from .architecture import Architecture, Variants
 from .cached_form import CachedForm

@@ -8,10 +8,10 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.manifest import Manifest
+from ..bundle.roles import compared_outputs
 from ..errors import InputError
-from ..runtime.bundle.entries.tensor_spec import TensorSpec
-from ..runtime.bundle.manifest import Manifest
-from ..runtime.bundle.roles import compared_outputs
 from ..runtime.exits.choice import AskedExits
 from ..runtime.inputs.arrays import Array
 from ..runtime.model import ElasticModel

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.open_bundle import Bundle
 from ..errors import InputError, SelectionError
 from .answer import Answer, Limit, Timings
-from .bundle.entries.engine_entry import EngineEntry
-from .bundle.open_bundle import Bundle
 from .choosing.candidates import Choice
 from .engine_runs import EngineRuns, run_chain, run_rows, run_whole
 from .engines.onnxruntime_gpu.provider import Provider

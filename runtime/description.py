@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.figures import cell, heading, present
+from ..bundle.manifest import BudgetEntry, Manifest
 from ..notebook import as_html
 from ..profiles.precision import Precision
-from .bundle.entries.tensor_spec import TensorSpec
-from .bundle.figures import cell, heading, present
-from .bundle.manifest import BudgetEntry, Manifest
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ..bundle.build_record import Latency
+from ..bundle.device_files.task_index import TaskEntry
+from ..bundle.manifest import Manifest, SubmodelEntry
+from ..bundle.quality_bar import shortfall
 from ..errors import SelectionError
 from ..strict import nearest
-from .bundle.build_record import Latency
-from .bundle.device_files.task_index import TaskEntry
-from .bundle.manifest import Manifest, SubmodelEntry
-from .bundle.quality_bar import shortfall
 from .choosing.candidates import Candidate, Choice, listing, next_larger, noise_hint
 from .choosing.engine_table import EngineTable, check_sizes
 from .choosing.running_estimate import RunningEstimate

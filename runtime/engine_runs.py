@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.tensor_spec import TensorSpec
 from .answer import ExitRows, Padding, RowRun
-from .bundle.entries.engine_entry import EngineEntry
-from .bundle.entries.tensor_spec import TensorSpec
 from .choosing.candidates import Choice
 from .engines.pool import EnginePool
 from .exits.choice import OpenExits

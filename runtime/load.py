@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Literal
 
+from ..bundle.open_bundle import Check, open_bundle
 from ..errors import InputError
-from .bundle.open_bundle import Check, open_bundle
 from .engines.contract.residency import RESIDENCIES, Residency
 from .engines.contract.threads import threads_and_affinity
 from .engines.memory import MemoryCap

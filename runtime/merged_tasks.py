@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from ..bundle.device_files.task_index import read_tasks
+from ..bundle.merged_task import MergedTask
+from ..bundle.open_bundle import Bundle
 from ..errors import BundleIncompatibleError, InputError, SelectionError
 from ..strict import nearest
-from .bundle.device_files.task_index import read_tasks
-from .bundle.merged_task import MergedTask
-from .bundle.open_bundle import Bundle
 from .engines.contract.residency import Residency
 from .engines.needs import engine_needs
 from .graphs.task_tensors import read_task_tensors

@@ -10,15 +10,15 @@ from types import MappingProxyType, TracebackType
 from typing import Literal
 
 from ..argument_types import checked
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.manifest import BudgetEntry
+from ..bundle.open_bundle import Bundle
 from ..errors import InputError, SelectionError
 from ..ownership import Owner
 from ..profiles.precision import Precision
 from ..profiles.probe_host import probe_host
 from .answer import Answer
 from .answering import Answering
-from .bundle.entries.tensor_spec import TensorSpec
-from .bundle.manifest import BudgetEntry
-from .bundle.open_bundle import Bundle
 from .choosing.candidates import Choice
 from .description import Description, SubmodelInfo, describe, described_as_html
 from .dispatcher import Dispatcher

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from ..bundle.device_files.task_index import TaskEntry, read_tasks
+from ..bundle.open_bundle import Bundle
 from ..errors import InputError, SelectionError
 from ..strict import nearest
-from .bundle.device_files.task_index import TaskEntry, read_tasks
-from .bundle.open_bundle import Bundle
 from .dispatcher import Dispatcher
 from .engines.pool import EnginePool
 from .graphs.task_tensors import TaskTensors, read_task_tensors

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+from ..bundle.manifest import TextEntry
+from ..bundle.open_bundle import Bundle
 from ..errors import InputError
-from .bundle.manifest import TextEntry
-from .bundle.open_bundle import Bundle
 from .inputs.text import Encoded, TextEncoder
 
 # Texts whose tokens are counted at a time.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..bundle.open_bundle import Bundle
+from ..bundle.roles import compared_outputs, continued_input, ids_input
 from ..runtime.answer import Answer
-from ..runtime.bundle.open_bundle import Bundle
-from ..runtime.bundle.roles import compared_outputs, continued_input, ids_input
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import open_tokenizer
 

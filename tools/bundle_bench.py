@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.open_bundle import Bundle
 from ..errors import SelectionError
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.host_load import OthersLoad
 from ..profiles.probe_host import is_this_host
 from ..profiles.profile_data import read_profile
-from ..runtime.bundle.entries.engine_entry import EngineEntry
-from ..runtime.bundle.open_bundle import Bundle
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.latency_at import predicted_at
 from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_use

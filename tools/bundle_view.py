@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from ..runtime.bundle.build_record import BuildRecord
-from ..runtime.bundle.device_files.measurements import read_measurements
-from ..runtime.bundle.device_files.plan_index import read_plans
-from ..runtime.bundle.device_files.task_index import read_tasks
-from ..runtime.bundle.merged_task import BASE
-from ..runtime.bundle.open_bundle import Bundle
-from ..runtime.bundle.quality_bar import quality_warnings
+from ..bundle.build_record import BuildRecord
+from ..bundle.device_files.measurements import read_measurements
+from ..bundle.device_files.plan_index import read_plans
+from ..bundle.device_files.task_index import read_tasks
+from ..bundle.merged_task import BASE
+from ..bundle.open_bundle import Bundle
+from ..bundle.quality_bar import quality_warnings
 from ..runtime.engines.contract.threads import threads_or_default
 from ..runtime.engines.host_latencies import HostLatencies, host_latencies
 from ..runtime.merged_tasks import merged_bytes

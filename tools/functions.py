@@ -16,9 +16,9 @@ import numpy as np
 
 from ..argument_types import checked
 from ..bucket import Bucket
+from ..bundle.device_files.measurements import keep_measurement, read_measurements
+from ..bundle.open_bundle import open_bundle
 from ..errors import InputError
-from ..runtime.bundle.device_files.measurements import keep_measurement, read_measurements
-from ..runtime.bundle.open_bundle import open_bundle
 from ..runtime.calibrate.budget import parse_budget
 from ..runtime.calibrate.calibrate import calibrate as calibrate_exits
 from ..runtime.calibrate.drafts import DEFAULT_TEXTS

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from ..bundle.entries.generation_entry import GenerationEntry
 from ..errors import CapacityError
 from ..outside import printable
-from ..runtime.bundle.entries.generation_entry import GenerationEntry
 from ..runtime.generation.calls.generated import Generated, GeneratedRow
 from ..runtime.generation.loop.generation import Generation
 from ..runtime.summary.short_names import ShortNames

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...bundle.roles import Interface
 from ...errors import CheckpointError, InputError
 from ...exporters.source import ModelSource
-from ...runtime.bundle.roles import Interface
 from ...runtime.consistency.array_samples import different_rows, read_array_samples
 from ...runtime.consistency.samples import ArraySamples
 from ...runtime.consistency.texts import keyed_texts

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from ...bundle.entries.tensor_spec import Role, TensorSpec
+from ...bundle.roles import Interface, compared_outputs
 from ...elastic import Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.entries.tensor_spec import Role, TensorSpec
-from ...runtime.bundle.roles import Interface, compared_outputs
 from .rank_axes import text_encoder
 
 _BATCH = 16
@@ -33,7 +33,7 @@ class HeldOutLoss:
     """The loss of submodels of ``model`` on ``texts``; lower is better.
 
     For a model that predicts the next token: nats per token. For every other model: 1 - mean cosine of its compared
-    output (runtime/bundle/roles.py) to the universal model's, averaged over the tokens of a text.
+    output (bundle/roles.py) to the universal model's, averaged over the tokens of a text.
     """
 
     def __init__(self, model: UniversalModel, texts: Sequence[str]) -> None:

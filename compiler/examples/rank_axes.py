@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from ...bucket import Bucket
+from ...bundle.manifest import RANKING_NAME, Ranking
 from ...errors import CheckpointError, InputError
 from ...exporters.ranking import Places, Scores, magnitude_scores, rank, taylor_scores
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.manifest import RANKING_NAME, Ranking
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.check_inputs import InputChecker
 from ...runtime.inputs.text import TextEncoder

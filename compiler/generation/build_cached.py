@@ -13,18 +13,18 @@ from operator import attrgetter
 import torch
 
 from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...runtime.engines.runner import Residency, Runner
 from ...runtime.inputs.arrays import Array, Arrays
 from ...strict import structure, unstructure
-from ..build.build_engine import EngineBuilder
-from ..build.emitted import Emitted
-from ..build.prove_exact import in_torch, require_form
+from ..engines.build_engine import EngineBuilder
+from ..engines.emitted import Emitted
+from ..engines.prove_exact import in_torch, require_form
 from ..parity.engine_verdict import tolerance_of
 from ..parity.evidence.cached_cases import Batch, cached_batches, cases_of, judged_specs, prompts_of, unproven_window
 from ..parity.evidence.cached_runs import PromptRoutes, prompt_routes, read_prompts, run_batches

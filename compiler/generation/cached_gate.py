@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import GenerationEntry, window_of
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import GenerationEntry, window_of
 from ...runtime.generation.sources.source import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.divergence import NOWHERE, first_divergence

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import ENCODER
-from ...runtime.bundle.open_bundle import Bundle
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import ENCODER
+from ...bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors

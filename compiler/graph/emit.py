@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import onnx
 
+from ...bundle.manifest import WEIGHTS_NAME
 from ...elastic import Submodel
-from ...runtime.bundle.manifest import WEIGHTS_NAME
 from .encodings import stored_stack
 from .node_extents import fix_extents
 from .passes.cached.head_axes import set_dims, set_heads

@@ -13,12 +13,12 @@ import torch
 from onnxscript.optimizer import fold_constants
 
 from ...bucket import Bucket
+from ...bundle.entries.generation_entry import POSITIONS
+from ...bundle.manifest import WEIGHTS_NAME
 from ...elastic import ElasticSpec
 from ...errors import SliceError
 from ...exporters.tracing.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.entries.generation_entry import POSITIONS
-from ...runtime.bundle.manifest import WEIGHTS_NAME
 from .encodings import table_name
 from .passes.cached.flatten_rows import flatten_rows
 from .passes.cached.fuse_norms import fuse_norms

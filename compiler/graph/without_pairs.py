@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import onnx
 
+from ...bundle.entries.task_entry import LORA_A, LORA_B
 from ...errors import BuildError
-from ...runtime.bundle.entries.task_entry import LORA_A, LORA_B
 from .passes.linear_to_gemm import TRANSPOSED
 from .template import Template
 

@@ -11,11 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from ...bundle.seal import to_json
 from ...errors import CheckpointError
 from ...exporters.checkpoints.checkpoint import Checkpoint
 from ...exporters.sentence_transformers.read_modules import SentenceModules
 from ...exporters.universal import PREFIX, UniversalModel
-from ...runtime.bundle.seal import to_json
 from ...strict import unstructure
 from ..work.staging import Stage, write_synced
 from .distill import trainable

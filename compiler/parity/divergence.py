@@ -12,8 +12,8 @@ import onnxruntime
 import torch
 from safetensors import safe_open
 
+from ...bundle.manifest import WEIGHTS_NAME
 from ...exporters.universal import PREFIX
-from ...runtime.bundle.manifest import WEIGHTS_NAME
 from .evidence.cases import Case
 from .evidence.compare import Tolerance, counted, within
 from .evidence.reference import Reference

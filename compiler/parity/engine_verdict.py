@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting
+from ...bundle.manifest import Manifest
+from ...bundle.roles import continued_input, ids_input
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting
-from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.roles import continued_input, ids_input
 from ...runtime.inputs.arrays import Arrays
 from .evidence.cases import Case
 from .evidence.compare import Tolerance, tolerance_for

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ...runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
+from ...bundle.entries.engine_entry import ParityOutput, ParityRouting
+from ...bundle.entries.tensor_spec import TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .evidence.cases import Case
 from .evidence.compare import Comparison, Tolerance, comparable, compare, counted

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...bundle.manifest import Proof
+from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...runtime.bundle.manifest import Proof
-from ...runtime.bundle.open_bundle import Bundle
 from ..work.clock import Clock
 from .evidence.compare import tolerance_for
 from .evidence.references import References

@@ -17,12 +17,12 @@ from functools import partial
 
 import numpy as np
 
+from ...bundle.entries.engine_entry import EngineEntry, ParityOutput
+from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.manifest import Proof
+from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
-from ...runtime.bundle.entries.exits_entry import ExitsEntry
-from ...runtime.bundle.manifest import Proof
-from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool

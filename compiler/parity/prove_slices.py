@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ...bucket import Bucket
+from ...bundle.manifest import Proof
 from ...elastic import Submodel
 from ...exporters.universal import PREFIX, UniversalModel
-from ...runtime.bundle.manifest import Proof
 from ...runtime.inputs.arrays import Arrays
 from .evidence.cases import Case
 from .evidence.float64 import float64_inputs, in_float64

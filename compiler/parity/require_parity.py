@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...bundle.entries.engine_entry import RoutingEntry
 from ...errors import ParityError
-from ...runtime.bundle.entries.engine_entry import RoutingEntry
 from ...runtime.inputs.arrays import Arrays
 from .divergence import NOWHERE, first_divergence
 from .evidence.cases import Case

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...runtime.bundle.entries.exits_entry import ExitsEntry
-from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from ...bundle.manifest import Limits
 from ...errors import PlanError
 from ...profiles.budget import BudgetSpec, resolve_limit
 from ...profiles.device_profile import DeviceProfile
-from ...runtime.bundle.manifest import Limits
 from .candidate import Candidate
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...runtime.bundle.build_record import BuildRecord
-from ...runtime.bundle.figures import FIGURES, present
-from ...runtime.bundle.manifest import Manifest
+from ...bundle.build_record import BuildRecord
+from ...bundle.figures import FIGURES, present
+from ...bundle.manifest import Manifest
 from ...runtime.summary.engine_details import common_details, detail_tables
 from ...runtime.summary.short_names import ShortNames
 from ...runtime.summary.table import Table

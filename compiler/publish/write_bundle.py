@@ -13,17 +13,11 @@ from typing import Any
 
 import onnxruntime
 
-from ...elastic import Submodel
-from ...exporters.checkpoints.checkpoint import sha256_of
-from ...exporters.source import ModelSource
-from ...profiles.device_profile import DeviceProfile
-from ...profiles.probe_host import probe_host
-from ...profiles.profile_data import profile_data
-from ...runtime.bundle.build_record import BuildRecord, Latency
-from ...runtime.bundle.device_files.task_index import TASK_FILE_PREFIX
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.task_entry import TasksEntry
-from ...runtime.bundle.manifest import (
+from ...bundle.build_record import BuildRecord, Latency
+from ...bundle.device_files.task_index import TASK_FILE_PREFIX
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.task_entry import TasksEntry
+from ...bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
     REPORT_NAME,
@@ -39,9 +33,15 @@ from ...runtime.bundle.manifest import (
     Ranking,
     SubmodelEntry,
 )
-from ...runtime.bundle.open_bundle import Bundle
-from ...runtime.bundle.read_manifest import read_manifest
-from ...runtime.bundle.seal import sealed_json, to_json
+from ...bundle.open_bundle import Bundle
+from ...bundle.read_manifest import read_manifest
+from ...bundle.seal import sealed_json, to_json
+from ...elastic import Submodel
+from ...exporters.checkpoints.checkpoint import sha256_of
+from ...exporters.source import ModelSource
+from ...profiles.device_profile import DeviceProfile
+from ...profiles.probe_host import probe_host
+from ...profiles.profile_data import profile_data
 from ...strict import unstructure
 from ..generation.draft_entry import draft_entry
 from ..planning.plan import Plan

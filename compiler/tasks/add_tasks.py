@@ -6,12 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from ...bucket import Bucket
-from ...elastic import Submodel
-from ...errors import InputError
-from ...exporters.checkpoints.checkpoint import sha256_of
-from ...exporters.tasks.task_form import Task
-from ...exporters.universal import UniversalModel
-from ...runtime.bundle.device_files.task_index import (
+from ...bundle.device_files.task_index import (
     TaskEntry,
     keep_task,
     name_problem,
@@ -19,8 +14,13 @@ from ...runtime.bundle.device_files.task_index import (
     require_new_name,
     task_file,
 )
-from ...runtime.bundle.manifest import FileEntry
-from ...runtime.bundle.open_bundle import Bundle
+from ...bundle.manifest import FileEntry
+from ...bundle.open_bundle import Bundle
+from ...elastic import Submodel
+from ...errors import InputError
+from ...exporters.checkpoints.checkpoint import sha256_of
+from ...exporters.tasks.task_form import Task
+from ...exporters.universal import UniversalModel
 from ...runtime.graphs.task_tensors import task_tensors
 from ..parity.evidence.cases import Case
 from ..parity.evidence.references import References

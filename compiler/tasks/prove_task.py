@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from ...bundle.device_files.task_index import TaskReceipt
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import CACHED
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.merged_task import MergedTask
+from ...bundle.open_bundle import Bundle
 from ...errors import ParityError
-from ...runtime.bundle.device_files.task_index import TaskReceipt
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import CACHED
-from ...runtime.bundle.manifest import WEIGHTS_NAME
-from ...runtime.bundle.merged_task import MergedTask
-from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.residency import Residency
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner

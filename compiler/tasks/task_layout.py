@@ -10,11 +10,11 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.numpy import save as save_bytes
 
+from ...bundle.entries.task_entry import TasksEntry, TaskTensor
 from ...errors import CheckpointError
 from ...exporters.ranking import permuted_steps
 from ...exporters.tasks.task_form import Task, hash_of
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.entries.task_entry import TasksEntry, TaskTensor
 from ..graph.store import Store, laid_out, stored_name
 
 # By order of the spec: the step of the checkpoint that lies at each place.

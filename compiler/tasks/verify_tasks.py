@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from ...bucket import Bucket
+from ...bundle.device_files.task_index import read_tasks
+from ...bundle.open_bundle import Bundle
 from ...errors import ParityError
 from ...exporters.universal import UniversalModel
-from ...runtime.bundle.device_files.task_index import read_tasks
-from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.graphs.task_tensors import TaskTensors, read_task_tensors
 from ..graph.passes.linear_to_gemm import TRANSPOSED
 from ..parity.engine_verdict import EngineVerdict

@@ -14,10 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from ...errors import BuildError, BundleCorruptError
-from ...file_lock import alone
-from ...profiles.tensorrt_options import TensorRTOptions
-from ...runtime.bundle.device_files.plan_index import (
+from ...bundle.device_files.plan_index import (
     PLAN_SUFFIX,
     Gpu,
     PlanEntry,
@@ -29,10 +26,13 @@ from ...runtime.bundle.device_files.plan_index import (
     with_plan,
     write_plans,
 )
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import CACHED, ENCODER
-from ...runtime.bundle.open_bundle import Bundle, open_bundle
-from ...runtime.bundle.shape_profile import shape_profiles
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import CACHED, ENCODER
+from ...bundle.open_bundle import Bundle, open_bundle
+from ...bundle.shape_profile import shape_profiles
+from ...errors import BuildError, BundleCorruptError
+from ...file_lock import alone
+from ...profiles.tensorrt_options import TensorRTOptions
 from ...runtime.engines.tensorrt.available import require_tensorrt
 from ...whole_file import require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import tensorrt as trt
 
+from ...bundle.device_files.plan_index import Gpu
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.shape_profile import ShapeProfile
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
-from ...runtime.bundle.device_files.plan_index import Gpu
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
-from ...runtime.bundle.shape_profile import ShapeProfile
 from ...runtime.engines.tensorrt.engine import Log
 from ..work.clock import Progress
 from .profile_shapes import profile_shapes

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...bundle.device_files.plan_index import PlanParity
+from ...bundle.entries.engine_entry import EngineEntry, ParityOutput
+from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
+from ...bundle.open_bundle import Bundle
 from ...errors import ParityError
-from ...runtime.bundle.device_files.plan_index import PlanParity
-from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
-from ...runtime.bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
-from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.device.device import Device
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import Runner

@@ -14,12 +14,12 @@ from typing import Protocol
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.device_files.plan_index import PlanParity
+from ...bundle.entries.engine_entry import EngineEntry, ParityOutput
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.open_bundle import Bundle
 from ...errors import BuildError, ParityError
 from ...profiles.precision import PRECISIONS
-from ...runtime.bundle.device_files.plan_index import PlanParity
-from ...runtime.bundle.entries.engine_entry import EngineEntry, ParityOutput
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
-from ...runtime.bundle.open_bundle import Bundle
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds

@@ -12,10 +12,10 @@ from math import isqrt
 import numpy as np
 
 from ...bucket import Bucket
-from ...runtime.bundle.device_files.plan_index import PlanParity
-from ...runtime.bundle.entries.engine_entry import EngineEntry
-from ...runtime.bundle.entries.generation_entry import GenerationEntry
-from ...runtime.bundle.open_bundle import Bundle
+from ...bundle.device_files.plan_index import PlanParity
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import GenerationEntry
+from ...bundle.open_bundle import Bundle
 from ...runtime.device.device import Device
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.sources.device_source import prompt_read

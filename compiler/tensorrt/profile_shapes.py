@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.shape_profile import Shape, ShapeProfile
 from ...errors import BuildError
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
-from ...runtime.bundle.shape_profile import Shape, ShapeProfile
 
 # How TensorRT writes a dimension that is not known.
 _UNKNOWN_EXTENT = -1

@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ...bundle.entries.generation_entry import CAPACITY, WINDOW
 from ...errors import BuildError
-from ...runtime.bundle.entries.generation_entry import CAPACITY, WINDOW
 
 # By its name here too: where plans are built there is no onnx_ir, which the passes over graphs import.
 _CACHED_ATTENTION = "GroupQueryAttention"

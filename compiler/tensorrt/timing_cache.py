@@ -14,9 +14,9 @@ from pathlib import Path
 
 import tensorrt as trt
 
+from ...bundle.device_files.plan_index import Gpu
+from ...bundle.private_files import private_folder
 from ...file_lock import alone
-from ...runtime.bundle.device_files.plan_index import Gpu
-from ...runtime.bundle.private_files import private_folder
 from ...whole_file import write_whole
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from ...bundle.device_files.plan_index import PLAN_SUFFIX
+from ...bundle.manifest import Manifest
+from ...bundle.shape_profile import shape_profiles
 from ...errors import BuildError
 from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
-from ...runtime.bundle.device_files.plan_index import PLAN_SUFFIX
-from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.shape_profile import shape_profiles
 from ...strict import structure
 
 _COMPATIBILITY_OPTIONS: dict[HardwareCompatibility, str] = {

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ... import file_lock
+from ...bundle.seal import to_json
 from ...errors import OutputError
-from ...runtime.bundle.seal import to_json
 from ...whole_file import exchange, sync_folder
 
 _KEY_FILE = "key.json"

@@ -10,11 +10,11 @@ from typing import Any
 
 from safetensors import safe_open
 
+from ...bundle.regular_file import stream_sha256
 from ...errors import CheckpointError
 from ...outside import library_errors
 from ...outside_file import read_file
 from ...path_kinds import is_hub_id, what_it_is
-from ...runtime.bundle.regular_file import stream_sha256
 from ...strict import parse_json
 
 MAX_CONFIG_BYTES = 8 * 2**20

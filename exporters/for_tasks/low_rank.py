@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.entries.task_entry import LORA_A, LORA_B, TasksEntry
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
-from ...runtime.bundle.entries.task_entry import LORA_A, LORA_B, TasksEntry
 from ...workload import Op, linear
 from ..architecture import Architecture
 from ..source import ModelSource

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ...bundle.entries.task_entry import TasksEntry
 from ...errors import CheckpointError
-from ...runtime.bundle.entries.task_entry import TasksEntry
 from ..source import ModelSource
 from ..tasks.adapter_folder import is_adapter, read_adapter
 from ..tasks.task_form import Task

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...runtime.bundle.entries.generation_entry import CachedLayer, window_of
+from ...bundle.entries.generation_entry import CachedLayer, window_of
 from ..checkpoints.offline_transformers import offline_transformers
 from ..modules.cached_attention import (
     Cache,

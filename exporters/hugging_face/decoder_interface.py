@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ...bundle.entries.generation_entry import CachedLayer
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.manifest import TextEntry
 from ...errors import CheckpointError
-from ...runtime.bundle.entries.generation_entry import CachedLayer
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
-from ...runtime.bundle.manifest import TextEntry
 from ..cached_form import CachedForm
 from ..checkpoints.checkpoint import Checkpoint
 from ..signature import Signature

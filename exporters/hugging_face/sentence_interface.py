@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
+from ...bundle.entries.tensor_spec import TensorSpec
 from ..checkpoints.checkpoint import Checkpoint
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...bundle.manifest import TextEntry
 from ...errors import CheckpointError
-from ...runtime.bundle.manifest import TextEntry
 from ...strict import structure
 from ..checkpoints.checkpoint import Checkpoint, read_json
 from .model_config import read_model_config

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ...bundle.entries.task_entry import LORA_A, LORA_B
 from ...errors import CheckpointError
-from ...runtime.bundle.entries.task_entry import LORA_A, LORA_B
 from ..checkpoints.checkpoint import Checkpoint, read_headers
 from .adapter_config import CONFIG_NAME, AdapterConfig, read_adapter_config
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.entries.task_entry import TaskKind
 from ...elastic import Submodel
-from ...runtime.bundle.entries.task_entry import TaskKind
 from ...workload import Op
 
 if TYPE_CHECKING:  # plans are made without torch

@@ -17,9 +17,9 @@ import torch
 from torch.export import Dim
 
 from ...bucket import Bucket
+from ...bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
+from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import ExportError
-from ...runtime.bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
 from ..universal import PREFIX
 from .onnx_translations import TRANSLATIONS
 from .torchlib import torchlib_read_once

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...profiles.probe_host import probe_host
-from ..bundle.entries.exits_entry import ExitsEntry
-from ..bundle.open_bundle import Bundle
 from ..engines.contract.residency import Residency
 from ..engines.contract.threads import threads_or_default
 from ..engines.pool import EnginePool

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ...bundle.open_bundle import Bundle
 from ...errors import InputError
 from ...outside_file import read_file
 from ...strict import parse_json
-from ..bundle.open_bundle import Bundle
 from ..inputs.array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, read_array_file
 from ..inputs.arrays import Array
 from ..inputs.text import TextEncoder

@@ -13,9 +13,9 @@ from time import perf_counter
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.open_bundle import Bundle
 from ...errors import InputError
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.open_bundle import Bundle
 from ..dispatcher import Dispatcher
 from ..engines.host_latencies import host_latencies
 from ..engines.latency_at import interpolated

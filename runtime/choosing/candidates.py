@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...bucket import Bucket
-from ..bundle.build_record import Latency
-from ..bundle.entries.engine_entry import EngineEntry
+from ...bundle.build_record import Latency
+from ...bundle.entries.engine_entry import EngineEntry
 from ..engines.contract.residency import Residency
 from ..engines.latency_at import RunTime, latency_at
 from ..inputs.arrays import Array

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.build_record import Latency
+from ...bundle.manifest import Manifest
 from ...errors import InputError, SelectionError
-from ..bundle.build_record import Latency
-from ..bundle.manifest import Manifest
 from ..engines.contract.residency import Residency
 from .batches import Split, split
 from .candidates import Candidate, Engine, by_padding, in_runs, stated_latency

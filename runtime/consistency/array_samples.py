@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...bundle.manifest import Manifest
+from ...bundle.roles import Interface, label_classes
 from ...errors import InputError
-from ..bundle.manifest import Manifest
-from ..bundle.roles import Interface, label_classes
 from ..inputs.array_file import LABELS, checked_labels, read_array_file
 from .samples import ArraySamples
 

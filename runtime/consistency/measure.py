@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from ...bucket import Bucket
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.manifest import Quality
-from ..bundle.open_bundle import Bundle
-from ..bundle.roles import compared_outputs, continued_input
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import Quality
+from ...bundle.open_bundle import Bundle
+from ...bundle.roles import compared_outputs, continued_input
 from ..engines.runner import runner_for
 from ..inputs.check_inputs import cut_back
 from .samples import Batch, Samples

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.figures import cell, heading, present
+from ...bundle.manifest import SubmodelEntry
+from ...bundle.open_bundle import Bundle
+from ...bundle.roles import compared_outputs
 from ...errors import InputError, SelectionError
 from ...notebook import as_html
 from ...profiles.precision import Precision
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.figures import cell, heading, present
-from ..bundle.manifest import SubmodelEntry
-from ..bundle.open_bundle import Bundle
-from ..bundle.roles import compared_outputs
 from ..engines.contract.threads import threads_or_default
 from ..engines.runner import runnable_engines
 from ..inputs.text import TextEncoder

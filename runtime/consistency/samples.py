@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.manifest import Manifest
+from ...bundle.roles import continued_input, ids_input, mask_input
 from ...errors import InputError
-from ..bundle.entries.tensor_spec import TensorSpec
-from ..bundle.manifest import Manifest
-from ..bundle.roles import continued_input, ids_input, mask_input
 from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker
 from ..inputs.text import Encoded, TextEncoder

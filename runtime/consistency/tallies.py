@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from ...bundle.entries.tensor_spec import Role, TensorSpec
+from ...bundle.figures import NEIGHBOURS
 from ...errors import InputError
-from ..bundle.entries.tensor_spec import Role, TensorSpec
-from ..bundle.figures import NEIGHBOURS
 from ..inputs.arrays import Array
 from .distributions import kl_divergence, log_softmax, negative_log_likelihood, prefix_length, same_choice
 from .sample_mean import SampleMean, mean_over

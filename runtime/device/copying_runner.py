@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.open_bundle import Bundle
 from ...errors import BundleError, InputError
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.tensor_spec import TensorSpec
-from ..bundle.open_bundle import Bundle
 from ..inputs.arrays import Array
 from .layout import Layout, Layouts
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ...bucket import Bucket
-from ..bundle.entries.tensor_spec import TensorSpec
+from ...bundle.entries.tensor_spec import TensorSpec
 from ..inputs.arrays import Array
 from ..inputs.feeds import nearest_shape
 from .device import ALIGNMENT, DeviceArray

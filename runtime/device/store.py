@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..bundle.regular_file import FileIdentity
+from ...bundle.regular_file import FileIdentity
 from ..graphs.initializers import Initializer
 from ..graphs.weight_store import readable, span_with, tensor_spans
 from ..inputs.arrays import Array

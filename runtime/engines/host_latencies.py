@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...bucket import Bucket
+from ...bundle.build_record import BuildRecord, Latency, LatencyPoint
+from ...bundle.device_files.host_records import MeasuredHost, this_host
+from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, read_measurements
+from ...bundle.open_bundle import Bundle
 from ...profiles.probe_host import probe_host
-from ..bundle.build_record import BuildRecord, Latency, LatencyPoint
-from ..bundle.device_files.host_records import MeasuredHost, this_host
-from ..bundle.device_files.measurements import HostMeasurement, MeasuredEngine, read_measurements
-from ..bundle.open_bundle import Bundle
 from .latency_at import latency_at
 from .tensorrt.available import tensorrt_problem
 

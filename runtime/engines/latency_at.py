@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import exp, log
 
 from ...bucket import Bucket
-from ..bundle.build_record import Latency, LatencyPoint
-from ..bundle.noise import is_noisy
+from ...bundle.build_record import Latency, LatencyPoint
+from ...bundle.noise import is_noisy
 
 # Of what a file may say; a logarithm needs the one, and its inverse the other.
 _LEAST_MS = 1e-6

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 
 from ...bucket import Bucket
+from ...bundle.open_bundle import open_bundle
 from ...errors import BundleError, SelectionError
-from ..bundle.open_bundle import open_bundle
 from ..inputs.arrays import Array
 from ..inputs.feeds import random_feeds
 from .contract.residency import Residency

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.merged_task import BASE
+from ...bundle.open_bundle import Bundle
 from ...profiles.host_load import others_now, require_quiet
-from ..bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.merged_task import BASE
-from ..bundle.open_bundle import Bundle
 from ..inputs.feeds import random_feeds
 from .contract.residency import Residency
 from .contract.threads import threads_or_default

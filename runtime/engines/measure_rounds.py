@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...bucket import Bucket
+from ...bundle.build_record import LatencyPoint
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.noise import Noise
 from ...profiles.host_load import OthersLoad
-from ..bundle.build_record import LatencyPoint
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.noise import Noise
 from ..inputs.arrays import Array
 from .measure import latency_stats, times_of
 from .runner import Runner

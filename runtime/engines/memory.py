@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
 from ...ownership import Owned, Owner
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.open_bundle import Bundle
 from .contract.residency import OpenEngines, Residency
 from .needs import engine_needs
 

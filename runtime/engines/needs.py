@@ -6,11 +6,11 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Literal
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import CACHED, ENCODER
+from ...bundle.open_bundle import Bundle
 from ...elastic import DEPTH, ElasticSpec, Submodel
 from ...profiles.precision import PRECISIONS
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.generation_entry import CACHED, ENCODER
-from ..bundle.open_bundle import Bundle
 from .contract.residency import EngineNeed, Residency, assign_residencies
 
 # An encoder reads other pages of the weight store than the decoder behind it, as if it were of other layers.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.open_bundle import Bundle
 from ...errors import BundleError
 from ...ownership import Owner
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.open_bundle import Bundle
 from ..device.device import Device
 from ..graphs.task_tensors import TaskTensors
 from .contract.residency import Residency

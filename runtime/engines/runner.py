@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import CACHED, ENCODER
+from ...bundle.open_bundle import Bundle
 from ...errors import BundleIncompatibleError
 from ...profiles.precision import PRECISIONS
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.generation_entry import CACHED, ENCODER
-from ..bundle.open_bundle import Bundle
 from ..device.device import Device, DeviceArray
 from ..graphs.task_tensors import TaskTensors
 from ..inputs.arrays import Array

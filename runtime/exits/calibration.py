@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from ...bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from ...bundle.manifest import CALIBRATION_NAME
+from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
 from ...file_lock import alone
 from ...strict import unstructure
-from ..bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
-from ..bundle.manifest import CALIBRATION_NAME
-from ..bundle.open_bundle import Bundle
 from .policy import Compare, ExitPolicy, Rule
 
 QualityKind = Literal["accuracy", "agreement_with_last_exit"]

@@ -17,10 +17,10 @@ from time import perf_counter
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.build_record import Latency
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
-from ..bundle.build_record import Latency
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.open_bundle import Bundle
 from ..engines.pool import EnginePool
 from ..inputs.arrays import Array
 from ..inputs.check_inputs import InputChecker

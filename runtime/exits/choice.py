@@ -9,10 +9,10 @@ from numbers import Real
 
 import numpy as np
 
+from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.manifest import CALIBRATION_NAME
+from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
-from ..bundle.entries.exits_entry import ExitsEntry
-from ..bundle.manifest import CALIBRATION_NAME
-from ..bundle.open_bundle import Bundle
 from ..engines.host_latencies import host_latencies
 from ..engines.pool import EnginePool
 from .calibration import CalibratedPolicy, read_calibration

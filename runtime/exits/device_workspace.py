@@ -15,8 +15,8 @@ from typing import cast
 import numpy as np
 
 from ...bucket import Bucket
-from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
-from ..bundle.entries.tensor_spec import TensorSpec
+from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ...bundle.entries.tensor_spec import TensorSpec
 from ..device.device import Device, DeviceArray
 from ..engines.runner import DeviceCall, DeviceRunner, Runner
 from ..inputs.arrays import Array

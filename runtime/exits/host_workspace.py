@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 
 from ...bucket import Bucket
-from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
-from ..bundle.entries.tensor_spec import TensorSpec
+from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ...bundle.entries.tensor_spec import TensorSpec
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...bucket import Bucket
+from ...bundle.build_record import Latency
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ...bundle.open_bundle import Bundle
 from ...elastic import DEPTH
 from ...errors import SelectionError
-from ..bundle.build_record import Latency
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
-from ..bundle.open_bundle import Bundle
 from ..engines.host_latencies import as_predicted
 from ..engines.latency_at import latency_at
 from ..engines.pool import EnginePool

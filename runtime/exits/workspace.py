@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 
 from ...bucket import Bucket
+from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import InputError
-from ..bundle.entries.exits_entry import ExitsEntry, SegmentEntry
-from ..bundle.entries.tensor_spec import TensorSpec
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .batch_plan import BatchPlan

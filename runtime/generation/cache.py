@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..bundle.entries.generation_entry import PAST, PRESENT, CachedLayer, places_of, window_of
+from ...bundle.entries.generation_entry import PAST, PRESENT, CachedLayer, places_of, window_of
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .any_cache import AnyCache

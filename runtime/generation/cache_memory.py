@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ...bundle.entries.generation_entry import GenerationEntry
 from ...errors import InputError
-from ..bundle.entries.generation_entry import GenerationEntry
 from ..device.device import Device
 from .any_cache import AnyCache
 from .cache import Cache

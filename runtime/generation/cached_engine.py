@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import GenerationEntry
 from ...errors import InputError
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.generation_entry import GenerationEntry
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .any_cache import AnyCache, BoundCall

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..bundle.entries.generation_entry import PAST, CachedLayer, window_of
+from ...bundle.entries.generation_entry import PAST, CachedLayer, window_of
 from ..device.device import Device, DeviceArray
 from ..device.token_arrays import TOKENS, copy_tokens, empty_tensors, free_tensors, swap_rows
 from ..engines.runner import CacheRunner, Runner

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...bundle.device_files.host_records import MeasuredHost, nearest_record, record_problems, with_record
+from ...bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from ...bundle.manifest import DRAFTS_NAME
+from ...bundle.open_bundle import Bundle
 from ...file_lock import alone
 from ...strict import unstructure
-from ..bundle.device_files.host_records import MeasuredHost, nearest_record, record_problems, with_record
-from ..bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
-from ..bundle.manifest import DRAFTS_NAME
-from ..bundle.open_bundle import Bundle
 from .lookup import NGRAM
 
 _REMEDY = "remove it and run `nestforge calibrate` again"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.open_bundle import Bundle
+from ...bundle.regular_file import FETCH_AGAIN, identity_at, regular_file
 from ...errors import BundleCorruptError
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.manifest import WEIGHTS_NAME
-from ..bundle.open_bundle import Bundle
-from ..bundle.regular_file import FETCH_AGAIN, identity_at, regular_file
 from .initializers import Initializer, external_initializers
 from .weight_store import span_with, tensor_spans
 

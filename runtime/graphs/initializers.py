@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from ...bundle.manifest import WEIGHTS_NAME
 from ...errors import BundleCorruptError
-from ..bundle.manifest import WEIGHTS_NAME
 
 # ``TensorProto.DataType``: name, and bytes of one element.
 _DTYPES = {

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ...bundle.entries.task_entry import LORA_A, LORA_B
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.merged_task import MergedTask
+from ...bundle.open_bundle import Bundle
+from ...bundle.regular_file import FETCH_AGAIN
 from ...errors import BundleCorruptError
-from ..bundle.entries.task_entry import LORA_A, LORA_B
-from ..bundle.manifest import WEIGHTS_NAME
-from ..bundle.merged_task import MergedTask
-from ..bundle.open_bundle import Bundle
-from ..bundle.regular_file import FETCH_AGAIN
 from ..inputs.arrays import Array
 from .initializers import Initializer
 from .weight_store import readable

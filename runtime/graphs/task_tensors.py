@@ -17,13 +17,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ...bundle.device_files.task_index import TaskEntry
+from ...bundle.entries.task_entry import TasksEntry
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.open_bundle import Bundle
+from ...bundle.regular_file import FETCH_AGAIN, FileIdentity, regular_file
 from ...errors import BundleCorruptError
 from ...strict import parse_json
-from ..bundle.device_files.task_index import TaskEntry
-from ..bundle.entries.task_entry import TasksEntry
-from ..bundle.manifest import WEIGHTS_NAME
-from ..bundle.open_bundle import Bundle
-from ..bundle.regular_file import FETCH_AGAIN, FileIdentity, regular_file
 from ..inputs.arrays import Array
 from .weight_store import MAX_HEADER_BYTES, readable
 

@@ -12,9 +12,9 @@ from operator import itemgetter
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
+from ...bundle.regular_file import FETCH_AGAIN, FileIdentity, stream_sha256
 from ...errors import BundleCorruptError
 from ...strict import parse_json
-from ..bundle.regular_file import FETCH_AGAIN, FileIdentity, stream_sha256
 from .initializers import Initializer
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.

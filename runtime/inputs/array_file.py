@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.regular_file import stream_sha256
 from ...errors import InputError
 from ...outside_file import open_file
-from ..bundle.entries.tensor_spec import TensorSpec
-from ..bundle.regular_file import stream_sha256
 from .arrays import Array
 from .check_inputs import InputChecker
 from .npz import read_npz

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.entries.tensor_spec import RowNeed, TensorSpec
 from ...errors import InputError
-from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
 from .arrays import Array
 
 _MAX_REMEMBERED_SHAPES = 1024

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ...bucket import Bucket
-from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
+from ...bundle.entries.tensor_spec import RowNeed, TensorSpec
 from .arrays import Array
 
 

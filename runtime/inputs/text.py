@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ...bundle.entries.tensor_spec import RANGES, TensorSpec
+from ...bundle.manifest import TextEntry
 from ...errors import BundleCorruptError, InputError
 from ...outside import is_of_library, library_errors, said_by
-from ..bundle.entries.tensor_spec import RANGES, TensorSpec
-from ..bundle.manifest import TextEntry
 from .arrays import Array
 
 _POOLED_OUTPUT, _SHIFTED = "pooled", "shifted"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...bundle.manifest import SubmodelEntry
 from ...errors import InputError
-from ..bundle.manifest import SubmodelEntry
 from ..inputs.arrays import Array
 from ..model import ElasticModel
 from ..rows import Corpus, rows_of

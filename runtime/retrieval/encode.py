@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import InputError
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.tensor_spec import TensorSpec
 from ..exits.choice import OFF
 from ..inputs.arrays import Array
 from ..model import ElasticModel

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.manifest import WEIGHTS_NAME, FileEntry, Manifest, SubmodelEntry
+from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
-from ..bundle.entries.engine_entry import EngineEntry, ParityReceipt
-from ..bundle.entries.tensor_spec import TensorSpec
-from ..bundle.manifest import WEIGHTS_NAME, FileEntry, Manifest, SubmodelEntry
-from ..bundle.open_bundle import Bundle
 
 INDEX_SCHEMA_VERSION = 1
 _REMEDY = "build the index again with this bundle"

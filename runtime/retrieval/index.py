@@ -10,8 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
+from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
-from ..bundle.open_bundle import Bundle
 from ..inputs.arrays import Array
 from ..model import ElasticModel
 from ..request import Request

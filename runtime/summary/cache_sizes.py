@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..bundle.entries.generation_entry import CachedLayer, GenerationEntry, cache_bytes
+from ...bundle.entries.generation_entry import CachedLayer, GenerationEntry, cache_bytes
 
 # A capacity that many texts need.
 _TOKENS = 2048

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.manifest import Manifest
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import Manifest
 from .short_names import ShortNames
 from .table import Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..bundle.manifest import Manifest
+from ...bundle.manifest import Manifest
 from .table import Table
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log
 
 from ...bucket import Bucket
+from ...bundle.build_record import BuildRecord, Latency, LatencyPoint
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.figures import cell, heading, present
+from ...bundle.manifest import Manifest, Quality
+from ...bundle.noise import is_noisy, noisy_figures
+from ...bundle.quality_bar import quality_warnings
 from ...elastic import Axis
 from ...profiles.device_profile import budget_bucket_of, budget_shape_of
-from ..bundle.build_record import BuildRecord, Latency, LatencyPoint
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.figures import cell, heading, present
-from ..bundle.manifest import Manifest, Quality
-from ..bundle.noise import is_noisy, noisy_figures
-from ..bundle.quality_bar import quality_warnings
 from .cache_sizes import cache_facts, sizes_of
 from .short_names import ShortNames
 from .table import Table

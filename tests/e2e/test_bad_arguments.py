@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.build import templates as templates_module
+from nestforge.compiler.engines import templates as templates_module
 from nestforge.errors import BundleCorruptError, CheckpointError, ExportError, InputError, NestforgeError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.build import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.engines import templates as templates_module
 from nestforge.errors import OutputError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

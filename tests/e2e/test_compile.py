@@ -21,10 +21,11 @@ import onnx
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import compile
-from nestforge.compiler.build import build_engine
-from nestforge.compiler.build import templates as templates_module
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.engines import build_engine
+from nestforge.compiler.engines import templates as templates_module
 from nestforge.compiler.examples import rank_axes
 from nestforge.compiler.graph import make_template
 from nestforge.compiler.graph.store import read_store, recover_order
@@ -35,7 +36,6 @@ from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.profiles.probe_host import _fingerprint, probe_host
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.tiny_compile import BUCKET, board, template_of

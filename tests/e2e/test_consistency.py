@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from nestforge.bundle.manifest import Manifest, Quality
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.examples.corpus import read_array_corpus, read_corpus
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.manifest import Manifest, Quality
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.tools.cli import main
 from support.tiny_compile import board

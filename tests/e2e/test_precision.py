@@ -12,6 +12,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import request
 from nestforge.compiler.compile import compile_bundle
@@ -24,8 +26,6 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
 from nestforge.exporters import source
 from nestforge.profiles.load_profile import dump_profile
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.load import load

@@ -9,10 +9,10 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.retrieval import Index, compare_submodels
 from support.tiny_compile import save_tiniest
 from support.tiny_models import add_pooling

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provider_named
 from support.fake_gpu import CapturingSession, Gpu, provider_on

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy

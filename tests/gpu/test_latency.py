@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.engines.runner import runner_for

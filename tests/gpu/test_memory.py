@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.bundle.open_bundle import Bundle
 from support.gpu_available import Results
 
 PROGRAM = Path(__file__).resolve().parents[1] / "support" / "gpu_memory.py"

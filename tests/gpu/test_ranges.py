@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.errors import BundleIncompatibleError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.inputs.feeds import random_feeds

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import BundleIncompatibleError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.feeds import random_feeds

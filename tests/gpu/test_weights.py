@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.open_bundle import Bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.inputs.feeds import random_feeds

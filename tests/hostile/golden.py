@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.precision.calibrate import calibrate
 from nestforge.compiler.graph.precision.cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
@@ -19,7 +20,6 @@ from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
 from nestforge.exporters.universal import UniversalModel
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.wide_template import wide_template
 

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import onnx
 from nestforge.bucket import Bucket
-from nestforge.elastic import Axis
-from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.bundle.build_record import BuildRecord, Latency
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry, ParityReceipt
-from nestforge.runtime.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-from nestforge.runtime.bundle.manifest import (
+from nestforge.bundle.build_record import BuildRecord, Latency
+from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from nestforge.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -32,7 +30,9 @@ from nestforge.runtime.bundle.manifest import (
     Ranking,
     SubmodelEntry,
 )
-from nestforge.runtime.bundle.seal import sealed_json
+from nestforge.bundle.seal import sealed_json
+from nestforge.elastic import Axis
+from nestforge.profiles.probe_host import probe_host
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper

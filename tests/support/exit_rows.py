@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.manifest import FileEntry, TextEntry
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.manifest import FileEntry, TextEntry
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.calibrate import measure as measure_exits
 from support.exit_bundles import VOCABULARY, every_exit, requests, write_exits_bundle, write_exits_manifest
 

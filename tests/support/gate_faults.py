@@ -16,9 +16,10 @@ import numpy as np
 import onnx
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.build.build_engine import EngineBuilder
-from nestforge.compiler.build.emitted import Emitted
-from nestforge.compiler.build.templates import Templates
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.compiler.engines.build_engine import EngineBuilder
+from nestforge.compiler.engines.emitted import Emitted
+from nestforge.compiler.engines.templates import Templates
 from nestforge.compiler.parity.engine_verdict import judge_engine, tolerance_of
 from nestforge.compiler.parity.evidence.cases import Case
 from nestforge.compiler.parity.evidence.reference import replayed
@@ -27,7 +28,6 @@ from nestforge.compiler.parity.judge import Verdict
 from nestforge.compiler.work.staging import Stage
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.inputs.arrays import Arrays
 from onnx import numpy_helper
 from support.tiny_compile import board, builder_in

@@ -15,8 +15,8 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import NestforgeError
-from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.device.device import Device
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provider_named

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from threading import Thread
 
 import onnxruntime
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.feeds import random_feeds

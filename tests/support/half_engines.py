@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import onnxruntime
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
 from nestforge.exporters.universal import UniversalModel
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.inputs.feeds import random_feeds
 from onnx import TensorProto
 from support.wide_template import wide_template

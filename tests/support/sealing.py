@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nestforge.runtime.bundle.manifest import BUILD_NAME, MANIFEST_NAME
+from nestforge.bundle.manifest import BUILD_NAME, MANIFEST_NAME
 
 TAIL = 68  # 64 digits, a quote, and the end of the object
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.build_record import Latency
-from nestforge.runtime.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEntry
+from nestforge.bundle.build_record import Latency
+from nestforge.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEntry
 from nestforge.runtime.dispatcher import Dispatcher
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.request import Request

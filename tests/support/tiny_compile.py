@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.build.build_engine import EngineBuilder
-from nestforge.compiler.build.measure_latency import measure_engines
-from nestforge.compiler.build.templates import TemplateKey, Templates
+from nestforge.bundle.manifest import WEIGHTS_NAME, Quality, Ranking
+from nestforge.compiler.engines.build_engine import EngineBuilder
+from nestforge.compiler.engines.measure_latency import measure_engines
+from nestforge.compiler.engines.templates import TemplateKey, Templates
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import read_store, write_store
@@ -25,7 +26,6 @@ from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
 from nestforge.profiles.device_profile import DeviceProfile
 from nestforge.profiles.profile_data import read_profile
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, Quality, Ranking
 from support.tiny_models import save_tiny_encoder
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other

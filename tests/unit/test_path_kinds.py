@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleFormatError, CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.path_kinds import what_it_is
-from nestforge.runtime.bundle.open_bundle import open_bundle
 
 
 def made(folder: Path, name: str) -> Path:

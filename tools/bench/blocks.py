@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from ...bucket import Bucket
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.manifest import WEIGHTS_NAME
 from ...compiler.graph.emit import emit
 from ...compiler.graph.make_template import make_template
 from ...compiler.graph.store import read_store, save_tensors
 from ...elastic import ElasticSpec
 from ...exporters.tracing.trace import Interface, trace
-from ...runtime.bundle.entries.tensor_spec import TensorSpec
-from ...runtime.bundle.manifest import WEIGHTS_NAME
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ import onnxruntime
 import torch
 
 from ...bucket import Bucket
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.open_bundle import open_bundle
 from ...compiler.compile import compile_bundle
 from ...compiler.graph.emit import emit
 from ...compiler.graph.make_template import traced_template
@@ -24,8 +26,6 @@ from ...profiles.budget import BudgetSpec
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.load_profile import load_profile
 from ...profiles.probe_host import probe_host
-from ...runtime.bundle.manifest import WEIGHTS_NAME
-from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.feeds import random_feeds
 from ..demo.checkpoint import demo_checkpoint

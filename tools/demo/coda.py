@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.device_files.task_index import read_tasks
+from ...bundle.open_bundle import open_bundle
 from ...compiler.publish.report import markdown
 from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ...exporters.families.coda.architecture.config import REDUCTION, KeysOf
 from ...exporters.source import open_source
-from ...runtime.bundle.device_files.task_index import read_tasks
-from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.load import load
 from ...runtime.summary.table import Table
 from ...workload import macs

@@ -10,12 +10,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from ...bundle.open_bundle import open_bundle
 from ...compiler.publish.report import markdown
 from ...errors import OutputError
 from ...profiles.budget import BudgetSpec
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
-from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.consistency.report import check_consistency
 from ...runtime.load import load
 from ...runtime.summary.table import Table

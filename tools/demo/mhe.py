@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from ...bucket import Bucket
+from ...bundle.open_bundle import open_bundle
 from ...compiler.planning.variants import chosen_variants
 from ...compiler.publish.report import markdown
 from ...exporters.families.mhe.architecture.forms import ATTENTION, FORMS
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile
-from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.engines.contract.threads import threads_or_default
 from ...runtime.engines.runner import runner_for

@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 
 from ...bucket import Bucket
+from ...bundle.open_bundle import Bundle, open_bundle
 from ...compiler.publish.report import markdown
-from ...runtime.bundle.open_bundle import Bundle, open_bundle
 from ...runtime.summary.table import Table
 from ..console import print_table, working
 from ..train.sparse_mixer.recipe import MODELS

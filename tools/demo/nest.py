@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...bundle.open_bundle import open_bundle
 from ...compiler.nest.folder import RECORD_NAME
-from ...runtime.bundle.open_bundle import open_bundle
 from ...runtime.summary.table import Table
 from ..console import print_table
 from .checkpoint import demo_checkpoint

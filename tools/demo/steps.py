@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ...bundle.open_bundle import open_bundle
 from ...compiler.publish.write_bundle import source_entries
 from ...errors import NestforgeError
 from ...exporters.source import open_source
-from ...runtime.bundle.open_bundle import open_bundle
 
 
 def demonstrate(steps: Callable[[], None]) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from ...bundle.seal import to_json
 from ...compiler.work.staging import write_synced
-from ...runtime.bundle.seal import to_json
 from ...strict import unstructure
 from ..console import Progress
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.manifest import WEIGHTS_NAME, Manifest
+from ....bundle.open_bundle import Bundle
 from ....profiles.precision import PRECISIONS, Precision
-from ....runtime.bundle.entries.engine_entry import EngineEntry
-from ....runtime.bundle.manifest import WEIGHTS_NAME, Manifest
-from ....runtime.bundle.open_bundle import Bundle
 from .emulation import emulated
 
 

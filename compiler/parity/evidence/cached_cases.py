@@ -11,9 +11,9 @@ from itertools import cycle
 
 import numpy as np
 
+from ....bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....exporters.cached_form import MOST_NEW_TOKENS
-from ....runtime.bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from .cases import Case
 
 # Tokens of a text; the longest has a piece that takes an engine two runs.

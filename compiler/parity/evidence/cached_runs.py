@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....runtime.bundle.entries.engine_entry import EngineEntry, RoutingEntry
-from ....runtime.bundle.entries.generation_entry import GenerationEntry
+from ....bundle.entries.engine_entry import EngineEntry, RoutingEntry
+from ....bundle.entries.generation_entry import GenerationEntry
 from ....runtime.device.device import Device
 from ....runtime.engines.runner import Runner
 from ....runtime.generation.any_cache import AnyCache

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....bucket import Bucket
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....exporters.signature import Signature
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.consistency.samples import text_at_bucket
 from ....runtime.inputs.feeds import random_feeds
 from ....runtime.inputs.text import TextEncoder

@@ -39,8 +39,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ....bundle.entries.engine_entry import ParityOutput
 from ....profiles.precision import PRECISIONS, Precision
-from ....runtime.bundle.entries.engine_entry import ParityOutput
 from ....runtime.inputs.arrays import Arrays
 from .rounding import ROUNDING_FACTOR, Rounding, Roundings, places, with_rounding
 

@@ -22,10 +22,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ....bundle.entries.engine_entry import ParityRouting, RoutingEntry
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....errors import ParityError
 from ....exporters.routing import JudgedRoutes, Routing
-from ....runtime.bundle.entries.engine_entry import ParityRouting, RoutingEntry
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import RoutingEntry
 from ....elastic import Submodel
 from ....exporters.universal import UniversalModel
-from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ....runtime.inputs.arrays import Arrays
 from .cases import Case
 from .reference import Reference, replayed

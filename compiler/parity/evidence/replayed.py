@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....runtime.bundle.entries.engine_entry import ParityRouting
+from ....bundle.entries.engine_entry import ParityRouting
 from ....runtime.inputs.arrays import Arrays
 from .rounding import Roundings
 

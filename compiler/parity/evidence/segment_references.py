@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ....bundle.entries.exits_entry import SegmentEntry
 from ....exporters.exits import Exits
-from ....runtime.bundle.entries.exits_entry import SegmentEntry
 from .reference import Reference
 from .replayed import Replayed
 

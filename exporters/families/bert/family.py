@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....bucket import Bucket
+from ....bundle.entries.tensor_spec import RowNeed, TensorSpec
+from ....bundle.manifest import TextEntry
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.entries.tensor_spec import RowNeed, TensorSpec
-from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op, elementwise, linear, lookup, self_attention
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ....runtime.bundle.entries.tensor_spec import Role
+from ....bundle.entries.tensor_spec import Role
 
 Size = Literal["hidden", "embedding", "vocabulary", "classes"] | int
 Dims = tuple[Literal["batch", "sequence"] | Size, ...]
@@ -28,7 +28,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Output:
-    """One output. A role is stated where its shape does not tell it (runtime/bundle/roles.py)."""
+    """One output. A role is stated where its shape does not tell it (bundle/roles.py)."""
 
     name: str
     dims: Dims

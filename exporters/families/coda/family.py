@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ....runtime.bundle.manifest import TextEntry
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_config import read_config

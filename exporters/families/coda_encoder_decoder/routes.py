@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import RoutingEntry
 from ....elastic import Submodel
 from ....errors import ParityError
-from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ...routing import Replay, Routing
 from ..coda.routes import TokenRoutes
 from .config import CodaEncoderDecoderConfig, of_encoder

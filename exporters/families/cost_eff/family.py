@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import Proof, TextEntry
 from ....elastic import DEPTH, Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ....runtime.bundle.manifest import Proof, TextEntry
 from ....runtime.inputs.arrays import Arrays
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

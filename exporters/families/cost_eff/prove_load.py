@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from ....bundle.manifest import Proof
 from ....elastic import ElasticSpec
-from ....runtime.bundle.manifest import Proof
 from ...checkpoints.checkpoint import Checkpoint
 from ...ranking import step_blocks
 from .architecture import CostEffArchitecture

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
+from ....bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....elastic import Submodel
-from ....runtime.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....workload import Op
 from ...exits import Exits
 from .architecture import CostEffArchitecture

@@ -11,8 +11,8 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ....bundle.entries.generation_entry import CachedLayer
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ...architecture import Architecture
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint

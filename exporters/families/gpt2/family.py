@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
+from ....bundle.entries.generation_entry import CachedLayer
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.entries.generation_entry import CachedLayer
 from ....workload import Op, elementwise, linear, lookup, pre_norm_layer
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

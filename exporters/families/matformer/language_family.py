@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....runtime.bundle.entries.generation_entry import CachedLayer
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ....runtime.bundle.manifest import TextEntry
+from ....bundle.entries.generation_entry import CachedLayer
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import TextEntry
 from ...architecture import Architecture
 from ...cached_form import CachedForm, KeptAxes
 from ...checkpoints.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_config import read_config

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....runtime.bundle.entries.generation_entry import CachedLayer
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....bundle.entries.generation_entry import CachedLayer
+from ....bundle.entries.tensor_spec import TensorSpec
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...signature import Signature

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....runtime.bundle.entries.generation_entry import CachedLayer
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....bundle.entries.generation_entry import CachedLayer
+from ....bundle.entries.tensor_spec import TensorSpec
 from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...signature import Signature

@@ -7,7 +7,7 @@ the layout that has it in front ``head_width`` (the same, by numbers of a head; 
 
 from __future__ import annotations
 
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
+from ....bundle.entries.tensor_spec import TensorSpec
 from ...checkpoints.checkpoint import Checkpoint
 from ...signature import Signature
 from .architecture.config import MheEncoderConfig

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ....bucket import Bucket
+from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
-from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op
 from ...architecture import Architecture
 from ...cached_form import CachedForm

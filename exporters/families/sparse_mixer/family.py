@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
+from ....bundle.entries.tensor_spec import Role, TensorSpec
+from ....bundle.manifest import TextEntry
 from ....elastic import SEQUENCE, Submodel
-from ....runtime.bundle.entries.tensor_spec import Role, TensorSpec
-from ....runtime.bundle.manifest import TextEntry
 from ....workload import Op
 from ...architecture import Architecture, Variants
 from ...checkpoints.checkpoint import Checkpoint

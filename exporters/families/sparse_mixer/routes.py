@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import RoutingEntry
 from ....elastic import Submodel
-from ....runtime.bundle.entries.engine_entry import RoutingEntry
 from ...routing import Replay, Routing
 from .architecture.capacity import routing
 from .architecture.config import EXPERTS, ROUTES, SparseMixerConfig

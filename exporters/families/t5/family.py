@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ....bundle.entries.generation_entry import CachedLayer
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import TextEntry
 from ....elastic import ElasticSpec
-from ....runtime.bundle.entries.generation_entry import CachedLayer
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
-from ....runtime.bundle.manifest import TextEntry
 from ...architecture import Architecture
 from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint

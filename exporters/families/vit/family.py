@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....bucket import Bucket
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....workload import Op, elementwise, linear, pre_norm_layer
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle
+from ....bundle.private_files import private_folder
+from ....bundle.regular_file import stream_sha256
 from ....errors import OutputError
 from ....profiles.probe_host import probe_host
 from ....strict import parse_json
 from ....whole_file import folder_beside, remove_unfinished
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import WEIGHTS_NAME
-from ...bundle.open_bundle import Bundle
-from ...bundle.private_files import private_folder
-from ...bundle.regular_file import stream_sha256
 
 # Part of the key: raised when engines are packed with other settings.
 _PACKING_VERSION = 1

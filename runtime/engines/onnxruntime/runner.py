@@ -16,12 +16,12 @@ import numpy as np
 import onnxruntime
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.tensor_spec import TensorSpec
-from ...bundle.manifest import WEIGHTS_NAME
-from ...bundle.open_bundle import Bundle
 from ...graphs.engine_graph import store_initializers
 from ...graphs.merged_weights import merged_weights
 from ...graphs.task_tensors import TaskTensors

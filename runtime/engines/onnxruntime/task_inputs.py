@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.open_bundle import Bundle
 from ....elastic import ElasticSpec
 from ....errors import BundleCorruptError, InputError
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.open_bundle import Bundle
 from ...graphs.task_tensors import TaskTensors, base_tensors
 from ...inputs.arrays import Array
 

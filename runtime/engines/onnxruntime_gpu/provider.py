@@ -18,12 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle
+from ....bundle.private_files import private_folder
+from ....bundle.shape_profile import shape_profile
 from ....errors import BundleIncompatibleError, InputError
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import WEIGHTS_NAME
-from ...bundle.open_bundle import Bundle
-from ...bundle.private_files import private_folder
-from ...bundle.shape_profile import shape_profile
 from ...device.device import Device
 from .available import provider_problem
 

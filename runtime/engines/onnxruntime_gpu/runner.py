@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle
+from ....bundle.shape_profile import shape_profile
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import WEIGHTS_NAME
-from ...bundle.open_bundle import Bundle
-from ...bundle.shape_profile import shape_profile
 from ...device.copying_runner import CopyingRunner
 from ...device.device import Device, DeviceArray
 from ...device.dlpack import DeviceView

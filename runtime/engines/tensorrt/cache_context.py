@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import tensorrt as trt
 
+from ....bundle.shape_profile import Shape
 from ....errors import BundleError
-from ...bundle.shape_profile import Shape
 from ...device.cuda_device import CudaDevice
 from ...device.cuda_memory import Stream
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ....bundle.entries.generation_entry import PAST, PRESENT
 from ....errors import BundleError
-from ...bundle.entries.generation_entry import PAST, PRESENT
 from ...device.cuda_memory import Blocks, Graph, Stream, use_device
 from ...device.device import DeviceArray
 from ...device.layout import Layout

@@ -13,13 +13,13 @@ from types import TracebackType
 import tensorrt as trt
 
 from ....bucket import Bucket
+from ....bundle.device_files.plan_index import PlanEntry
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.generation_entry import ENCODER, KEPT, PRESENT
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.open_bundle import Bundle
+from ....bundle.shape_profile import shape_profiles
 from ....errors import BundleError, InputError
-from ...bundle.device_files.plan_index import PlanEntry
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.generation_entry import ENCODER, KEPT, PRESENT
-from ...bundle.entries.tensor_spec import TensorSpec
-from ...bundle.open_bundle import Bundle
-from ...bundle.shape_profile import shape_profiles
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import use_device
 from ...device.device import DeviceArray

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tensorrt as trt
 
+from ....bundle.device_files.plan_index import Gpu
 from ....errors import BundleIncompatibleError
-from ...bundle.device_files.plan_index import Gpu
 from ...device.cuda_memory import device_name
 from .layout import PlanTensor
 

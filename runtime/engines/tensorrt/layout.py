@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....bucket import Bucket
-from ...bundle.entries.generation_entry import PAST, PRESENT
-from ...bundle.entries.tensor_spec import TensorSpec
-from ...bundle.shape_profile import Shape, ShapeProfile
+from ....bundle.entries.generation_entry import PAST, PRESENT
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.shape_profile import Shape, ShapeProfile
 
 # Names of TensorRT's data types, by those of the manifest. Its own table for numpy knows no narrow types and raises.
 DTYPES = {

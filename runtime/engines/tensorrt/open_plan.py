@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import tensorrt as trt
 
+from ....bundle.device_files.plan_index import PlanEntry, plan_for, read_plan
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle
+from ....bundle.shape_profile import shape_profiles
 from ....errors import BundleCorruptError, BundleIncompatibleError
-from ...bundle.device_files.plan_index import PlanEntry, plan_for, read_plan
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.tensor_spec import TensorSpec
-from ...bundle.manifest import WEIGHTS_NAME
-from ...bundle.open_bundle import Bundle
-from ...bundle.shape_profile import shape_profiles
 from ...device.cuda_memory import free_bytes
 from ...graphs.engine_graph import store_initializers
 from .engine import Log, open_engine, refit, tensors_of, this_gpu

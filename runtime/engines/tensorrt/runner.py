@@ -15,10 +15,10 @@ from types import TracebackType
 
 import tensorrt as trt
 
+from ....bundle.device_files.plan_index import PlanEntry
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.open_bundle import Bundle
 from ....errors import InputError
-from ...bundle.device_files.plan_index import PlanEntry
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.open_bundle import Bundle
 from ...device.copying_runner import CopyingRunner
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import use_device

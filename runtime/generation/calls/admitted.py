@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Literal
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
+from ....bundle.open_bundle import Bundle
 from ....errors import SelectionError
 from ....ownership import Owned, Owner
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
-from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap
 from ...engines.needs import residencies_for

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ....bundle.entries.generation_entry import GenerationEntry
 from ....errors import InputError
-from ...bundle.entries.generation_entry import GenerationEntry
 from ..sampling import Ids, Sampling
 from .options import Options
 from .prompts import Prompts

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
+from ....bundle.entries.engine_entry import EngineEntry
 from ....errors import SelectionError
-from ...bundle.entries.engine_entry import EngineEntry
 from ...inputs.limits import positive_limit
 from .step_times import StepTimes
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ....bundle.entries.generation_entry import GenerationEntry
+from ....bundle.open_bundle import Bundle
 from ....errors import InputError
-from ...bundle.entries.generation_entry import GenerationEntry
-from ...bundle.open_bundle import Bundle
 from ...inputs.text import TextEncoder
 from ..chat import ChatTemplate
 from ..sampling import Ids

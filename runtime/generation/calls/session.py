@@ -18,10 +18,10 @@ from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import Any
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.generation_entry import GenerationEntry
 from ....errors import InputError
 from ....ownership import Owner
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.generation_entry import GenerationEntry
 from ...engines.runner import Runner
 from ...inputs.arrays import Array
 from ..any_cache import AnyCache

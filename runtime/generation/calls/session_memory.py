@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ....bundle.entries.generation_entry import GenerationEntry
 from ....errors import InputError
-from ...bundle.entries.generation_entry import GenerationEntry
 from ...engines.runner import device_source
 from ..cache_memory import CacheMemory, DeviceMemory, HostMemory
 from .asked_rows import require_positions

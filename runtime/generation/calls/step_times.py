@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.engine_entry import EngineEntry
 from ..draft_calibration import RunTime
 
 # Of the runs that a mean is of: a further one then counts as the last of so many, so that old ones are forgotten.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.generation_entry import GenerationEntry
+from ....bundle.manifest import Manifest
 from ....errors import SelectionError
 from ....strict import nearest
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.generation_entry import GenerationEntry
-from ...bundle.manifest import Manifest
 from .options import Options
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.engine_entry import EngineEntry
 
 Ids = npt.NDArray[np.int64]
 

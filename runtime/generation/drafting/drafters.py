@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.manifest import Manifest
 from ....errors import InputError, SelectionError
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import Manifest
 from ..calls.options import Options
 from ..calls.session import Session
 from ..lookup import NGRAM

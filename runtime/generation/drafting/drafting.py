@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from ....bundle.entries.engine_entry import EngineEntry
 from ....errors import SelectionError
-from ...bundle.entries.engine_entry import EngineEntry
 from ..calls.pace import Writer
 from ..calls.row import Row
 from ..lookup import NGRAM

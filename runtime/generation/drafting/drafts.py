@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Protocol
 
+from ....bundle.entries.engine_entry import EngineEntry
 from ....errors import InputError
-from ...bundle.entries.engine_entry import EngineEntry
 from ..calls.row import Row
 from ..calls.session import Session
 from ..calls.step_times import StepTimes

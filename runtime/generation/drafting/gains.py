@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.engine_entry import EngineEntry
 from ..calls.step_times import StepTimes
 from ..draft_calibration import HostDrafts, JudgedDraft, RunTime
 from .drafts import Draft

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
 
 from ....argument_types import checked
+from ....bundle.device_files.host_records import this_host
+from ....bundle.entries.generation_entry import GenerationEntry
+from ....bundle.open_bundle import Bundle
 from ....errors import InputError, SelectionError
 from ....ownership import Owner
-from ...bundle.device_files.host_records import this_host
-from ...bundle.entries.generation_entry import GenerationEntry
-from ...bundle.open_bundle import Bundle
 from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap
 from ...engines.onnxruntime_gpu.provider import Provider

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Generic, TypeVar
 
-from ...bundle.entries.generation_entry import SOURCE_LENGTHS, GenerationEntry
+from ....bundle.entries.generation_entry import SOURCE_LENGTHS, GenerationEntry
 from ...device.device import DeviceArray
 from ...engines.runner import Runner
 from ...inputs.arrays import Array

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ...bundle.entries.generation_entry import GenerationEntry
+from ....bundle.entries.generation_entry import GenerationEntry
 from ...engines.runner import Runner
 from ...inputs.arrays import Array
 from .any_source import AnySource, source_shapes

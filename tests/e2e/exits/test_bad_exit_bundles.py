@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from nestforge.runtime.bundle.manifest import CALIBRATION_NAME, MANIFEST_NAME, SCHEMA_VERSION
+from nestforge.bundle.manifest import CALIBRATION_NAME, MANIFEST_NAME, SCHEMA_VERSION
 from nestforge.tools.cli import main
 from support import sealing
 from support.exit_bundles import requests, write_exits_bundle, write_exits_manifest

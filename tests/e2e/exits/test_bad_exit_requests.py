@@ -10,8 +10,8 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.exit_bundles import requests, write_exits_manifest
 from support.exit_rows import write_arrays
 from support.refusals import refused

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from nestforge.runtime.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
-from nestforge.runtime.bundle.seal import SEAL, sealed_json
+from nestforge.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.seal import SEAL, sealed_json
 from nestforge.runtime.exits.calibration import keep_policy
 from support.exit_policies import policy
 
@@ -194,8 +194,8 @@ class TokenizerSubject(Subject):
         self.files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
 
     def use(self, folder: Path, way: str) -> object:
-        from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-        from nestforge.runtime.bundle.manifest import TextEntry
+        from nestforge.bundle.entries.tensor_spec import TensorSpec
+        from nestforge.bundle.manifest import TextEntry
         from nestforge.runtime.inputs.text import TextEncoder
 
         tokens = ("batch", "sequence")
@@ -222,7 +222,7 @@ class ArraysSubject(Subject):
         self.files = {"rows.npz": target.getvalue()}
 
     def use(self, folder: Path, way: str) -> object:
-        from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
+        from nestforge.bundle.entries.tensor_spec import TensorSpec
         from nestforge.runtime.inputs.array_file import MAX_BYTES, checked_labels, read_array_file
         from nestforge.runtime.inputs.npz import read_npz
 

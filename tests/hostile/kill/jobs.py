@@ -55,7 +55,7 @@ def _bytes_below(name: str) -> Callable[[Path], Mapping[str, object]]:
 
 def _bundle_in(name: str) -> Callable[[Path], Mapping[str, object]]:
     def content(folder: Path) -> Mapping[str, object]:
-        from nestforge.runtime.bundle.open_bundle import open_bundle
+        from nestforge.bundle.open_bundle import open_bundle
 
         if (folder / name).exists():
             open_bundle(folder / name, check="full")  # its build record too, whose bytes are those of a run
@@ -98,7 +98,7 @@ def _prepare_calibration(folder: Path) -> None:
 
 def _calibrate(folder: Path) -> None:
     """The second policy of a bundle is kept beside the first."""
-    from nestforge.runtime.bundle.open_bundle import open_bundle
+    from nestforge.bundle.open_bundle import open_bundle
     from nestforge.runtime.exits.calibration import keep_policy, read_calibration
 
     bundle = open_bundle(folder / "exits.bundle")
@@ -119,9 +119,9 @@ def _prepare_measuring(folder: Path) -> None:
 
 def _keep_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
-    from nestforge.runtime.bundle.device_files.host_records import MeasuredHost
-    from nestforge.runtime.bundle.device_files.measurements import HostMeasurement, keep_measurement
-    from nestforge.runtime.bundle.open_bundle import open_bundle
+    from nestforge.bundle.device_files.host_records import MeasuredHost
+    from nestforge.bundle.device_files.measurements import HostMeasurement, keep_measurement
+    from nestforge.bundle.open_bundle import open_bundle
 
     host = MeasuredHost(cpu, "x86_64", 2)
     keep_measurement(open_bundle(folder / "golden.bundle"), HostMeasurement(host, 2, "2026-11-22T10:00:00+00:00", ()))
@@ -158,7 +158,7 @@ def _profile(folder: Path) -> None:
 
 def _key(folder: Path) -> None:
     """The key by which a host knows its own plans: made once, the same from then on."""
-    from nestforge.runtime.bundle.private_files import plan_key
+    from nestforge.bundle.private_files import plan_key
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     assert len(plan_key()) == 32
@@ -234,13 +234,13 @@ JOBS = (
         _prepare_measuring,
         _keep_measurement,
         _bytes_below("golden.bundle/measurements.json"),
-        ("nestforge.runtime.bundle.device_files.measurements",),
+        ("nestforge.bundle.device_files.measurements",),
     ),
     Job("index", _prepare_golden, _index, _arrays_in("made.index"), ("nestforge.runtime.retrieval",)),
     Job("run", _prepare_golden, _run, _arrays_in("answer.npz"), ("nestforge.runtime.model",)),
     Job("mapped", _prepare_golden, _mapped, _mapped_content, ("nestforge.runtime.model",)),
     Job("profile", _nothing, _profile, _bytes_below("host.yaml"), ("nestforge.profiles.probe_host",)),
-    Job("key", _nothing, _key, _key_content, ("nestforge.runtime.bundle.private_files",)),
+    Job("key", _nothing, _key, _key_content, ("nestforge.bundle.private_files",)),
     Job("publish", _prepare_publishing, _compile, _bundle_in("out.bundle"), _COMPILER),
     Job("compile", _prepare_model, _compile, _bundle_in("out.bundle"), _COMPILER),
     Job(

@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 
 import psutil
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel

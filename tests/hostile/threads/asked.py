@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import NestforgeError, SelectionError
 from nestforge.runtime.answer import Answer
-from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.runtime.model import ElasticModel
 

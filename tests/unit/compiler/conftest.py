@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

@@ -7,12 +7,12 @@ import onnx
 import onnxruntime
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.graph.make_template import make_template
 from nestforge.elastic import Axis, ElasticSpec, PrefixSlice
 from nestforge.exporters.hugging_face.transformers_config import LEARNED
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from transformers.activations import ACT2CLS, ACT2FN
 
 NAMES = sorted(ACT2CLS.keys() - set(LEARNED))

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.build.templates import TemplateKey
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.engines.templates import TemplateKey
 from nestforge.compiler.graph.store import recover_order
 from nestforge.errors import SelectionError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.consistency.report import check_consistency
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.runtime.summary.tables import submodel_table
@@ -154,7 +154,7 @@ def test_the_table_of_submodels_has_the_latency_of_each_at_its_own_shape(bundle:
 
 
 def test_buckets_that_a_submodel_has_as_one_are_one_template(universal: UniversalModel) -> None:
-    from nestforge.compiler.build.templates import Templates
+    from nestforge.compiler.engines.templates import Templates
 
     no_stage: Any = None  # nothing is traced
     templates = Templates(universal, no_stage, board())

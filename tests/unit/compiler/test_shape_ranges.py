@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import verify
 from nestforge.errors import ExportError, InputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
 from nestforge.runtime.engines.runner import runnable_engines
 from nestforge.runtime.inputs.feeds import random_feeds

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.generation_entry import CACHED, CachedLayer
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.runtime.bundle.entries.generation_entry import CACHED, CachedLayer
 from support.gated_decoders import save_decoder
 from support.tiny_matlm import save_tiny_matlm
 

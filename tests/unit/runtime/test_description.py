@@ -6,7 +6,7 @@ from typing import Any
 
 import nestforge
 import pytest
-from nestforge.runtime.bundle.manifest import Manifest
+from nestforge.bundle.manifest import Manifest
 from nestforge.runtime.description import SubmodelInfo, describe
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.build_record import Latency
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEntry
 from nestforge.elastic import SEQUENCE, Axis
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.build_record import Latency
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEntry
 from nestforge.runtime.dispatcher import Dispatcher
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.in_flight import InFlight, LoadEstimate

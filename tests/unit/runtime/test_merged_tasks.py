@@ -6,9 +6,9 @@ from pathlib import Path
 
 import nestforge
 import pytest
+from nestforge.bundle.merged_task import BASE
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError, NestforgeError, SelectionError
-from nestforge.runtime.bundle.merged_task import BASE
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.merged_tasks import merged_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -10,11 +10,11 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime import model as model_module
 from nestforge.runtime.answer import Padding
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.engines import pool as engine_pool
 from nestforge.runtime.inputs.check_inputs import InputChecker
 from support.sealing import edit_sealed

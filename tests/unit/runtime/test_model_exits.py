@@ -15,9 +15,9 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.runtime.answer import Padding
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import (
     CalibratedPolicy,
     Costs,
@@ -167,7 +167,7 @@ def test_steps_that_were_cut_are_said(exits_bundle: Path) -> None:
 
 
 def test_a_latency_limit_takes_the_whole_engine_unless_exits_are_asked_for(own: Path) -> None:
-    from nestforge.runtime.bundle.build_record import Latency
+    from nestforge.bundle.build_record import Latency
 
     bundle = open_bundle(own)
     latencies = [Latency(engine.id, 0.5) for engine in bundle.manifest.engines if engine.segment is None]

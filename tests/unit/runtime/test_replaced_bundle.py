@@ -11,8 +11,8 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.engines.runner import runner_for
 from safetensors.numpy import load_file, save_file
 from support.sealing import reseal

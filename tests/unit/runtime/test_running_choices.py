@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from nestforge.bundle.build_record import Latency
+from nestforge.bundle.manifest import Manifest
+from nestforge.bundle.noise import Noise
 from nestforge.errors import SelectionError
-from nestforge.runtime.bundle.build_record import Latency
-from nestforge.runtime.bundle.manifest import Manifest
-from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.in_flight import LoadEstimate
 from nestforge.runtime.request import Request
 from support.three_submodels import BUCKETS, FAST, SIZES, dispatcher, make

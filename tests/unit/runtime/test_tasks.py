@@ -11,9 +11,9 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, InputError, SelectionError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.graphs.task_tensors import base_tensors, read_task_tensors
 from nestforge.runtime.tasks import bytes_of_tasks

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import nestforge
 import pytest
+from nestforge.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
 from nestforge.runtime.verify_bytes import verify_bytes
 from support.exit_policies import policy

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.answer import Answer, Timings
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.tools.best_answers import Best, best_answers
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import SelectionError
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.profile_data import profile_data
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.measure import LatencyStats
 from nestforge.tools import bundle_bench

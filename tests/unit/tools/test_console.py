@@ -9,7 +9,7 @@ from math import inf, nan
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
+from nestforge.bundle.entries.engine_entry import ParityOutput
 from nestforge.tools.console import print_facts, print_json, print_table, say, working
 
 

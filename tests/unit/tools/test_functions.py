@@ -11,7 +11,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle, measure_rounds
 from nestforge.runtime.exits.calibration import read_calibration
 from nestforge.tools import bundle_bench, functions, traffic_bench

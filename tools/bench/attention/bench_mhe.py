@@ -12,6 +12,7 @@ import onnxruntime
 import torch
 
 from ....bucket import Bucket
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....compiler.planning.cost_model import predict
 from ....exporters.families.mhe.architecture.attention_ops import Sublayer, form_ops
 from ....exporters.families.mhe.architecture.config import MheConfig
@@ -24,7 +25,6 @@ from ....exporters.tracing.trace import quiet_export
 from ....profiles.device_profile import DeviceProfile
 from ....profiles.measure_rates import measure_host_rates
 from ....profiles.probe_host import host_profile
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ..blocks import HiddenStates, block_engine
 from ..harness import Row, interleaved, ratio
 from ..kept import CACHE

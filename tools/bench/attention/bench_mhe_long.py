@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from ....bucket import Bucket
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....exporters.families.mhe.architecture.config import MheEncoderConfig
 from ....exporters.families.mhe.architecture.forms import ATTENTION
 from ....exporters.families.mhe.architecture.presets import PRESETS
 from ....exporters.families.mhe.model.answering import Answering
 from ....exporters.families.mhe.model.encoder import MheEncoder
 from ....exporters.families.mhe.model.lower import lower
-from ....runtime.bundle.entries.tensor_spec import TensorSpec
 from ....runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, open_session, session_options
 from ..blocks import block_engine
 from ..harness import Row, interleaved, ratio

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from ....bucket import Bucket
-from ....runtime.bundle.build_record import Latency, LatencyPoint
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.build_record import Latency, LatencyPoint
+from ....bundle.open_bundle import open_bundle
 from ....runtime.engines.latency_at import latency_at
 from ....runtime.engines.measure_rounds import Timed, best_of_rounds, measured_shapes, with_measured
 from ....runtime.engines.runner import runner_for

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ....runtime.bundle.manifest import WEIGHTS_NAME
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import open_bundle
 from ..harness import Row
 from ..subjects import bert_base_bundle
 

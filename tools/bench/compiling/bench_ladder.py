@@ -9,14 +9,14 @@ from time import perf_counter
 
 import torch
 
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import open_bundle
 from ....compiler.compile import compile_bundle
 from ....exporters.families.matformer.architecture.config import MatformerConfig
 from ....exporters.families.matformer.folder import save_model
 from ....exporters.families.matformer.model.language_model import MatformerLM
 from ....profiles.budget import BudgetSpec
 from ....profiles.load_profile import load_profile
-from ....runtime.bundle.manifest import WEIGHTS_NAME
-from ....runtime.bundle.open_bundle import open_bundle
 from ..harness import Row
 from ..subjects import BUCKET
 

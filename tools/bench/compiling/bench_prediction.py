@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from statistics import median
 
-from ....compiler.build.measure_latency import rungs_to_measure
+from ....bundle.open_bundle import Bundle, open_bundle
+from ....compiler.engines.measure_latency import rungs_to_measure
 from ....compiler.planning.cost_model import fit_correction, predict
 from ....exporters.source import open_source
 from ....profiles.probe_host import host_profile
-from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ....runtime.engines.measure import measure
 from ....runtime.engines.runner import runner_for
 from ....runtime.inputs.feeds import random_feeds

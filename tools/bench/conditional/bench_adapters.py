@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from ....bucket import Bucket
+from ....bundle.device_files.task_index import read_tasks
+from ....bundle.open_bundle import Bundle, open_bundle
 from ....compiler.compile import compile_bundle
 from ....exporters.source import open_source
-from ....runtime.bundle.device_files.task_index import read_tasks
-from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ....runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from ....runtime.graphs.task_tensors import read_task_tensors
 from ....runtime.inputs.feeds import random_feeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.open_bundle import open_bundle
 from ..harness import Row
 from .coda_subject import LAYERS, OFFERED, coda_bundle, coda_config
 

@@ -13,6 +13,7 @@ from time import thread_time
 import torch
 
 from ....bucket import Bucket
+from ....bundle.open_bundle import open_bundle
 from ....compiler.compile import compile_bundle
 from ....exporters.checkpoints.own_folder import save_tensors
 from ....exporters.families.coda.architecture.config import CodaConfig
@@ -22,7 +23,6 @@ from ....exporters.families.coda.folder import load_model, save_model
 from ....exporters.families.coda.model.encoder import CodaEncoder
 from ....exporters.families.coda.task_folder import CodaTaskConfig
 from ....exporters.tasks.task_form import hash_of
-from ....runtime.bundle.open_bundle import open_bundle
 from ....runtime.inputs.feeds import random_feeds
 from ....runtime.load import load
 from ..harness import Row, interleaved, ratio

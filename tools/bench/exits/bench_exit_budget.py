@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from .... import load
-from ....runtime.bundle.open_bundle import Bundle
+from ....bundle.open_bundle import Bundle
 from ....runtime.calibrate.measure import measured_figure, spread, time_in_turns
 from ....runtime.exits.choice import OFF, AskedExits
 from ....runtime.exits.policy import ExitPolicy

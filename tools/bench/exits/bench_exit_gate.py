@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from ....runtime.bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.engine_entry import EngineEntry
 from ....runtime.engines.pool import EnginePool
 from ....runtime.exits.batch_plan import BatchPlan
 from ....runtime.exits.chain import ExitChain

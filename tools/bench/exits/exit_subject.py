@@ -11,11 +11,11 @@ from statistics import mean
 from typing import Any
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.open_bundle import Bundle, open_bundle
 from ....compiler.compile import compile_bundle
 from ....errors import CheckpointError
 from ....profiles.load_profile import load_profile
-from ....runtime.bundle.entries.engine_entry import EngineEntry
-from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ....runtime.calibrate.budget import parse_budget
 from ....runtime.calibrate.calibrate import calibrate
 from ....runtime.calibrate.data import read_data, split

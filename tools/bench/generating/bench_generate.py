@@ -13,8 +13,8 @@ from time import sleep
 import numpy as np
 
 from .... import load
+from ....bundle.entries.generation_entry import GenerationEntry
 from ....profiles.precision import Precision
-from ....runtime.bundle.entries.generation_entry import GenerationEntry
 from ....runtime.generation.cache import Cache
 from ....runtime.generation.cached_engine import CachedEngine
 from ....runtime.model import ElasticModel

@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle, open_bundle
 from ....exporters.families.sparse_mixer.folder import load_model
-from ....runtime.bundle.entries.engine_entry import EngineEntry
-from ....runtime.bundle.manifest import WEIGHTS_NAME
-from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ..harness import Row, interleaved, ratio
 from ..subjects import CORES, eager_call, packed
 from .mixer_subjects import EIGHT, ONE, mixer_bundle, mixer_folder, peer_bundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from ....runtime.bundle.open_bundle import Check
+from ....bundle.open_bundle import Check
 from ....runtime.load import load
 from ..harness import Row, interleaved, ratio
 from ..subjects import minilm_bundle

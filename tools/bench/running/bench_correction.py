@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from .... import ElasticModel, SelectionError, load
+from ....bundle.device_files.measurements import HostMeasurement, keep_measurement
+from ....bundle.open_bundle import Bundle, open_bundle
 from ....compiler.work.clock import silent
 from ....profiles.host_load import OthersLoad
-from ....runtime.bundle.device_files.measurements import HostMeasurement, keep_measurement
-from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ....runtime.engines.measure_bundle import measure_bundle
 from ....runtime.inputs.feeds import random_feeds
 from ..harness import Row

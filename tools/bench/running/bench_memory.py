@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.open_bundle import open_bundle
 from ....runtime.engines.measure import memory_use
 from ..harness import Row
 from ..subjects import CORES, bert_base, bert_base_bundle
@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 from nestforge.runtime.engines.measure import _memory_of_this_process
 from nestforge.tools.bench.subjects import default_session
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.inputs.feeds import random_feeds
 from nestforge.tools.bench.subjects import BUCKET
 feeds = random_feeds(open_bundle(sys.argv[2]).manifest.inputs, BUCKET)

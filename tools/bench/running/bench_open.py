@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.open_bundle import open_bundle
 from ....runtime.engines.runner import runner_for
 from ..harness import Row, milliseconds
 from ..subjects import CORES, bert_base, bert_base_bundle, default_session

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ....bucket import Bucket
+from ....bundle.open_bundle import Bundle, open_bundle
 from ....compiler.compile import compile_bundle
 from ....exporters.source import open_source
 from ....exporters.universal import load_universal
 from ....profiles.budget import BudgetSpec
 from ....profiles.precision import Precision
-from ....runtime.bundle.open_bundle import Bundle, open_bundle
 from ...demo.checkpoint import demo_checkpoint
 from ...demo.corpus import write_corpus
 from ..harness import Row, interleaved, ratio

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ....bucket import Bucket
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.open_bundle import open_bundle
 from ....runtime.engines.contract.residency import RESIDENCIES
 from ....runtime.engines.measure import memory_use
 from ..harness import Row
@@ -19,7 +19,7 @@ _LONGEST = 512
 _SERVING = """
 import json, sys
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.measure import _memory_of_this_process
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.feeds import random_feeds

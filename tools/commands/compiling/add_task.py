@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.open_bundle import open_bundle
 from ...bundle_view import bundle_data, print_tasks
 from ...console import let_waiting_threads_sleep, print_json, say, working
 from ...options import TaskType, bundle_argument, json_option

@@ -21,8 +21,8 @@ def command(bundle: Path, as_json: bool) -> None:
     Each plan is built from its graph, checked against it, and listed beside the bundle's files, which stay as they are.
     Plans that are there already, for this GPU and release of TensorRT, are kept.
     """
+    from ....bundle.open_bundle import open_bundle
     from ....compiler.tensorrt.build_bundle import build_plans
-    from ....runtime.bundle.open_bundle import open_bundle
 
     with working() as progress:
         plans = build_plans(bundle, progress)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ....bucket import Bucket
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.open_bundle import open_bundle
 from ...bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_submodels, print_tasks
 from ...console import let_waiting_threads_sleep, print_json, resumable, say, working
 from ...options import (

@@ -10,8 +10,8 @@ import click
 from click.core import ParameterSource
 
 from ....bucket import Bucket
-from ....runtime.bundle.manifest import MANIFEST_NAME
-from ....runtime.bundle.open_bundle import open_bundle
+from ....bundle.manifest import MANIFEST_NAME
+from ....bundle.open_bundle import open_bundle
 from ....runtime.summary.cache_sizes import cache_facts
 from ....runtime.summary.short_names import ShortNames
 from ....runtime.summary.tables import describe_axes

@@ -55,8 +55,8 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     let_waiting_threads_sleep()
+    from ....bundle.open_bundle import open_bundle
     from ....compiler.verify import verify_bundle
-    from ....runtime.bundle.open_bundle import open_bundle
 
     with working() as progress:
         report = verify_bundle(path, against, progress)

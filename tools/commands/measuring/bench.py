@@ -96,7 +96,7 @@ def command(
 
 
 def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
-    from ....runtime.bundle.open_bundle import open_bundle
+    from ....bundle.open_bundle import open_bundle
     from ...functions import bench
 
     with working() as progress:
@@ -134,7 +134,7 @@ def _show_traffic(
 
 
 def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_json: bool) -> None:
-    from ....runtime.bundle.open_bundle import open_bundle
+    from ....bundle.open_bundle import open_bundle
     from ...bundle_bench import profile_nodes
 
     opened = open_bundle(bundle)

@@ -86,8 +86,8 @@ def command(
     For a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times
     are kept in the bundle's drafts.json, by host. There --draft auto starts from them.
     """
-    from ....runtime.bundle.manifest import CALIBRATION_NAME
-    from ....runtime.bundle.open_bundle import open_bundle
+    from ....bundle.manifest import CALIBRATION_NAME
+    from ....bundle.open_bundle import open_bundle
     from ....runtime.exits.calibration import read_calibration
     from ...exit_plot import FORMATS, plot_exits
     from ...functions import calibrate
@@ -129,8 +129,8 @@ def command(
 
 
 def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_json: bool) -> None:
-    from ....runtime.bundle.manifest import DRAFTS_NAME
-    from ....runtime.bundle.open_bundle import open_bundle
+    from ....bundle.manifest import DRAFTS_NAME
+    from ....bundle.open_bundle import open_bundle
     from ....runtime.calibrate.drafts import DEFAULT_TEXTS
     from ...functions import calibrate_drafts
     from ...text_lines import read_text_lines

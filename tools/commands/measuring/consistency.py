@@ -52,8 +52,8 @@ def command(bundle: Path, text: Path | None, data: Path | None, submodels: tuple
 
 
 def _print(found: Consistency) -> None:
+    from ....bundle.figures import FIGURES, cell, heading, present
     from ....profiles.precision import TRACED
-    from ....runtime.bundle.figures import FIGURES, cell, heading, present
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
     cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""

@@ -13,7 +13,7 @@ from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option
 
 if TYPE_CHECKING:
-    from ....runtime.bundle.device_files.measurements import MeasuredPoint
+    from ....bundle.device_files.measurements import MeasuredPoint
     from ....runtime.engines.measure_bundle import BundleMeasurement
 
 EXAMPLES = """\b
@@ -40,8 +40,8 @@ def command(bundle: Path, threads: int | None, memory_mb: float | None, force: b
     The figures are kept in the bundle's measurements.json, by host: those of other hosts stay. On this host the runtime
     then chooses by them in place of those of the compile. Nothing is kept where other programs use the processor.
     """
-    from ....runtime.bundle.manifest import MEASUREMENTS_NAME
-    from ....runtime.bundle.open_bundle import open_bundle
+    from ....bundle.manifest import MEASUREMENTS_NAME
+    from ....bundle.open_bundle import open_bundle
     from ...functions import measure
 
     with working() as progress:
@@ -106,7 +106,7 @@ def _row(engine: str, residency: str, point: MeasuredPoint, shape: str) -> list[
 
 
 def _warnings(result: BundleMeasurement) -> list[str]:
-    from ....runtime.bundle.noise import noisy_figures
+    from ....bundle.noise import noisy_figures
 
     measured = result.measurement.engines
     noisy = noisy_figures((each.engine, point.noise) for each in measured for point in each.points)

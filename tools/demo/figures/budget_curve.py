@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ....runtime.bundle.entries.engine_entry import EngineEntry
-from ....runtime.bundle.figures import cell, heading
-from ....runtime.bundle.open_bundle import Bundle
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.figures import cell, heading
+from ....bundle.open_bundle import Bundle
 from ....runtime.calibrate.measure import time_in_turns
 from ....runtime.consistency.report import Consistency
 from ....runtime.engines.contract.threads import threads_or_default

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.open_bundle import Bundle
 from ....errors import InputError
-from ....runtime.bundle.entries.engine_entry import EngineEntry
-from ....runtime.bundle.open_bundle import Bundle
 from ....runtime.calibrate.measure import time_in_turns
 from ....runtime.consistency.distributions import log_softmax, negative_log_likelihood
 from ....runtime.engines.contract.threads import threads_or_default

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ....runtime.bundle.manifest import Manifest
+from ....bundle.manifest import Manifest
 from ....runtime.generation.calls.generated import GeneratedRow
 from ....runtime.model import ElasticModel
 from ....runtime.summary.table import Table

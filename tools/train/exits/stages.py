@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....bundle.seal import to_json
 from ....exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ....exporters.families.cost_eff.model import CostEffModel
-from ....runtime.bundle.seal import to_json
 from ....runtime.inputs.text import open_tokenizer
 from ...console import Progress
 from ..optimiser import parameters_of

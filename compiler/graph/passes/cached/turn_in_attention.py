@@ -15,7 +15,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from .....runtime.bundle.entries.generation_entry import POSITIONS
+from .....bundle.entries.generation_entry import POSITIONS
 from ..dims_by_operator import CACHED_ATTENTION
 from ..extents import extents
 from .angle_tables import angle_tables

@@ -9,10 +9,10 @@ from pathlib import Path
 import nestforge
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.parity.evidence.references import References
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from support.gated_decoders import edit_config, save_decoder
 
 

@@ -16,6 +16,9 @@ import psutil
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.generation_entry import GenerationEntry
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.compiler.generation.cached_gate import judge_cached
 from nestforge.compiler.parity.evidence.cached_cases import Batch, cached_batches
 from nestforge.compiler.parity.evidence.cached_runs import run_batches
@@ -23,9 +26,6 @@ from nestforge.compiler.parity.evidence.references import References
 from nestforge.errors import CheckpointError, InputError, ParityError
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.modules import cached_attention
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.entries.generation_entry import GenerationEntry
-from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from nestforge.bundle.entries.generation_entry import GenerationEntry
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.generation.cached_gate import judge_cached
 from nestforge.compiler.parity.evidence.cached_cases import cached_batches, prompts_of
 from nestforge.compiler.parity.evidence.cached_runs import read_prompts, run_batches
@@ -18,8 +20,6 @@ from nestforge.errors import ParityError
 from nestforge.exporters.families.t5 import generating
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.entries.generation_entry import GenerationEntry
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine

@@ -9,11 +9,11 @@ import nestforge
 import onnx
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.compiler.graph.encodings import parts_of
 from nestforge.profiles.encodings import FP32, INT4, INT4_SCALE, encoded_bytes
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import Bundle
 from safetensors import safe_open
 from support.gated_decoders import save_decoder
 

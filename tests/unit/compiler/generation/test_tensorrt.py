@@ -9,9 +9,9 @@ from typing import Any
 import nestforge
 import onnx
 import pytest
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.compiler.tensorrt.operators import unsupported
 from nestforge.errors import ParityError
-from nestforge.runtime.bundle.open_bundle import Bundle
 from support.tiny_compile import board
 from support.tiny_matlm import save_tiny_matlm
 

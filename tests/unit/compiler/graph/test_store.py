@@ -13,7 +13,8 @@ import safetensors.numpy
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph import store as module
 from nestforge.compiler.graph.encodings import encode, parts_of
 from nestforge.compiler.graph.store import (
@@ -34,7 +35,6 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.tasks.task_form import Task, TaskForm
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.profiles.encodings import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from safetensors import SafetensorError
 from support.tiny_compile import save_tiniest
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.manifest import TextEntry
 from nestforge.compiler.nest.difference import difference
 from nestforge.compiler.nest.watched import Pass
 from nestforge.exporters.signature import Signature
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-from nestforge.runtime.bundle.manifest import TextEntry
 
 TOKENS = TensorSpec("tokens", "float32", ("batch", "sequence", 2))
 EMBEDDING = TensorSpec("embedding", "float32", ("batch", 2))

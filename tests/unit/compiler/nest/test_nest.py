@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import distill as distill_module
 from nestforge.compiler.nest.nest import NestReport, nest
@@ -17,7 +18,6 @@ from nestforge.compiler.work import staging as staging_module
 from nestforge.errors import BundleCorruptError, CheckpointError, NestforgeError, OutputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.strict import unstructure
 from safetensors.torch import load_file, save_file
 from support.cost_eff_models import save_tiny as save_tiny_exits

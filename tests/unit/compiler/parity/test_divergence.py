@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.parity.divergence import first_divergence
 from nestforge.compiler.parity.evidence.compare import tolerance_for
 from nestforge.compiler.parity.evidence.reference import Reference
 from nestforge.elastic import Submodel
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from support.tiny_compile import BUCKET
 
 

@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.parity.evidence.cases import Case
 from nestforge.compiler.parity.evidence.compare import tolerance_for
 from nestforge.compiler.parity.evidence.replayed import BrokenRoute, Replayed
 from nestforge.compiler.parity.evidence.rounding import Rounding
 from nestforge.compiler.parity.judge import JudgedOutputs, Verdict, judge
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 
 SPEC = TensorSpec("y", "float32", ("batch", "sequence", 4))
 MASK = np.array([[1, 1, 0]], np.int64)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.bundle.manifest import Proof
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.parity.prove_slices import prove_slice
 from nestforge.elastic import Submodel
-from nestforge.runtime.bundle.manifest import Proof
 from support.tiny_compile import BUCKET
 
 

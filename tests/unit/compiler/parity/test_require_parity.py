@@ -3,14 +3,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.bundle.entries.engine_entry import ParityOutput
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.parity.engine_verdict import tolerance_of
 from nestforge.compiler.parity.evidence.compare import Comparison
 from nestforge.compiler.parity.evidence.replayed import BrokenRoute
 from nestforge.compiler.parity.judge import JudgedOutputs, Verdict
 from nestforge.compiler.parity.require_parity import ProofRun, require_parity
 from nestforge.errors import ParityError
-from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
 from support.tiny_compile import BUCKET
 
 FIGURES = ParityOutput("y", 0.5, 0.5, 0.9, 0.1, 0.0, 0.0)

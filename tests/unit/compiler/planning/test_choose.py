@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import Limits
 from nestforge.compiler.planning.candidate import BucketCost, Candidate
 from nestforge.compiler.planning.choose import Rejection, choose
 from nestforge.errors import PlanError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import load_profile
-from nestforge.runtime.bundle.manifest import Limits
 
 PROFILE = load_profile("raspberry-pi-5")
 

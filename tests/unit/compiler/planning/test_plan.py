@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import Limits
 from nestforge.compiler.planning.candidate import Candidate
 from nestforge.compiler.planning.cost_model import Correction
 from nestforge.compiler.planning.ladder import PROMOTION_ORDERS
@@ -22,7 +23,6 @@ from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.device_profile import DeviceProfile, ProductRates
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.precision import Precision, widths_of
-from nestforge.runtime.bundle.manifest import Limits
 from nestforge.strict import structure, unstructure
 from support.bare_encoder import Encoder, encoder
 from support.tiny_compile import board

@@ -6,11 +6,11 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.bundle.manifest import Quality
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.publish.write_bundle import source_entries, tool_versions
 from nestforge.exporters.source import open_source
-from nestforge.runtime.bundle.manifest import Quality
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.tiny_compile import BUCKET, write_levels
 
 

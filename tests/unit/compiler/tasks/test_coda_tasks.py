@@ -13,9 +13,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bundle.device_files.task_index import read_tasks
+from nestforge.bundle.manifest import TASKS_NAME, WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task
-from nestforge.compiler.build import build_engine
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.engines import build_engine
 from nestforge.compiler.tasks import add_tasks
 from nestforge.errors import (
     BundleCorruptError,
@@ -29,9 +32,6 @@ from nestforge.errors import (
 )
 from nestforge.exporters.families.coda.folder import load_model
 from nestforge.exporters.families.coda.task_folder import save_task
-from nestforge.runtime.bundle.device_files.task_index import read_tasks
-from nestforge.runtime.bundle.manifest import TASKS_NAME, WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.graphs.task_tensors import TaskTensors
 from support.coda_tasks import SETTINGS, save_tiny_task
 from support.tiny_coda import save_tiny_coda

@@ -7,11 +7,11 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.device_files.task_index import read_tasks
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.device_files.task_index import read_tasks
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.tiny_compile import board
 
 LLAMA = Path(__file__).parents[3] / "golden" / "peft" / "llama"

@@ -8,14 +8,14 @@ from pathlib import Path
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import CheckpointError, PlanError
 from nestforge.exporters.for_tasks.low_rank import ranks_of, with_low_rank
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tasks.adapter_folder import read_adapter
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.tiny_compile import board
 
 PEFT = Path(__file__).parents[3] / "golden" / "peft"

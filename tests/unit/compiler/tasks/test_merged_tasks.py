@@ -9,12 +9,12 @@ import nestforge
 import numpy as np
 import onnx
 import pytest
+from nestforge.bundle.device_files.task_index import read_tasks
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError, ParityError, PlanError
-from nestforge.runtime.bundle.device_files.task_index import read_tasks
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.graphs import merged_weights
 from support.coda_tasks import SETTINGS, save_tiny_task
 from support.tiny_coda import save_tiny_coda

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from nestforge.bundle.device_files.plan_index import read_plans
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.compiler.tensorrt.graphs import require_supported
 from nestforge.errors import BuildError, BundleCorruptError, BundleIncompatibleError, NestforgeError, ParityError
-from nestforge.runtime.bundle.device_files.plan_index import read_plans
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_cuda import World

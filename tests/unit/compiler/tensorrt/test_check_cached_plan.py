@@ -10,12 +10,12 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.device_files.plan_index import read_plans
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.compiler.tensorrt.check_cached_plan import check_cached_plan
 from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import BuildError, ParityError
-from nestforge.runtime.bundle.device_files.plan_index import read_plans
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.load import load
 from support.gated_decoders import save_decoder
 from support.generating_plans import CAPACITIES, NARROW, WHOLE, generating_folder, played_gpu

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.graph.precision.proof_graphs import with_proof_graphs
 from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.errors import ParityError
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.arrays import Array
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.device_files.plan_index import read_plans
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt import check_prompt_plan
 from nestforge.compiler.tensorrt.build_bundle import build_plans, plan_engines
 from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import ParityError
-from nestforge.runtime.bundle.device_files.plan_index import read_plans
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.generating_plans import played_gpu
 from support.source_plans import few_prompt_tokens, source_folder
 

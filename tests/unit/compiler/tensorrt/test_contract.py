@@ -137,7 +137,7 @@ def test_every_level_of_compatibility_exists_or_is_refused_by_name(installed: di
 
 
 def test_types_of_tensors_are_those_of_the_bindings(installed: dict[str, Any]) -> None:
-    from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as in_manifest
+    from nestforge.bundle.entries.tensor_spec import DTYPES as in_manifest
     from nestforge.runtime.engines.tensorrt.layout import DTYPES
 
     assert tuple(DTYPES) == in_manifest

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.shape_profile import ShapeProfile
 from nestforge.compiler.tensorrt.check_plan import case_feeds
 from nestforge.compiler.tensorrt.layers import read_layers
 from nestforge.compiler.tensorrt.profile_shapes import profile_shapes
@@ -16,8 +18,6 @@ from nestforge.compiler.tensorrt.progress import Phases
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.errors import BuildError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-from nestforge.runtime.bundle.shape_profile import ShapeProfile
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), high=50)
 MASK = TensorSpec("mask", "int64", ("batch", "sequence"), pad=0, high=2)

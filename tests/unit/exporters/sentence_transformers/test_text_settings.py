@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bundle.manifest import TextEntry
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.sentence_transformers.text_settings import with_text_settings
-from nestforge.runtime.bundle.manifest import TextEntry
 
 TEXT = TextEntry("tokenizer.json", "input_ids", "attention_mask", None, None)
 PROMPTS = {"prompts": {"query": "q: "}, "default_prompt_name": "query"}

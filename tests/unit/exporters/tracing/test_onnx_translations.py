@@ -5,9 +5,9 @@ import onnxruntime
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 
 SIGNATURE = Signature(
     (TensorSpec("y", "float32", ("batch", 4001)),), (TensorSpec("x", "float32", ("batch", 4001)),), None

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.exporters.tracing.top_rows import top_places
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 
 
 class Third(torch.nn.Module):

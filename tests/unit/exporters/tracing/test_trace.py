@@ -8,12 +8,12 @@ import onnx_ir as ir
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.errors import ExportError
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tracing.trace import Trace, trace
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from support.tiny_compile import save_tiniest
 
 BUCKET = Bucket(2, 5)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate import calibrate as calibrate_exits
 from nestforge.runtime.calibrate import fit as fit_exits
 from nestforge.runtime.calibrate import measure as measure_exits

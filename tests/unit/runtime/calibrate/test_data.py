@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate import data as labelled_data
 from nestforge.runtime.calibrate.data import LEAST_ROWS_TO_SPLIT, read_data, split
 from support.exit_bundles import write_exits_bundle

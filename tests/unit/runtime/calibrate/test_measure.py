@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.calibrate.curve import Observed
 from nestforge.runtime.calibrate.data import LabelledData, read_data
 from nestforge.runtime.calibrate.measure import ExitBench, costs_of, measured_figure, spread, time_in_turns

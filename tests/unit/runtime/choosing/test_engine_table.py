@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from nestforge.bundle.manifest import Manifest
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.in_flight import LoadEstimate
 from nestforge.runtime.request import Request
 from support.three_submodels import BUCKETS, SIZES, dispatcher, make

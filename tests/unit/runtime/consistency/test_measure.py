@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.manifest import Quality
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.manifest import Quality
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.consistency import measure as module
 from nestforge.runtime.consistency.measure import measure
 from nestforge.runtime.consistency.samples import ArraySamples

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.consistency import report as module
 from nestforge.runtime.consistency.report import check_consistency
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.manifest import Manifest
+from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.roles import Interface
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-from nestforge.runtime.bundle.manifest import Manifest
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
-from nestforge.runtime.bundle.roles import Interface
 from nestforge.runtime.consistency.array_samples import different_rows, read_array_samples
 from nestforge.runtime.consistency.samples import ArraySamples, TextSamples, text_at_bucket
 from nestforge.runtime.inputs.text import TextEncoder

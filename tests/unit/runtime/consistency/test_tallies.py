@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.bundle.entries.tensor_spec import Role, TensorSpec
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.entries.tensor_spec import Role, TensorSpec
 from nestforge.runtime.consistency import tallies as module
 from nestforge.runtime.consistency.samples import Batch
 from nestforge.runtime.consistency.tallies import DistributionTally, Tally, VectorTally, tally_for

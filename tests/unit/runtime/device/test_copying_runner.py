@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError, InputError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.device.copying_runner import CopyingRunner
 from nestforge.runtime.device.layout import Layout
 from nestforge.runtime.inputs.arrays import Array

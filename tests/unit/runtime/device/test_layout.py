@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.device.device import ALIGNMENT, DeviceArray
 from nestforge.runtime.device.layout import Layout, Layouts, layout_of
 

@@ -6,18 +6,18 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.bundle.build_record import BuildRecord, Latency, LatencyPoint
-from nestforge.runtime.bundle.device_files.host_records import this_host
-from nestforge.runtime.bundle.device_files.measurements import (
+from nestforge.bundle.build_record import BuildRecord, Latency, LatencyPoint
+from nestforge.bundle.device_files.host_records import this_host
+from nestforge.bundle.device_files.measurements import (
     HostMeasurement,
     MeasuredEngine,
     MeasuredPoint,
     keep_measurement,
 )
-from nestforge.runtime.bundle.device_files.plan_index import Gpu
-from nestforge.runtime.bundle.noise import Noise
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.device_files.plan_index import Gpu
+from nestforge.bundle.noise import Noise
+from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.engines import host_latencies as host_latencies_module
 from nestforge.runtime.engines.host_latencies import _latency, host_latencies, measured_elsewhere, measuring_host
 

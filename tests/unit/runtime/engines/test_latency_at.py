@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.build_record import Latency, LatencyPoint
-from nestforge.runtime.bundle.noise import Noise
+from nestforge.bundle.build_record import Latency, LatencyPoint
+from nestforge.bundle.noise import Noise
 from nestforge.runtime.engines.latency_at import RunTime, latency_at, predicted_at
 
 

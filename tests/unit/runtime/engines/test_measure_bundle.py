@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bundle.device_files.host_records import this_host
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError, MeasurementError, SelectionError
-from nestforge.runtime.bundle.device_files.host_records import this_host
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle as module
 from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure_bundle import measure_bundle

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.build_record import LatencyPoint
-from nestforge.runtime.bundle.manifest import Manifest
-from nestforge.runtime.bundle.noise import Noise
+from nestforge.bundle.build_record import LatencyPoint
+from nestforge.bundle.manifest import Manifest
+from nestforge.bundle.noise import Noise
 from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure_rounds import (
     Measured,

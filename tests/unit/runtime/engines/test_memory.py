@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import SelectionError
 from nestforge.ownership import Owner
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.memory import MemoryCap
 from nestforge.runtime.engines.needs import engine_needs
 

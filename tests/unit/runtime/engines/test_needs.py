@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.build_record import BuildRecord
+from nestforge.bundle.manifest import Manifest, SubmodelEntry
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.elastic import BITS, Axis
 from nestforge.errors import SelectionError
-from nestforge.runtime.bundle.build_record import BuildRecord
-from nestforge.runtime.bundle.manifest import Manifest, SubmodelEntry
-from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.needs import engine_needs, residencies_for
 from support.exit_bundles import exits_manifest
 

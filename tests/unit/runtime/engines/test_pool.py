@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import pool as engine_pool
 from nestforge.runtime.engines.pool import EnginePool
 

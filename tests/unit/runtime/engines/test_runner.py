@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.runner import runnable_engines
 from support.host_provider import host_provider
 

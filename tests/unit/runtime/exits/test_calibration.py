@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bundle.manifest import CALIBRATION_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
-from nestforge.runtime.bundle.manifest import CALIBRATION_NAME
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.exits.calibration import (
     Calibration,
     check_name,

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.build_record import Latency
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, InputError, SelectionError
-from nestforge.runtime.bundle.build_record import Latency
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.chain import ChainRun, ExitChain, SegmentRun
 from nestforge.runtime.exits.policy import ExitPolicy, closed

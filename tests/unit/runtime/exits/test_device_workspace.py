@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner

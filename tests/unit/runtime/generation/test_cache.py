@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer
+from nestforge.bundle.entries.generation_entry import CachedLayer
 from nestforge.runtime.generation.cache import Cache
 
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer
+from nestforge.bundle.entries.generation_entry import CachedLayer
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.generation.any_cache import AnyCache
 from nestforge.runtime.generation.cache import Cache

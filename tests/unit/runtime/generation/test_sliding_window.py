@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer
+from nestforge.bundle.entries.generation_entry import CachedLayer
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.sliding_window import SlidingWindow
 

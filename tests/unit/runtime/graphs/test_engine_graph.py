@@ -11,9 +11,9 @@ from pathlib import Path
 
 import onnx
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.graphs.engine_graph import store_initializers

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.graphs.initializers import Initializer, external_initializers
 from onnx import TensorProto, helper
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.merged_task import BASE, MergedTask
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.merged_task import BASE, MergedTask
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.graphs.initializers import Initializer
 from nestforge.runtime.graphs.merged_weights import merged_weights
 

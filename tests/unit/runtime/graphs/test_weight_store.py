@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.regular_file import FileIdentity
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.regular_file import FileIdentity
 from nestforge.runtime.graphs.weight_store import MappedStore, mapped_store, tensor_spans
 
 

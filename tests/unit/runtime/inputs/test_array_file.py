@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.inputs.array_file import checked_labels, read_array_file
 
 INPUTS = (TensorSpec("x", "float32", ("batch", 2)), TensorSpec("ids", "int64", ("batch", "sequence"), high=9))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import RowNeed, TensorSpec
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.entries.tensor_spec import RowNeed, TensorSpec
 from nestforge.runtime.inputs.check_inputs import InputChecker, cut_back
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), pad=9, high=10)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.runtime.inputs.check_inputs import InputChecker
 from nestforge.runtime.inputs.feeds import nearest_shape, random_feeds
 

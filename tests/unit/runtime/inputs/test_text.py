@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.manifest import Manifest
 from nestforge.errors import BundleCorruptError, InputError
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-from nestforge.runtime.bundle.manifest import Manifest
 from nestforge.runtime.inputs.text import TextEncoder
 from tokenizers import Tokenizer
 

@@ -10,7 +10,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.retrieval import Index
 from numpy.typing import NDArray

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import ParityReceipt
 from nestforge.errors import InputError, OutputError
-from nestforge.runtime.bundle.entries.engine_entry import ParityReceipt
 from nestforge.runtime.retrieval import Index, index_file
 from nestforge.runtime.retrieval.identity import BuiltBy, IndexIdentity
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.entries.generation_entry import CachedLayer
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.summary.cache_sizes import CacheSize, cache_facts, cache_sizes, sizes_of
 from nestforge.runtime.summary.tables import bundle_facts

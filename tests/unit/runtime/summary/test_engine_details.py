@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry, ParityRouting, RoutingEntry
-from nestforge.runtime.bundle.manifest import Manifest
+from nestforge.bundle.entries.engine_entry import EngineEntry, ParityRouting, RoutingEntry
+from nestforge.bundle.manifest import Manifest
 from nestforge.runtime.summary.engine_details import common_details, detail_tables
 
 

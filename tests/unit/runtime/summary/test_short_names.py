@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nestforge.runtime.bundle.manifest import Manifest
+from nestforge.bundle.manifest import Manifest
 from nestforge.runtime.summary.short_names import ShortNames
 from nestforge.runtime.summary.table import Table
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nestforge.bundle.build_record import BuildRecord, Latency, LatencyPoint
+from nestforge.bundle.manifest import Manifest, Quality
+from nestforge.bundle.noise import Noise
 from nestforge.elastic import Axis
-from nestforge.runtime.bundle.build_record import BuildRecord, Latency, LatencyPoint
-from nestforge.runtime.bundle.manifest import Manifest, Quality
-from nestforge.runtime.bundle.noise import Noise
 from nestforge.runtime.summary.tables import (
     bundle_facts,
     describe_axes,

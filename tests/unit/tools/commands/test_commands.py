@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import ParityOutput
+from nestforge.bundle.manifest import SCHEMA_VERSION
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.profile_data import profile_data
-from nestforge.runtime.bundle.entries.engine_entry import ParityOutput
-from nestforge.runtime.bundle.manifest import SCHEMA_VERSION
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
 from nestforge.runtime.engines.onnxruntime.mapped_cache import is_mapped
 from nestforge.runtime.engines.runner import runner_for

@@ -8,9 +8,9 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.precision.calibrate import Magnitudes, calibrate
 from nestforge.errors import BuildError
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from onnx import TensorProto
 
 

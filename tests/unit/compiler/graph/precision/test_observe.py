@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.precision import observe as module
 from nestforge.compiler.graph.precision.observe import observe
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 
 GRAPH = """
   agraph (float[2,3] x) => (float[2,3] out)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import Bundle
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph.precision.proof_graphs import link, proof_bundle, proof_graph, with_proof_graphs
 from nestforge.profiles.precision import Precision
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.open_bundle import Bundle
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
 from nestforge.compiler.parity.evidence.cached_cases import cached_batches, cases_of, unproven_window
 from nestforge.exporters.cached_form import MOST_NEW_TOKENS
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, GenerationEntry
 
 
 def entry(positions: int, window: int | None = None, vocabulary: int = 50) -> GenerationEntry:

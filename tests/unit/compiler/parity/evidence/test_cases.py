@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import RowNeed, TensorSpec
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.parity.evidence.cases import few, parity_cases, shapes_to_prove
 from nestforge.errors import InputError
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.entries.tensor_spec import RowNeed, TensorSpec
 from nestforge.runtime.inputs.check_inputs import InputChecker
 from nestforge.runtime.inputs.text import TextEncoder
 

@@ -14,9 +14,11 @@ import onnx
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.build import build_engine
-from nestforge.compiler.build.build_engine import EngineBuilder
-from nestforge.compiler.build.templates import Templates
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.compiler.engines import build_engine
+from nestforge.compiler.engines.build_engine import EngineBuilder
+from nestforge.compiler.engines.templates import Templates
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.template import Template
 from nestforge.compiler.parity.engine_verdict import tolerance_of
@@ -33,8 +35,6 @@ from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.routing import JudgedRoutes
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from onnx import helper, numpy_helper
 from support.sealing import reseal
 from support.tiny_compile import board, builder_in, write_levels

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.compiler.build.build_engine import EngineBuilder
+from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.parity.evidence import references as module
 from nestforge.compiler.parity.evidence.cases import parity_cases
 from nestforge.compiler.parity.evidence.reference import replayed

@@ -10,8 +10,8 @@ import nestforge
 import numpy as np
 import numpy.typing as npt
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from safetensors.numpy import load_file
 from support.tiny_coda import save_tiny_coda
 from support.tiny_compile import board

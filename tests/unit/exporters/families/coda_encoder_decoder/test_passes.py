@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.exporters.families.coda_encoder_decoder.passes import (
     Answering,
     CachedDecoder,
@@ -16,7 +17,6 @@ from nestforge.exporters.families.coda_encoder_decoder.passes import (
     lower,
 )
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from support.tiny_coda_t5 import encoder_config, pair_config, tiny_pair
 
 CONFIG = pair_config(encoder_config(reduction=3))

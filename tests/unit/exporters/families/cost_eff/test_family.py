@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import Proof
 from nestforge.compiler.model_view import view_model
 from nestforge.compiler.request import CompileRequest
 from nestforge.errors import PlanError
@@ -19,7 +20,6 @@ from nestforge.exporters.families.cost_eff import weights as weights_module
 from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.manifest import Proof
 from support.cost_eff_models import (
     CONFIG,
     SIDECAR,

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bundle.manifest import Ranking
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.exporters.families.gated_decoder.family import FAMILY
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.manifest import Ranking
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.gated_decoders import edit_config, save_decoder
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import BUCKET, board, builder_in, template_of

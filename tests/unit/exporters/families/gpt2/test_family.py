@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.nest.folder import refuse_unwritable, write_folder
 from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import PrefixSlice
@@ -18,7 +19,6 @@ from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import edit_config

@@ -6,8 +6,8 @@ import nestforge
 import onnx
 import pytest
 import torch
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.exporters.families.matformer.folder import load_model
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from support.tiny_compile import board
 from support.tiny_matlm import save_tiny_matlm
 

@@ -11,13 +11,13 @@ import nestforge
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.folder import load_model
 from nestforge.exporters.source import open_source
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from safetensors import safe_open
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board

@@ -9,12 +9,12 @@ import nestforge
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.exporters.families.mhe.folder import save_model
 from nestforge.exporters.families.mhe.model.turned import turned
 from nestforge.exporters.source import open_source
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from safetensors import safe_open
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board

@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.precision.exact import with_stored_weights
@@ -19,8 +21,6 @@ from nestforge.errors import ParityError
 from nestforge.exporters.families.mhe.model import folds
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from safetensors import safe_open
 from support.tiny_compile import board
 from support.tiny_mhe import FAR, save_tiny_mhe

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.verify import verify_bundle
@@ -17,8 +19,6 @@ from nestforge.errors import ExportError, PlanError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from safetensors import safe_open
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board

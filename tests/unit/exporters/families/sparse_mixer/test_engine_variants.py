@@ -11,16 +11,16 @@ import onnxruntime
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.build.templates import Templates
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.engines.templates import Templates
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.store import read_store, write_store
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import RoutingEntry
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import CheckpointError, ExportError, PlanError
@@ -18,8 +20,6 @@ from nestforge.exporters.families.sparse_mixer.model.moe import MoE
 from nestforge.exporters.parameter_groups import ParameterGroups
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.entries.engine_entry import RoutingEntry
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from safetensors.numpy import load_file, save_file
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from nestforge.bundle.manifest import WEIGHTS_NAME, SubmodelEntry
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME, SubmodelEntry
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from safetensors.numpy import load_file
 from support.mixer_reference import Weights, mixer_outputs
 from support.tiny_compile import board

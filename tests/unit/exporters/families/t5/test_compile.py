@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.consistency.report import check_consistency
 from nestforge.tools.best_answers import best_answers
 from safetensors.torch import load_file, save_file

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.verify import verify_bundle
@@ -19,7 +20,6 @@ from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.profiles.load_profile import dump_profile
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
 from nestforge.tools.cli import main
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import OutputError
 from nestforge.profiles.probe_host import cache_folder
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped, mapped_engine
 from nestforge.whole_file import folder_beside
 from support.killed import die, killed

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime.node_times import NodeKind, kinds_of, node_times
 
 GOLDEN = Path(__file__).parents[4] / "golden"

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.engines.runner import runnable_engines, runner_for

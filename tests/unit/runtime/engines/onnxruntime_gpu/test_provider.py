@@ -6,8 +6,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.onnxruntime_gpu import provider as module
 from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named, require_providers

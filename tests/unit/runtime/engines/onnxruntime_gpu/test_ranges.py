@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.device.device import DeviceArray, HostDevice
 from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.engines.onnxruntime_gpu import runner as module

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.device.device import DeviceArray, HostDevice
 from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.engines.onnxruntime_gpu import runner as module

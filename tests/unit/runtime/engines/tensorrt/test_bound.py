@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleError, InputError
-from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.device.device import Device, DeviceArray
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_cuda import World

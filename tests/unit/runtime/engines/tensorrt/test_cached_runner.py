@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
 from nestforge.errors import BundleCorruptError, BundleError, InputError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.engines.runner import CacheRunner, DeviceCall, Runner, runner_for

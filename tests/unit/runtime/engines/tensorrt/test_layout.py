@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
-from nestforge.runtime.bundle.shape_profile import ShapeProfile
+from nestforge.bundle.entries.tensor_spec import DTYPES as IN_MANIFEST
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.shape_profile import ShapeProfile
 from nestforge.runtime.engines.tensorrt.layout import DTYPES, PlanTensor, plan_problem
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "sequence")), TensorSpec("flag", "bool", ("batch",)))

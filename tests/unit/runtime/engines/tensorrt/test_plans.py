@@ -10,9 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from nestforge.errors import BundleFormatError, BundleIncompatibleError, OutputError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.bundle.device_files.plan_index import (
+from nestforge.bundle.device_files.plan_index import (
     PLANS_NAME,
     Gpu,
     PlanEntry,
@@ -24,9 +22,11 @@ from nestforge.runtime.bundle.device_files.plan_index import (
     with_plan,
     write_plans,
 )
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
-from nestforge.runtime.bundle.private_files import KEY_VARIABLE, plan_key, private_folder
-from nestforge.runtime.bundle.seal import sealed_json
+from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.private_files import KEY_VARIABLE, plan_key, private_folder
+from nestforge.bundle.seal import sealed_json
+from nestforge.errors import BundleFormatError, BundleIncompatibleError, OutputError
+from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.engines.tensorrt.available import require_tensorrt, tensorrt_problem
 from support.sealing import edit_sealed
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.device_files.plan_index import Gpu, build_key, read_plans, write_plans
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.bundle.device_files.plan_index import Gpu, build_key, read_plans, write_plans
-from nestforge.runtime.bundle.open_bundle import Bundle
 from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.engines import measure_rounds
 from nestforge.runtime.engines.measure_bundle import measure_bundle

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
-from nestforge.runtime.bundle.device_files.plan_index import (
+from nestforge.bundle.device_files.plan_index import (
     Gpu,
     PlanEntry,
     PlanParity,
@@ -23,8 +21,10 @@ from nestforge.runtime.bundle.device_files.plan_index import (
     read_plans,
     write_plans,
 )
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from nestforge.profiles.tensorrt_options import TensorRTOptions
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu, installed

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.errors import SelectionError
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.calls import pace as pace_module
 from nestforge.runtime.generation.calls.pace import Pace, Promise
 from nestforge.runtime.generation.calls.step_times import StepTimes

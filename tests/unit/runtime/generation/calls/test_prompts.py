@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime.generation.calls.prompts import Prompts
 from nestforge.runtime.inputs.text import TextEncoder
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.calls.generated import Run
 from nestforge.runtime.generation.calls.pace import Writer
 from nestforge.runtime.generation.calls.row import Row, RowOptions

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.generation.cache_memory import DeviceMemory, HostMemory
 from nestforge.runtime.generation.calls.session_memory import memory_for, session_bytes

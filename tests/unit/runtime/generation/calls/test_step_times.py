@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.entries.generation_entry import CACHED
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.generation_entry import CACHED
 from nestforge.runtime.generation.calls.step_times import StepTimes
 from nestforge.runtime.generation.draft_calibration import RunTime
 

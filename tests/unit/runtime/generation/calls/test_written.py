@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.generation.calls.written import Ids, Written
 
 GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-fewer-heads"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
 from nestforge.runtime.generation.calls.row import Row, RowOptions
 from nestforge.runtime.generation.calls.step_times import StepTimes
 from nestforge.runtime.generation.drafting.drafts import NgramDraft, SubmodelDraft

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.bundle.device_files.host_records import MeasuredHost
-from nestforge.runtime.bundle.entries.engine_entry import EngineEntry
-from nestforge.runtime.bundle.entries.generation_entry import CACHED
+from nestforge.bundle.device_files.host_records import MeasuredHost
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.generation_entry import CACHED
 from nestforge.runtime.generation.calls.step_times import StepTimes
 from nestforge.runtime.generation.draft_calibration import HostDrafts, JudgedDraft, RunTime
 from nestforge.runtime.generation.drafting.drafts import Draft, NgramDraft

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.memory import MemoryCap
 from nestforge.runtime.generation.calls.admitted import AdmittedEngines, longer_prompt_bytes
 from nestforge.runtime.generation.calls.generated import Run

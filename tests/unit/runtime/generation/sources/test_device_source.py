@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
+from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.device.device import DeviceArray, HostDevice
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.device_cache import DeviceCache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from nestforge.runtime.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
+from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.sources.source import Source
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.exporters.families.sparse_mixer.model.moe import MoE
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.bench.mixers.bench_mixer import bytes_of_one, engine_of
 from nestforge.tools.bench.mixers.bench_moe import EveryExpert, Routed
 from support.tiny_compile import board

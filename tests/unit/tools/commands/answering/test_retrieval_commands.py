@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.runtime.bundle.manifest import WEIGHTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.retrieval import Index
 from nestforge.tools.cli import main
 from support.tiny_models import WORDS

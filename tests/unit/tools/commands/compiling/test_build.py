@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BuildError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.summary.short_names import ShortNames
 from nestforge.tools.commands.compiling.build import command
 from support.fake_cuda import World

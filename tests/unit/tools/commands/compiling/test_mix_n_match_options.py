@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.exporters.source import open_source
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.cli import main
 from safetensors.torch import load_file, save_file
 from support.tiny_language import save_sure_matlm

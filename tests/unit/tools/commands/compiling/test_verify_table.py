@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from nestforge.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from nestforge.compiler.parity.engine_verdict import EngineVerdict
-from nestforge.runtime.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from nestforge.runtime.summary.short_names import ShortNames
 from nestforge.tools.commands.compiling.verify import _row
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.measure import MemoryUse
 from nestforge.tools import bundle_bench, traffic_bench
 from nestforge.tools.cli import main

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.runtime.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
+from nestforge.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import read_calibration
 from nestforge.runtime.generation.draft_calibration import read_drafts
 from nestforge.tools import exit_plot

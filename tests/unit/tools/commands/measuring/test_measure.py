@@ -14,11 +14,11 @@ from typing import Any
 import nestforge
 import pytest
 from click.testing import CliRunner, Result
+from nestforge.bundle.device_files.host_records import MeasuredHost
+from nestforge.bundle.device_files.measurements import keep_measurement, read_measurements
+from nestforge.bundle.manifest import MEASUREMENTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.bundle.device_files.host_records import MeasuredHost
-from nestforge.runtime.bundle.device_files.measurements import keep_measurement, read_measurements
-from nestforge.runtime.bundle.manifest import MEASUREMENTS_NAME
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure_bundle, measure_rounds
 from nestforge.runtime.engines.measure_rounds import measured_shapes
 from nestforge.tools.cli import main

@@ -8,8 +8,8 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.bundle.open_bundle import open_bundle
 from nestforge.tools.demo.figures.mixer_report import HiddenTokens, dropped_share, measure_engines, read_hidden_tokens
 from scipy.special import log_softmax
 

@@ -11,12 +11,12 @@ import onnx_ir as ir
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.graph.passes.cached.angle_tables import angle_tables
 from nestforge.compiler.graph.passes.general_optimizer import optimize
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.hugging_face.rotary_positions import fix_frequencies
 from nestforge.exporters.tracing.trace import trace
-from nestforge.runtime.bundle.entries.tensor_spec import TensorSpec
 from support.gated_decoders import make_decoder
 
 COUNT = 96

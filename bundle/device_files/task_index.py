@@ -1,0 +1,145 @@
+"""The tasks of a bundle: ``tasks.json`` lists them, each with the file of its tensors and its own receipts.
+
+A bundle gets tasks long after its manifest (`nestforge add-task`), so that the list vouches for itself by a seal, as
+calibrations do (sealed_file.py), and is replaced in one step: what stood in it before stays as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ...errors import InputError
+from ...file_lock import alone
+from ...strict import unstructure
+from ...whole_file import write_whole
+from ..entries.engine_entry import ParityReceipt
+from ..manifest import TASKS_NAME, FileEntry
+from ..open_bundle import Bundle
+from ..read_manifest import is_plain_name
+from .sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+
+TASK_FILE_PREFIX, TASK_FILE_SUFFIX = "task.", ".safetensors"
+# Part of a file's name on every platform.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_TASKS = 4096
+_REMEDY = "remove it and add the tasks again"
+
+
+@dataclass(frozen=True)
+class TaskReceipt:
+    """The proof of one task on one engine, by its id."""
+
+    engine: str
+    parity: ParityReceipt
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """One task: ``bytes`` of tensors in ``file``, and the ``submodels`` (ids) that may answer for it, each proven.
+
+    ``facts`` are what its folder states, such as the rank of its matrices; ``source`` are the folder's files.
+    """
+
+    name: str
+    file: str
+    bytes: int = field(metadata={"min": 1})
+    sha256: str
+    submodels: tuple[str, ...]
+    facts: Mapping[str, int | str]
+    source: tuple[FileEntry, ...]
+    parity: tuple[TaskReceipt, ...]
+
+
+@dataclass(frozen=True)
+class TaskIndex:
+    """The tasks of one bundle, by name."""
+
+    schema_version: int
+    manifest_sha256: str
+    tasks: tuple[TaskEntry, ...]
+
+
+def name_problem(name: str) -> str | None:
+    """Why no task can be called ``name``, or None."""
+    if _NAME.fullmatch(name):
+        return None
+    return f"task {name!r:.80}: expected a name of at most 64 letters, digits, '.', '_' and '-', not '.' or '-' first"
+
+
+def read_tasks(bundle: Bundle) -> tuple[TaskEntry, ...]:
+    """The tasks that a bundle's folder lists; none where it has no list.
+
+    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or a list of another bundle.
+    """
+    index = read_record(bundle, TASKS_NAME, TaskIndex, _problems, _REMEDY)
+    return index.tasks if index is not None else ()
+
+
+def keep_task(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
+    """Adds ``task`` with the file of its ``tensors`` to the bundle: that first, then the list, each in one step.
+
+    Raises InputError for a name that the bundle has, OutputError where it cannot be written.
+    """
+    with alone(bundle.path):
+        kept = read_tasks(bundle)
+        require_new_name(kept, task.name)
+        if len(kept) == _MAX_TASKS:
+            raise InputError(f"bundle {bundle.path}: has {_MAX_TASKS} tasks, and takes no more")
+        path, lost = bundle.path / task.file, f"task {task.name}"
+        try:
+            write_whole(path, lambda stream: stream.write(tensors), lost)
+            ordered = tuple(sorted((*kept, task), key=lambda one: one.name))
+            index = TaskIndex(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, ordered)
+            write_device_file(bundle, TASKS_NAME, unstructure(index), lost)
+        except BaseException:
+            if all(one.file != task.file for one in read_tasks(bundle)):  # else it came after the list's new name
+                with suppress(OSError):  # what refused the list may refuse this too; the first refusal is said
+                    path.unlink(missing_ok=True)
+            raise
+
+
+def require_new_name(tasks: Iterable[TaskEntry], name: str) -> None:
+    """Raises InputError for a name that one of ``tasks`` has: on some file systems case makes no difference."""
+    if any(one.name.lower() == name.lower() for one in tasks):
+        raise InputError(f"task {name}: the bundle has one of this name; choose another name")
+
+
+def task_file(name: str, tensors: bytes) -> str:
+    """What the file of a task with these bytes is called."""
+    return f"{TASK_FILE_PREFIX}{name}.{hashlib.sha256(tensors).hexdigest()[:16]}{TASK_FILE_SUFFIX}"
+
+
+def _is_task_file(name: str) -> bool:
+    """Whether a file of a bundle's folder is called as those of tasks are."""
+    return name.startswith(TASK_FILE_PREFIX) and name.endswith(TASK_FILE_SUFFIX)
+
+
+def _problems(index: TaskIndex, bundle: Bundle) -> Iterable[str]:
+    """What the types alone do not say: names confined to the folder, submodels and engines that exist."""
+    if index.tasks and bundle.manifest.tasks is None:
+        yield "the engines of this bundle take no tasks"
+    submodels = {entry.id for entry in bundle.manifest.submodels}
+    engines = {engine.id: engine for engine in bundle.manifest.listed_engines}
+    seen: set[str] = set()
+    for task in index.tasks:
+        if problem := name_problem(task.name):
+            yield problem
+        for name in (task.name.lower(), task.file.lower()):
+            if name in seen:
+                yield f"task {task.name}: {name} stands twice"
+            seen.add(name)
+        if not (is_plain_name(task.file) and _is_task_file(task.file)):
+            yield f"task {task.name}: file {task.file[:80]!r}; expected a plain name such as task.NAME.HASH.safetensors"
+        if not _SHA256.fullmatch(task.sha256):
+            yield f"task {task.name}: sha256 {task.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
+        if not task.submodels or not submodels.issuperset(task.submodels):
+            yield f"task {task.name}: submodels {', '.join(task.submodels)[:80]!r} are not all in the manifest"
+        proven = {receipt.engine for receipt in task.parity}
+        own = {id_ for id_, engine in engines.items() if engine.submodel in task.submodels}
+        if proven != own or len(proven) != len(task.parity):
+            yield f"task {task.name}: receipts; expected one for every engine of its submodels"

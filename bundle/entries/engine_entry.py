@@ -1,0 +1,145 @@
+"""An engine of a bundle, and the receipt of its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...bucket import Bucket
+from ...profiles.precision import Precision
+
+# How an engine holds its weights, see residency.py.
+Residency = Literal["shared", "packed", "mapped"]
+
+
+@dataclass(frozen=True)
+class RoutingEntry:
+    """Routes that an engine chooses on the way, such as which tokens each expert took: whole numbers (int64) of
+    ``shape``, returned beside its outputs where they are asked for."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParityOutput:
+    """Worst figures of one output over all parity cases.
+
+    ``float32_max_abs`` and ``float32_rms`` are what PyTorch's own float32 differs by from the reference, at most and as
+    the root of the mean square; ``max_rms`` is the latter of the engine.
+    """
+
+    name: str
+    max_abs: float
+    max_rel: float
+    min_cosine: float
+    max_rms: float
+    float32_max_abs: float
+    float32_rms: float
+
+
+@dataclass(frozen=True)
+class ParityRouting:
+    """One tensor of routes over all parity cases, judged by the PyTorch submodel that was made to take them.
+
+    Of ``made`` single choices ``differing`` are not PyTorch's own; ``worst_score_gap`` is by how much the worst of them
+    is worse, in units of the score that decides. ``shares`` are means over the cases.
+    """
+
+    name: str
+    made: int = field(metadata={"min": 0})
+    differing: int = field(metadata={"min": 0})
+    worst_score_gap: float = field(metadata={"min": 0})
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ParityReceipt:
+    """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures.
+
+    Of an engine with ``routing`` PyTorch took the engine's routes; their score gaps are at most ``atol``.
+    """
+
+    reference: str
+    rule: str
+    atol: float
+    rtol: float
+    min_cosine: float
+    cases: tuple[str, ...]
+    outputs: tuple[ParityOutput, ...]
+    graph_sha256: str
+    weights_sha256: str
+    difference_to_universal: float | None = None
+    routing: tuple[ParityRouting, ...] | None = None
+    rms: float | None = None
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One submodel at one bucket, or one ``segment`` of it, as a file that a backend runs, with its analytic costs.
+
+    Engines of one file are one engine: submodels that differ in depth alone share their segments. ``private_bytes`` are
+    the initializers inside the file, which no other engine shares; ``weight_bytes`` is what a segment reads of the
+    weight store, or a whole engine with tables there (any other reads its submodel's weights). ``activation_bytes``
+    estimates what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem``
+    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``routing`` are the
+    routes that it returns after its outputs, in order; ``metadata`` are static numbers and words that no shape of it
+    shows, such as the slots of an expert; ``variants`` say in which of several equal variants it computes what. Each of
+    the three is None where there is nothing to say. ``precision`` is that of its products; which values it holds in
+    others its graph says. ``cache_heads`` is how many heads each layer of its cache has, of an engine that keeps one
+    and whose submodel has fewer than the model, and ``cache_sizes`` how many numbers each of those has, where its
+    submodel has narrower ones; ``source_heads`` and ``source_sizes`` say the same of what a decoder reads of a prompt,
+    and of the engine that makes it. ``capacity`` is how many tokens each row of its cache has room for, of
+    an engine whose cache has one size.
+    """
+
+    id: str
+    submodel: str
+    bucket: Bucket
+    backend: Literal["onnxruntime", "tensorrt"]
+    file: str
+    emitted: Literal["sliced", "traced"]
+    private_bytes: int = field(metadata={"min": 0})
+    flops: int = field(metadata={"min": 0})
+    moved_bytes: int = field(metadata={"min": 0})
+    activation_bytes: int = field(metadata={"min": 0})
+    slice_problem: str | None = None
+    parity: ParityReceipt | None = None
+    segment: str | None = None
+    weight_bytes: int | None = field(default=None, metadata={"min": 0})
+    routing: tuple[RoutingEntry, ...] | None = None
+    metadata: Mapping[str, int | str] | None = None
+    variants: Mapping[str, str] | None = None
+    precision: Precision = "fp32"
+    cache_heads: tuple[int, ...] | None = None
+    capacity: int | None = field(default=None, metadata={"min": 2})
+    cache_sizes: tuple[int, ...] | None = None
+    source_heads: tuple[int, ...] | None = None
+    source_sizes: tuple[int, ...] | None = None
+
+    @property
+    def kept(self) -> tuple[tuple[int, ...] | None, ...]:
+        """What tells its cache, and what it reads of a prompt, from those of other engines."""
+        return (self.cache_heads, self.cache_sizes, self.source_heads, self.source_sizes)
+
+    def can_continue(self, other: EngineEntry) -> bool:
+        """Whether this one can read the keys and values that ``other`` wrote, or read of a prompt: they have every head
+        that it reads, and each of these as many numbers."""
+        if (self.cache_sizes, self.source_sizes) != (other.cache_sizes, other.source_sizes):
+            return False
+        heads = ((self.cache_heads, other.cache_heads), (self.source_heads, other.source_heads))
+        return all(_are_first(own, there) for own, there in heads)
+
+    def row_flops(self, sequence: int) -> int:
+        """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. That counts
+        attention as the longest row has it, so that a shorter one takes a little less."""
+        length = self.bucket.nearest(Bucket(1, sequence)).sequence
+        return self.flops * length // (self.bucket.sequence * self.bucket.batch)
+
+
+def _are_first(own: tuple[int, ...] | None, there: tuple[int, ...] | None) -> bool:
+    """Whether each layer has no more heads of its ``own`` than ``there`` are; None is as many as the model has."""
+    if own is None or there is None:
+        return there is None
+    return all(few <= many for few, many in zip(own, there, strict=True))

@@ -1,0 +1,295 @@
+"""One engine: emitted from its template, run through the runtime, compared with the PyTorch submodel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.open_bundle import Bundle
+from ...elastic import Submodel
+from ...errors import BuildError, ParityError
+from ...exporters.source import ModelSource
+from ...exporters.universal import UniversalModel
+from ...profiles.device_profile import DeviceProfile
+from ...profiles.precision import PRECISIONS, TRACED, Precision
+from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.engines.runner import Residency, Runner, runner_for
+from ...runtime.inputs.arrays import Arrays
+from ...strict import structure, unstructure
+from ...workload import Op
+from ..graph.emit import emit, private_bytes, weight_bytes
+from ..graph.precision.derive import wide_products
+from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
+from ..graph.store import Store
+from ..graph.template import Template
+from ..parity.engine_verdict import judge_engine, judged_outputs, receipt_of, tolerance_of
+from ..parity.evidence.cases import Case
+from ..parity.evidence.compare import max_difference
+from ..parity.evidence.reference import Reference, rule_of
+from ..parity.evidence.references import References
+from ..parity.evidence.replayed import Replayed
+from ..parity.judge import Verdict
+from ..parity.require_parity import ProofRun, require_parity
+from ..planning.cost_model import predict
+from ..planning.variants import chosen_variants, variant_workload
+from ..tensorrt.graphs import accepted
+from ..work.staging import Stage, write_synced
+from .emitted import Emitted
+from .engine_names import engine_names
+from .prove_exact import ExactProof
+from .templates import Templates
+
+_PROOF_FOLDER = "proof"
+# Weights that the metadata of an engine names.
+_MAX_NAMED_WEIGHTS = 4
+
+
+@dataclass(frozen=True)
+class EngineBuilder:
+    """Builds verified engines of the model of ``references`` for one profile, into the bundle ``draft``."""
+
+    references: References
+    profile: DeviceProfile
+    templates: Templates
+    store: Store
+    weights_sha256: str
+    stage: Stage
+    draft: Bundle
+
+    @property
+    def source(self) -> ModelSource:
+        """What is known of the model, with the cost of a pass of these engines."""
+        return self.universal.source
+
+    def named(self, submodel: Submodel, part: str | None, bucket: Bucket) -> tuple[str, str]:
+        """Id and files' stem of the engine of ``submodel`` at ``bucket``, or of a ``part`` of it; see engine_names."""
+        return engine_names(submodel, () if part is None else (part,), bucket)
+
+    def emitted_of(self, template: Template) -> Template:
+        """The template that is emitted in the place of ``template``."""
+        return template
+
+    def build(self, submodel: Submodel, bucket: Bucket) -> EngineEntry:
+        """The engine of ``submodel`` at ``bucket``, with its parity receipt; done work of an earlier run is kept.
+
+        Raises ParityError naming the first module that diverges.
+        """
+        name, stem = self.named(submodel, None, bucket)
+        receipt = f"{stem}.json"
+        self.forget_unless(receipt, [f"{stem}.onnx"])
+        data = self.stage.once_json(receipt, lambda: unstructure(self._build(name, f"{stem}.onnx", submodel, bucket)))
+        return structure(EngineEntry, data, name, ParityError)
+
+    def forget_unless(self, receipt: str, files: Sequence[str]) -> None:
+        """Forgets a receipt whose engines are gone: the manifest's stage removes the ones that it leaves out."""
+        if not all((self.stage.folder / file).exists() for file in files):
+            (self.stage.work / receipt).unlink(missing_ok=True)
+
+    @property
+    def universal(self) -> UniversalModel:
+        return self.references.universal
+
+    @property
+    def cases(self) -> Mapping[Bucket, Sequence[Case]]:
+        """What engines of each bucket are proven on."""
+        return self.references.cases
+
+    @cached_property
+    def prove_exact(self) -> ExactProof:
+        """The tight half of the gate of integer engines."""
+        return ExactProof(self.universal, self.proofs.path, self.run)
+
+    @cached_property
+    def proofs(self) -> Bundle:
+        """``draft`` with the proof graphs, in a folder of their own beside its weights."""
+        folder = self.stage.work / _PROOF_FOLDER
+        link_shared_files(self.draft, folder)
+        return with_proof_graphs(self.draft, folder)
+
+    def emit(
+        self,
+        name: str,
+        file: str,
+        submodel: Submodel,
+        bucket: Bucket,
+        part: str | None = None,
+        capacity: int | None = None,
+    ) -> Emitted:
+        """Writes the engine of ``submodel``, or of one part of it, and what proves it: sliced from its template, or
+        traced. ``capacity`` is that of a cache of one size."""
+        source, whole = self.source, part is None
+        at = bucket if part is None else source.parts[part].at(bucket)
+        template = self.templates.of(submodel, at, part)
+        problem, emitted = template.slice_problem, "sliced"
+        if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
+            if PRECISIONS[template.precision].is_integer:
+                floats = ", ".join(one for one, spec in PRECISIONS.items() if not spec.is_integer)
+                raise BuildError(
+                    f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not "
+                    f"({problem}); choose one of {floats}"
+                )
+            template, emitted = self.templates.traced(submodel, at, part), "traced"
+        tasks = self.draft.manifest.tasks
+        template = self.emitted_of(template)
+        graph = emit(template, self.store, submodel, {one.name for one in tasks.tensors} if tasks else ())
+        if self.profile.backend == "tensorrt":
+            graph = accepted(f"engine {name}", graph, capacity)
+        proof = self._write(file, graph, template.precision)
+        if part is None:
+            ops: Sequence[Op] = variant_workload(source, submodel, bucket, self.profile)
+        else:
+            ops = source.parts[part].workload(submodel, bucket)
+        is_counted = part is not None or bool(template.tables) or template.precision != TRACED
+        cost = predict(ops, self.profile, template.precision)
+        kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
+        entry = EngineEntry(
+            id=name,
+            submodel=submodel.id,
+            bucket=bucket,
+            backend=self.profile.backend,
+            file=file,
+            emitted=kind,
+            private_bytes=private_bytes(template, self.store),
+            flops=cost.flops,
+            moved_bytes=cost.moved_bytes,
+            activation_bytes=cost.activation_bytes,
+            slice_problem=problem if emitted == "traced" else None,
+            segment=part,
+            weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
+            routing=(source.routes(submodel, bucket) if part is None else source.parts[part].routes(submodel)) or None,
+            metadata=({**source.metadata(submodel, bucket), **_wide(template)} or None) if whole else None,
+            variants=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
+            precision=template.precision,
+            capacity=capacity,
+        )
+        return Emitted(entry, template, graph, proof)
+
+    def runner(self, engine: EngineEntry, residency: Residency) -> Runner:
+        """An inactive runner for the proof graph of ``engine``."""
+        return runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None))
+
+    def proven(
+        self,
+        engine: Emitted,
+        module: Reference,
+        cases: Sequence[Case],
+        reference: Replayed,
+        found: Sequence[Arrays],
+        submodel: Submodel,
+    ) -> EngineEntry:
+        """The engine with its receipt. ``module`` is that of the PyTorch module which takes the ``cases``.
+
+        Raises ParityError if ``found`` breaks the rule, naming the first module that diverges, or if PyTorch's own
+        float32 is too far from its float64 to prove anything by.
+        """
+        entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
+        rule = stated = rule_of(limit, entry.routing)
+        outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
+        if PRECISIONS[entry.precision].is_integer:
+            exact = self.prove_exact(engine, submodel, cases, outputs, reference)
+            stated = f"{rule}; without the rounding of activations, {exact}"
+        verdict = judge_engine(self.draft.manifest, self.universal, entry, cases, reference, found)
+        modules = engine.template.module_outputs
+        run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs)
+        require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
+        return self.with_receipt(engine, f"narrowed to {submodel.id}, in float64", stated, cases, verdict)
+
+    def with_receipt(
+        self, engine: Emitted, reference: str, rule: str, cases: Sequence[Case], verdict: Verdict
+    ) -> EngineEntry:
+        """The engine with the receipt of a ``verdict`` that nothing broke; ``reference`` says which PyTorch module."""
+        receipt = receipt_of(
+            verdict,
+            tolerance_of(engine.entry, self.universal),
+            cases,
+            reference=reference,
+            rule=rule,
+            graph_sha256=engine.graph_sha256,
+            weights_sha256=self.weights_sha256,
+        )
+        return replace(engine.entry, parity=receipt)
+
+    def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
+        """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
+        verify.py), where that is the same computation."""
+        names = [spec.name for spec in self.draft.manifest.interface_of(engine)[1]]
+        names += [entry.name for entry in engine.routing or ()]
+        residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
+        with self.runner(engine, residency) as runner:
+            return [dict(zip(names, runner.run(arrays, routing=True), strict=True)) for arrays in feeds]
+
+    def _write(self, file: str, graph: bytes, precision: Precision) -> bytes:
+        """Writes an engine and its proof graph, which it returns."""
+        engine, proof = self.stage.folder / file, proof_graph(graph, precision)
+        write_synced(engine, graph)
+        if proof == graph:
+            link(engine, self.proofs.path / file)
+        else:
+            (self.proofs.path / file).write_bytes(proof)
+        return proof
+
+    def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
+        engine = self.emit(name, file, submodel, bucket)
+        cases, is_compared = self.cases[bucket], self._is_compared(submodel, bucket)
+        found = self.run(engine.entry, [case.feeds for case in cases])
+        reference = self._replayed(engine.entry, submodel, found)
+        entry = self.proven(engine, self.references.of(submodel), cases, reference, found, submodel)
+        if not is_compared or entry.parity is None:
+            return entry
+        whole = self.references.universal_outputs(bucket)
+        equal = _are_equal(whole, reference.outputs)
+        if equal and self._must_differ(submodel) and not self._cuts_only_zeros(submodel):
+            raise ParityError(f"engine {name}: returns the universal model's outputs; the slice has no effect")
+        outputs = [case.read(arrays, self.draft.manifest.outputs) for case, arrays in zip(cases, found, strict=True)]
+        return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, outputs)))
+
+    def _is_compared(self, submodel: Submodel, bucket: Bucket) -> bool:
+        """Whether ``submodel`` must differ from the universal model, which has to take its sequence for that."""
+        universal = self.universal.spec.universal()
+        return not submodel.is_universal and bucket in map(universal.at, self.profile.buckets)
+
+    def _replayed(self, engine: EngineEntry, submodel: Submodel, found: Sequence[Arrays]) -> Replayed:
+        atol = tolerance_of(engine, self.universal).atol
+        try:
+            return self.references.replayed(submodel, engine.bucket, engine.routing, found, atol)
+        except ParityError as failure:
+            raise ParityError(f"engine {engine.id}: {failure}") from failure
+
+    def _must_differ(self, submodel: Submodel) -> bool:
+        """Whether ``submodel`` leaves parameters out; a smaller token group may still hold every token of a bucket."""
+        source = self.universal.source
+        prefix = any(value < axis.size for axis, value in submodel.values if axis.choices is None)
+        return prefix or source.parameters(submodel) < source.parameters(source.spec.universal())
+
+    def _cuts_only_zeros(self, submodel: Submodel) -> bool:
+        """Whether equal outputs are right: of a pruned model a slice may cut nothing but zeros."""
+        parameters, kept = self.universal.parameters(), {a.name: n for a, n in submodel.values if n < a.size}
+        orders = [order for order in self.universal.spec.orders if order.axis.name in kept]
+        # What reads the steps says what is left of them; stacked steps are read by none but themselves.
+        cuts = [c for order in orders for c in ([c for c in order.slices if c.dim == 1] or order.slices)]
+        rest = (parameters[c.parameter].movedim(c.dim, 0)[kept[c.axis] * c.unit :] for c in cuts)
+        return bool(cuts) and not any(bool(weights.any()) for weights in rest)
+
+
+def _are_equal(whole: Sequence[Arrays], exact: Sequence[Arrays]) -> bool:
+    """Whether ``exact`` rounds to ``whole``, one case at a time: logits of a vocabulary take gigabytes."""
+    return all(
+        np.array_equal(arrays[name], own[name].astype(np.float32))
+        for arrays, own in zip(whole, exact, strict=True)
+        for name in arrays
+    )
+
+
+def _wide(template: Template) -> dict[str, str]:
+    """Which products of a template in another precision stay in float32, as metadata of its engines."""
+    names = wide_products(template) if template.precision != TRACED else ()
+    if not names:
+        return {}
+    more = f" and {len(names) - _MAX_NAMED_WEIGHTS} more" if len(names) > _MAX_NAMED_WEIGHTS else ""
+    return {"products in fp32": f"{', '.join(names[:_MAX_NAMED_WEIGHTS])}{more}"}

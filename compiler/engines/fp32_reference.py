@@ -1,0 +1,156 @@
+"""The universal model's float32 engine, in the working folder: what lower precisions are calibrated on and judged by.
+
+A bundle need not have one; it is gone when the bundle is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import onnx
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.open_bundle import Bundle
+from ...errors import BuildError
+from ...profiles.precision import PRECISIONS, Precision
+from ...runtime.consistency.samples import Batch, Samples, TextSamples
+from ...runtime.inputs.arrays import Arrays
+from ...runtime.inputs.text import TextEncoder
+from ..examples.corpus import ArrayCorpus, Corpus
+from ..graph.emit import emit, private_bytes
+from ..graph.precision.calibrate import calibrate
+from ..graph.precision.derive import exit_heads
+from ..graph.precision.fp32_nodes import kept_products
+from ..graph.precision.range_scan import overflowing
+from ..graph.store import read_store, write_store
+from ..graph.template import Template
+from ..parity.evidence.cases import parity_cases
+from ..work.clock import Clock
+from ..work.staging import Stage
+from .templates import TemplateKey, Templates
+
+_GRAPH_FILE = "universal.onnx"
+_FOLDER = "fp32-reference"
+
+
+@dataclass(frozen=True)
+class Fp32Reference:
+    """``bundle`` holds the one ``engine``; ``graph`` is its file."""
+
+    bundle: Bundle
+    engine: EngineEntry
+    template: Template
+    graph: onnx.ModelProto
+
+
+def build_fp32_reference(templates: Templates, stage: Stage, draft: Bundle) -> Fp32Reference:
+    """The float32 engine at the bucket of the longest sequence, and of those the fewest rows."""
+    universal = templates.universal
+    whole, spec = universal.spec.universal(), universal.spec
+    bucket = max(templates.profile.buckets, key=lambda bucket: (bucket.sequence, -bucket.batch))
+    template = templates.get(TemplateKey(whole.at(bucket), whole.structure))
+    folder = stage.work / _FOLDER
+    folder.mkdir(exist_ok=True)
+    write_store(universal, template.weights, template.tables, folder / WEIGHTS_NAME)
+    store = read_store(folder / WEIGHTS_NAME, spec)
+    graph = emit(template, store, whole)
+    (folder / _GRAPH_FILE).write_bytes(graph)
+    source = universal.source
+    engine = EngineEntry(
+        id=f"{whole.id} in fp32",
+        submodel=whole.id,
+        bucket=whole.at(bucket),
+        backend="onnxruntime",
+        file=_GRAPH_FILE,
+        emitted="traced",
+        private_bytes=private_bytes(template, store),
+        flops=0,
+        moved_bytes=0,
+        activation_bytes=0,
+        routing=source.routes(whole, whole.at(bucket)) or None,
+    )
+    bundle = replace(draft, path=folder, manifest=replace(draft.manifest, engines=(engine,)))
+    return Fp32Reference(bundle, engine, template, onnx.ModelProto.FromString(graph))
+
+
+def calibrated(
+    templates: Templates,
+    stage: Stage,
+    reference: Fp32Reference,
+    encoder: TextEncoder | None,
+    corpus: Corpus | ArrayCorpus | None,
+    clock: Clock,
+) -> Templates:
+    """``templates`` with the scales that their precisions need, found on the part of ``corpus`` that calibrates; an
+    interrupted compile finds them once.
+
+    Raises BuildError where a value would not fit a float16, or a layer sees nothing in all of ``corpus``.
+    """
+    precisions, engine = templates.profile.precisions, reference.engine
+    batches = list(_batches(reference.bundle, engine.bucket, encoder, corpus))
+    feeds = [batch.feeds for batch in batches]
+    for precision in _needing("range", precisions):
+        cases = feeds or [c.feeds for c in parity_cases(templates.universal.source.signature, engine.bucket, encoder)]
+        _refuse_overflow(templates, reference, precision, clock.each(cases))
+    if not _needing("scales", precisions):
+        return templates
+    kept = kept_products(reference.template.proto, exit_heads(templates.universal.source, None))
+    counted = [_whole(batch, engine.bucket) for batch in batches]
+
+    def found() -> dict[str, float]:
+        return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), kept, counted)
+
+    return replace(templates, scales=stage.once_json("scales.json", found))
+
+
+def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorpus | None) -> None:
+    """Before any work: whether there is what a precision is calibrated on. Raises BuildError."""
+    scaled = _needing("scales", precisions)
+    if scaled and corpus is None:
+        raise BuildError(
+            f"precision {scaled[0]}: activations are scaled by what examples show; pass `text` or `data`, or use "
+            "int8-dynamic, which needs none"
+        )
+
+
+def _needing(calibration: Literal["scales", "range"], precisions: Sequence[Precision]) -> list[Precision]:
+    return [precision for precision in precisions if PRECISIONS[precision].calibration == calibration]
+
+
+def _batches(
+    bundle: Bundle, bucket: Bucket, encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None
+) -> Iterator[Batch]:
+    samples: Samples | None = None
+    if isinstance(corpus, ArrayCorpus):
+        samples = corpus.calibration
+    elif corpus is not None and encoder is not None:
+        samples = TextSamples(encoder, corpus.calibration)
+    if samples is not None:
+        yield from samples.batches(bundle.manifest, bucket)
+
+
+def _whole(batch: Batch, bucket: Bucket) -> np.ndarray:
+    """Which positions of what the engine takes are those of samples, bool ``[B, S]``."""
+    shape = bucket.filled(Bucket(*batch.counted.shape))
+    counted = np.zeros((shape.batch, shape.sequence), bool)
+    counted[: batch.rows] = batch.counted
+    return counted
+
+
+def _refuse_overflow(
+    templates: Templates, reference: Fp32Reference, precision: Precision, feeds: Iterable[Arrays]
+) -> None:
+    low = templates.derived(reference.template, precision, None)
+    for found in overflowing(reference.graph, low.proto, reference.bundle.path, feeds):
+        modules = [module for module, value in reference.template.module_outputs.items() if value == found.value]
+        kind = "weight" if found.value in reference.template.external else "value"
+        where = max(modules, key=len) if modules else f"{kind} {found.value}"
+        raise BuildError(
+            f"precision {precision}: {where} reaches {found.largest:.4g}, and a float16 ends at 65504; use fp32, or "
+            "for TensorRT bf16, which has the range of float32"
+        )

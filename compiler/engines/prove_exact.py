@@ -1,0 +1,115 @@
+"""The tight half of an integer engine's gate: all of it but the rounding of activations (precision/exact.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...elastic import Submodel
+from ...errors import ParityError
+from ...exporters.universal import UniversalModel
+from ...profiles.precision import TRACED
+from ...runtime.inputs.arrays import Arrays
+from ..graph.precision.exact import StoredModel, exact, with_stored_weights
+from ..parity.evidence.cases import Case
+from ..parity.evidence.compare import Tolerance, tolerance_for
+from ..parity.evidence.reference import Reference, replayed
+from ..parity.evidence.replayed import Replayed
+from ..parity.judge import JudgedOutputs, Verdict, judge
+from ..parity.require_parity import ProofRun, require_parity
+from .emitted import Emitted
+
+_GRAPH_FILE = "exact.onnx"
+
+
+@dataclass(frozen=True)
+class ExactProof:
+    """Proves engines of ``universal`` by graphs in ``folder``; ``run`` returns what one makes of sets of inputs."""
+
+    universal: UniversalModel
+    folder: Path
+    run: Callable[[EngineEntry, Sequence[Arrays]], list[Arrays]]
+    # The universal model with the numbers that stored integers stand for, by the names of those.
+    stored_weights: dict[frozenset[str], StoredModel] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        engine: Emitted,
+        submodel: Submodel,
+        cases: Sequence[Case],
+        outputs: JudgedOutputs,
+        written: Replayed,
+    ) -> str:
+        """The rule that ``engine``, without the rounding of activations, keeps against PyTorch with its weights.
+
+        Where it reads tensors made of several weights, that is PyTorch in the engine's variants, which are first held
+        against the model as it is ``written``. Raises ParityError, naming the first module that diverges, if a rule is
+        broken.
+        """
+        entry, source = engine.entry, self.universal.source
+        part = None if entry.segment is None else source.parts[entry.segment]
+        variants = (entry.variants or {}) if part is None else part.variants
+        limit = tolerance_for(TRACED, self.universal.spec.depth)
+        if (form := self.form(engine, submodel, variants)) is not None:
+            answers = in_torch(form if part is None else part.module(form), cases, outputs.specs)
+            require_form(entry.id, judge(written, answers, cases, outputs, limit), limit)
+        module = self.module(engine, submodel, variants)
+        if part is not None:
+            module = part.module(module)
+        reference = Reference(source.architecture.routing, module, outputs.specs)
+        exact_engine, graph = self.graph(engine)
+        found = self.run(exact_engine, [case.feeds for case in cases])
+        expected = replayed(reference, cases, entry.routing, found, limit.atol)
+        verdict = judge(expected, found, cases, outputs, limit)
+        run = ProofRun(graph, engine.template.module_outputs, self.folder, reference, entry.routing, outputs)
+        subject = f"engine {entry.id}, without the rounding of activations"
+        require_parity(subject, verdict, run, cases, found, limit, limit.rule)
+        return limit.rule
+
+    def module(self, engine: Emitted, submodel: Submodel, variants: Mapping[str, str]) -> torch.nn.Module:
+        """``submodel`` in PyTorch with the numbers that the integers of ``engine`` stand for, and where it reads folded
+        tensors, in its ``variants``."""
+        return self._stored(engine).narrow(submodel, variants)
+
+    def form(self, engine: Emitted, submodel: Submodel, variants: Mapping[str, str]) -> torch.nn.Module | None:
+        """``submodel`` in PyTorch in ``variants``, without any rounding of weights; None where ``engine`` reads no
+        folded tensor."""
+        lower = self.universal.source.architecture.lower
+        if lower is None or not self._stored(engine).folded:
+            return None
+        return lower(self.universal.narrow(submodel), variants)
+
+    def _stored(self, engine: Emitted) -> StoredModel:
+        names = frozenset(engine.template.weights)
+        if names not in self.stored_weights:
+            self.stored_weights[names] = with_stored_weights(self.universal, names)
+        return self.stored_weights[names]
+
+    def graph(self, engine: Emitted) -> tuple[EngineEntry, bytes]:
+        """``engine`` without the rounding of activations: as one to run, until the next is made, and its graph."""
+        graph = exact(engine.graph)
+        (self.folder / _GRAPH_FILE).write_bytes(graph)
+        return replace(engine.entry, file=_GRAPH_FILE), graph
+
+
+def in_torch(module: torch.nn.Module, cases: Sequence[Case], specs: Sequence[TensorSpec]) -> list[Arrays]:
+    """What ``module``, in float64, answers to ``cases``: outputs by the names of ``specs``."""
+    reference, found = Reference(None, module, specs), list[Arrays]()
+    for case in cases:
+        tensors, _ = reference.run(reference.wide, case.feeds, None, {})
+        found.append({spec.name: tensor.numpy() for spec, tensor in zip(specs, tensors, strict=True)})
+    return found
+
+
+def require_form(engine: str, verdict: Verdict, limit: Tolerance) -> None:
+    """Raises ParityError where the ``verdict`` on the form in which PyTorch computes what ``engine`` does is broken."""
+    if verdict.broken is not None:
+        problem = verdict.broken.describe()
+        raise ParityError(
+            f"engine {engine}: its variants are not the model in PyTorch: {problem}; allowed {limit.rule}"
+        )

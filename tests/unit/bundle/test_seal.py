@@ -1,0 +1,99 @@
+"""Seals: what a sealed file looks like, and that no byte of one can change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.bundle.manifest import BUILD_NAME
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.seal import SEAL, sealed_json, to_json, unsealed
+from nestforge.errors import BundleCorruptError, BundleFormatError
+from support.sealing import edited
+
+UNMEASURED = {"engine": "ffn16@b1-s8", "predicted_ms": 1.0, "noise": {"runs": 3, "spread": 0.1}}
+DATA = {"schema_version": 2, "thresholds": [0.25, 0.5], "name": "ü"}
+Edit = Callable[[dict[str, Any]], object]
+
+
+def read(raw: bytes) -> dict[str, Any]:
+    return unsealed(raw, json.loads(raw), "here", "write it again")
+
+
+def test_the_seal_is_that_of_all_bytes_before_it() -> None:
+    raw = sealed_json(DATA)
+    assert raw[-68:-4].decode() == hashlib.sha256(raw[:-68]).hexdigest() == json.loads(raw)[SEAL]
+    assert (raw[-78:-68], raw[-4:]) == (b' "seal": "', b'"\n}\n')
+    assert list(json.loads(raw)) == ["name", "schema_version", "thresholds", "seal"]
+    assert read(raw) == DATA
+
+
+@given(at=st.integers(0, len(sealed_json(DATA)) - 1), byte=st.integers(0, 255))
+def test_no_byte_of_a_sealed_file_can_change(at: int, byte: int) -> None:
+    raw = bytearray(sealed_json(DATA))
+    if raw[at] == byte:
+        return
+    raw[at] = byte
+    with pytest.raises((ValueError, BundleCorruptError)):
+        read(bytes(raw))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [to_json(DATA), to_json({**DATA, SEAL: "0" * 64}), sealed_json(DATA) + b"\n", sealed_json(DATA)[:-1]],
+    ids=["none", "in the middle", "a byte more", "a byte less"],
+)
+def test_what_has_no_seal_at_its_end_is_refused(raw: bytes) -> None:
+    with pytest.raises(BundleCorruptError, match=r"here: has no seal at its end, or was changed .*; write it again"):
+        read(raw)
+
+
+def test_a_build_record_without_a_seal_is_refused(own_bundle: Path) -> None:
+    assert open_bundle(own_bundle).build.latencies[0].measured_p50_ms == 0.4
+    record = json.loads((own_bundle / BUILD_NAME).read_bytes())
+    del record[SEAL]
+    (own_bundle / BUILD_NAME).write_bytes(to_json(record))
+    with pytest.raises(BundleCorruptError, match=r"build\.json: has no seal at its end.*; fetch the bundle again"):
+        open_bundle(own_bundle)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [(b'"measured_p50_ms": 0.4', b'"measured_p50_ms": 0.1'), (b'"predicted_ms": 0.5', b'"predicted_ms": 0.4')],
+)
+def test_a_changed_build_record_is_refused(own_bundle: Path, change: tuple[bytes, bytes]) -> None:
+    path = own_bundle / BUILD_NAME
+    assert change[0] in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(*change))
+    with pytest.raises(BundleCorruptError, match=r"build\.json: its seal is not that of its content"):
+        open_bundle(own_bundle)
+
+
+BUILDS: list[tuple[Edit, str]] = [
+    (lambda d: d["latencies"][0].update(predicted_ms=-5), r"latencies\[0\]: predicted_ms: expected at least 0, got -5"),
+    (lambda d: d["latencies"][0].update(measured_p50_ms=-0.1), "measured_p50_ms: expected at least 0, got -0.1"),
+    (lambda d: d["latencies"][0].update(measured_p95_ms=0.3), "measured_p95_ms 0.3 below or without measured_p50_ms"),
+    (lambda d: d["latencies"][0].update(residency="swapped"), "residency: got 'swapped'"),
+    (lambda d: d["latencies"][0].update(engine="ffn8@b1-s8"), "engine 'ffn8@b1-s8' is not in the manifest"),
+    (lambda d: d["latencies"].append(d["latencies"][0]), "latency of 'ffn16@b1-s8 as packed' stands twice"),
+    (lambda d: d["latencies"][0].update(noise={"runs": 3, "spread": -1}), "noise: spread: expected at least 0, got -1"),
+    (
+        lambda d: (d["latencies"][0].clear(), d["latencies"][0].update(UNMEASURED)),
+        "latencies of engine ffn16@b1-s8: noise without measured_p50_ms",
+    ),
+    (lambda d: d.update(seconds={"build": -1}), "seconds.build: expected at least 0, got -1"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), BUILDS)
+def test_figures_out_of_bounds_are_refused(own_bundle: Path, edit: Edit, message: str) -> None:
+    path = own_bundle / BUILD_NAME
+    path.write_bytes(edited(path.read_bytes(), edit))
+    with pytest.raises(BundleFormatError, match=message):
+        open_bundle(own_bundle)
