@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.nestforge-dev
 DOCS_SETUP := $(VENV)/.nestforge-docs
-PACKAGES := profiles bundle runtime integrations exporters compiler tools
+PACKAGES := profiles bundle runtime integrations exporters compiler tools examples benchmarks
 # Of its own: onnxruntime and onnxruntime-gpu are one Python package.
 GPU_VENV := .venv-gpu
 GPU_SETUP := $(GPU_VENV)/.nestforge-dev
@@ -24,25 +24,25 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(SETUP) $(CHECKPOINT)  ## compile the real all-MiniLM-L6-v2 for this machine, run it, print the table of submodels
-	$(BIN)/python -m nestforge.tools.demo
+	$(BIN)/python -m nestforge.examples.demo
 
 demo-exits: $(SETUP) $(CHECKPOINT)  ## train a multi-exit model (about 10 minutes, once), compile it, calibrate it, compare
-	$(BIN)/python -m nestforge.tools.demo.exits
+	$(BIN)/python -m nestforge.examples.demo.exits
 
 demo-matformer: $(SETUP)  ## train nested models of text and of images, compile them for eight budgets, draw quality over latency; one of them writes, with drafts of its own
-	$(BIN)/python -m nestforge.tools.demo.matformer
+	$(BIN)/python -m nestforge.examples.demo.matformer
 
 demo-nest: $(SETUP) $(CHECKPOINT)  ## teach the real all-MiniLM-L6-v2 to be nested (8 minutes, once), draw quality over latency
-	$(BIN)/python -m nestforge.tools.demo.nest
+	$(BIN)/python -m nestforge.examples.demo.nest
 
 demo-mixer: $(SETUP)  ## train masked-token models with experts and without, compile each for many budgets, compare them
-	$(BIN)/python -m nestforge.tools.demo.mixer
+	$(BIN)/python -m nestforge.examples.demo.mixer
 
 demo-mhe: $(SETUP)  ## train encoders and decoders with seven attentions equally, compile every form of them, compare quality, latency and caches
-	$(BIN)/python -m nestforge.tools.demo.mhe
+	$(BIN)/python -m nestforge.examples.demo.mhe
 
 demo-coda: $(SETUP)  ## train a dense ViT, make it conditional, train two tasks on it, compare every reduction
-	$(BIN)/python -m nestforge.tools.demo.coda
+	$(BIN)/python -m nestforge.examples.demo.coda
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 
@@ -68,8 +68,8 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks of tools/bench and print one table; fails if a bar is missed
-	$(BIN)/python -m nestforge.tools.bench
+bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks of benchmarks and print one table; fails if a bar is missed
+	$(BIN)/python -m nestforge.benchmarks
 
 docs: $(DOCS_SETUP) $(PACKAGE_LINK)  ## build/site, the documentation as a website; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -109,7 +109,7 @@ $(CHECKPOINT): constraints.txt | $(SETUP)
 	touch $@
 
 $(TRAINED): | $(SETUP) $(CHECKPOINT)
-	$(BIN)/python -m nestforge.tools.train.exits
+	$(BIN)/python -m nestforge.examples.train.exits
 
 $(PACKAGE_LINK):
 	mkdir -p $(@D)

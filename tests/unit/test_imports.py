@@ -39,13 +39,10 @@ TORCH_FREE = {
     *("exporters.families.matformer.architecture", "exporters.families.sparse_mixer.architecture"),
     *("exporters.families.mhe.architecture", "exporters.families.coda.architecture"),
 }
-# Run from a checkout and not shipped, so they may use whatever a developer has.
-DEVELOPER = {"bench", "demo", "train"}
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
     for layer in LAYERS
     for path in sorted((ROOT / layer).rglob("*.py"))
-    if not DEVELOPER & set(path.relative_to(ROOT).parts)
 }
 
 

@@ -12,13 +12,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_every_package_is_listed_and_nothing_else() -> None:
-    outside = {"tests", "docs", "build", "dist", "demo"}
+    outside = {"tests", "docs", "build", "dist", "demo", "examples", "benchmarks"}
     inside = [top for top in ROOT.iterdir() if top.is_dir() and top.name not in outside and top.name[0] != "."]
     folders = {Path()} | {path.parent.relative_to(ROOT) for top in inside for path in top.rglob("*.py")}
-    of_the_checkout = {Path("tools/demo"), Path("tools/bench"), Path("tools/train")}
-    shipped = {folder for folder in folders if not {folder, *folder.parents} & of_the_checkout}
-    assert [folder for folder in shipped if not (ROOT / folder / "__init__.py").exists()] == []
-    names = {".".join(("nestforge", *folder.parts)) for folder in shipped}
+    assert [folder for folder in folders if not (ROOT / folder / "__init__.py").exists()] == []
+    names = {".".join(("nestforge", *folder.parts)) for folder in folders}
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == names
 
 

@@ -1,0 +1,96 @@
+"""Sparse Mixer Base and Fast Sparse Mixer Base against BERT Base and PyTorch eager, and what four capacities weigh."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import onnx
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.open_bundle import Bundle, open_bundle
+from ...exporters.families.sparse_mixer.folder import load_model
+from ..harness import Row, interleaved, ratio
+from ..subjects import CORES, eager_call, packed
+from .mixer_subjects import EIGHT, ONE, mixer_bundle, mixer_folder, peer_bundle
+
+# Capacity in percent to the model's name and the speed-up that the paper publishes.
+_PUBLISHED = {100: ("Sparse Mixer Base", 1.61), 50: ("Fast Sparse Mixer Base", 1.98)}
+_ROUNDS = {ONE: 12, EIGHT: 4}
+
+
+def run() -> list[Row]:
+    mixer, peer = mixer_bundle(), peer_bundle()
+    return [*_against_bert(mixer, peer, ONE), *_against_bert(mixer, peer, EIGHT), _against_eager(mixer), _bytes(mixer)]
+
+
+def engine_of(bundle: Bundle, percent: int, bucket: Bucket) -> EngineEntry:
+    """The engine with this capacity, and all of everything else."""
+    label = f"moe.capacity_factor{percent}-"
+    return next(e for e in bundle.manifest.engines if e.submodel.startswith(label) and e.bucket == bucket)
+
+
+def bytes_of_one(bundle: Bundle, submodel: str) -> int:
+    """Bytes that ``submodel`` alone could not do without: its engines, and what they read of the weights."""
+    files = [bundle.file(engine.file) for engine in bundle.manifest.engines if engine.submodel == submodel]
+    read = {
+        tuple(int(entry.value) for entry in tensor.external_data if entry.key in ("offset", "length"))
+        for file in files
+        for tensor in onnx.load(file, load_external_data=False).graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+    return sum(length for _, length in read) + sum(file.stat().st_size for file in files)
+
+
+def _against_bert(mixer: Path, peer: Path, bucket: Bucket) -> list[Row]:
+    opened = open_bundle(mixer)
+    bert = next(e for e in open_bundle(peer).manifest.engines if e.bucket == bucket)
+    with ExitStack() as stack:
+        runners = {"bert": stack.enter_context(packed(peer, bert.submodel, bucket))}
+        for percent, (name, _) in _PUBLISHED.items():
+            runners[name] = stack.enter_context(packed(mixer, engine_of(opened, percent, bucket).submodel, bucket))
+        calls = {name: (lambda one=one: one.runner.run(one.feeds)) for name, one in runners.items()}
+        times = interleaved(calls, _ROUNDS[bucket], runs=1, warmup=1)
+    return [
+        Row(
+            f"{name} engine against BERT Base, {bucket.batch} x {bucket.sequence}",
+            f"{ratio(times, 'bert', name):.2f}x (best {min(times[name]):.0f} against {min(times['bert']):.0f} ms)",
+            f">= {bar}x",
+            ratio(times, "bert", name) >= bar,
+            f"median ratio of {_ROUNDS[bucket]} interleaved rounds, encoders without a head, packed, {CORES} threads",
+        )
+        for name, bar in _PUBLISHED.values()
+    ]
+
+
+def _against_eager(mixer: Path) -> Row:
+    model = load_model(mixer_folder())
+    with packed(mixer, engine_of(open_bundle(mixer), 100, ONE).submodel, ONE) as ours:
+        calls = {"eager": eager_call(model, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
+        times = interleaved(calls, _ROUNDS[ONE], runs=1, warmup=1)
+    speed = ratio(times, "eager", "ours")
+    return Row(
+        "engine against PyTorch eager, Sparse Mixer Base",
+        f"{speed:.2f}x (best {min(times['ours']):.0f} against {min(times['eager']):.0f} ms)",
+        ">= 2x",
+        speed >= 2,
+        f"median ratio of {_ROUNDS[ONE]} interleaved rounds, 1 x 512, {CORES} threads each",
+    )
+
+
+def _bytes(mixer: Path) -> Row:
+    bundle = open_bundle(mixer)
+    total = sum(path.stat().st_size for path in bundle.path.iterdir())
+    universal = engine_of(bundle, 100, ONE).submodel
+    one = bytes_of_one(bundle, universal)
+    count = len(bundle.manifest.submodels)
+    weights = bundle.file(WEIGHTS_NAME).stat().st_size
+    return Row(
+        f"{count} capacities in one bundle, Sparse Mixer Base",
+        f"{total / one:.4f}x ({total / 1e6:.1f} MB over {one / 1e6:.1f} MB; weights {weights / 1e6:.1f} MB)",
+        "4 capacities, <= 1.01x",
+        count == 4 and total / one <= 1.01,
+        "all files of the bundle against the engines of one capacity and what these read of the weights",
+    )

@@ -1,0 +1,112 @@
+"""The whole training of a tiny task; what is finished is kept, and the figures are those of the runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from nestforge.examples.train.matformer.comparison import Training, compared
+from nestforge.examples.train.matformer.tasks import LanguageTask, Task
+from nestforge.examples.train.stages import Record
+from nestforge.exporters.checkpoints.checkpoint import sha256_of
+
+
+@dataclass
+class Workshop:
+    """Trainings of one task into one folder, and the stages that the last one kept."""
+
+    output: Path
+    kept: set[str] = field(default_factory=set)
+
+    def run(self, task: Task, seeds: int = 2, baselines: bool = True) -> Record:
+        self.kept.clear()
+
+        def told(stage: str, *_: int) -> None:
+            if stage.endswith(": kept"):
+                self.kept.add(stage.removesuffix(": kept"))
+
+        return Training(self.output, task, seeds, baselines, 1, told).run()
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path / "out")
+
+
+RUNS = {f"seed {seed}: {model}" for seed in (0, 1) for model in ("universal", "S", "M", "L", "XL")}
+
+
+def test_models_held_out_data_and_figures(workshop: Workshop, task: Task) -> None:
+    records = workshop.run(task)
+    assert sorted(path.name for path in workshop.output.iterdir()) == sorted(
+        [task.name, task.held_out_name, "training.json"]
+    )
+    assert records.keys() == RUNS | {"data", "ladder", "comparison"}
+    assert {f"{task.name} {name}": record for name, record in records.items()} == json.loads(
+        (workshop.output / "training.json").read_text()
+    )
+    for name, level in records["comparison"]["levels"].items():
+        nested, alone = (
+            [records[f"seed {seed}: {model}"]["levels"][name]["test"]["loss"] for seed in (0, 1)]
+            for model in ("universal", name)
+        )
+        assert level["parameters"] == records[f"seed 0: {name}"]["parameters"]
+        assert level["test"]["nested"]["loss"]["mean"] == pytest.approx(sum(nested) / 2)
+        assert level["test"]["ratios"] == [mine / theirs for mine, theirs in zip(nested, alone, strict=True)]
+
+
+def test_a_task_may_be_compared_once_and_publish_what_was_trained_alone(
+    workshop: Workshop, language: LanguageTask
+) -> None:
+    records = workshop.run(replace(language, name="writer", most_seeds=1, published_levels=("S",)), seeds=3)
+    names = {path.name for path in workshop.output.iterdir()}
+    assert names == {"writer", "writer.txt", "writer-S-alone", "training.json"}
+    assert json.loads((workshop.output / "writer-S-alone" / "config.json").read_text())["nested"] is False
+    assert not any(name.startswith("seed 1") for name in records)
+
+
+def test_what_is_finished_is_kept(workshop: Workshop, language: LanguageTask) -> None:
+    first = workshop.run(language, seeds=1)
+    model = sha256_of(workshop.output / "lm" / "model.safetensors")
+    assert workshop.run(language, seeds=1) == first
+    assert workshop.kept == {"lm data", "lm ladder"} | {f"lm {run}" for run in RUNS if run.startswith("seed 0")}
+    more = workshop.run(language, seeds=2)
+    assert all(more[name] == first[name] for name in first if name != "comparison")
+    other = replace(language, recipe=replace(language.recipe, rate=2e-2))
+    workshop.run(other, seeds=1)
+    assert workshop.kept == {"lm data"}
+    assert sha256_of(workshop.output / "lm" / "model.safetensors") != model
+
+
+def test_the_universal_model_alone(workshop: Workshop, language: LanguageTask) -> None:
+    alone = {"data", "seed 0: universal", "ladder"}
+    assert workshop.run(language, seeds=3, baselines=False).keys() == alone
+    assert "comparison" in workshop.run(language, seeds=1)
+    assert workshop.run(language, seeds=1, baselines=False).keys() == alone  # whatever was compared before
+    assert workshop.kept == {f"lm {stage}" for stage in alone}
+
+
+def test_held_out_text_is_of_the_test_part(workshop: Workshop, language: LanguageTask) -> None:
+    wide = replace(language, config=replace(language.config, max_position_embeddings=64))
+    workshop.run(wide, seeds=1, baselines=False)
+    lines = (workshop.output / "lm.txt").read_bytes().splitlines()
+    test = wide.data().parts["test"]
+    assert lines
+    assert all(40 <= len(line) <= 64 and line in test for line in lines)
+
+
+def test_figures_over_seeds_and_the_bar() -> None:
+    nested = [{"loss": loss, "accuracy": 0.5} for loss in (2.0, 4.0)]
+    alone = [{"loss": loss, "accuracy": 0.25} for loss in (2.0, 2.0)]
+    assert compared(nested, alone) == {
+        "nested": {"loss": {"mean": 3.0, "deviation": 2**0.5}, "accuracy": {"mean": 0.5, "deviation": 0.0}},
+        "baseline": {"loss": {"mean": 2.0, "deviation": 0.0}, "accuracy": {"mean": 0.25, "deviation": 0.0}},
+        "ratio": 1.5,
+        "ratios": [1.0, 2.0],
+        "holds": False,
+    }
+    alone = [{"loss": loss, "accuracy": 0.25} for loss in (3.0, 3.0)]
+    assert compared(nested, alone)["holds"]
+    assert compared(nested[:1], alone[:1])["nested"]["loss"] == {"mean": 2.0, "deviation": None}
