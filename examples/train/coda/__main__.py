@@ -1,4 +1,4 @@
-"""``python -m nestforge.examples.train.coda``: a dense ViT made conditional and trained for two tasks; prints accuracy."""
+"""``python -m nestforge.examples.train.coda``: a dense ViT made conditional and trained for two tasks."""
 
 from __future__ import annotations
 
