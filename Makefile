@@ -24,25 +24,25 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(SETUP) $(CHECKPOINT)  ## compile the real all-MiniLM-L6-v2 for this machine, run it, print the table of submodels
-	$(BIN)/python -m nestforge.examples.demo
+	$(BIN)/python -m nestforge.examples.encoder
 
 demo-exits: $(SETUP) $(CHECKPOINT)  ## train a multi-exit model (about 10 minutes, once), compile it, calibrate it, compare
-	$(BIN)/python -m nestforge.examples.demo.exits
+	$(BIN)/python -m nestforge.examples.cost_eff
 
 demo-matformer: $(SETUP)  ## train nested models of text and of images, compile them for eight budgets, draw quality over latency; one of them writes, with drafts of its own
-	$(BIN)/python -m nestforge.examples.demo.matformer
+	$(BIN)/python -m nestforge.examples.matformer
 
 demo-nest: $(SETUP) $(CHECKPOINT)  ## teach the real all-MiniLM-L6-v2 to be nested (8 minutes, once), draw quality over latency
-	$(BIN)/python -m nestforge.examples.demo.nest
+	$(BIN)/python -m nestforge.examples.nest
 
 demo-mixer: $(SETUP)  ## train masked-token models with experts and without, compile each for many budgets, compare them
-	$(BIN)/python -m nestforge.examples.demo.mixer
+	$(BIN)/python -m nestforge.examples.sparse_mixer
 
 demo-mhe: $(SETUP)  ## train encoders and decoders with seven attentions equally, compile every form of them, compare quality, latency and caches
-	$(BIN)/python -m nestforge.examples.demo.mhe
+	$(BIN)/python -m nestforge.examples.mhe
 
 demo-coda: $(SETUP)  ## train a dense ViT, make it conditional, train two tasks on it, compare every reduction
-	$(BIN)/python -m nestforge.examples.demo.coda
+	$(BIN)/python -m nestforge.examples.coda
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
 
@@ -68,7 +68,7 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks of benchmarks and print one table; fails if a bar is missed
+bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks and print one table; fails if a bar is missed
 	$(BIN)/python -m nestforge.benchmarks
 
 docs: $(DOCS_SETUP) $(PACKAGE_LINK)  ## build/site, the documentation as a website; fails on a broken link
@@ -109,7 +109,7 @@ $(CHECKPOINT): constraints.txt | $(SETUP)
 	touch $@
 
 $(TRAINED): | $(SETUP) $(CHECKPOINT)
-	$(BIN)/python -m nestforge.examples.train.exits
+	$(BIN)/python -m nestforge.examples.cost_eff.train
 
 $(PACKAGE_LINK):
 	mkdir -p $(@D)

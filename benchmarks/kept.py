@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 CACHE = Path(".cache/bench")
-_PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1]
 _MEASURED = ("compiler", "exporters", "profiles", "runtime")
 _MARK = "sources.sha256"
 

@@ -20,7 +20,7 @@ from ..compiler.graph.emit import emit
 from ..compiler.graph.make_template import traced_template
 from ..compiler.graph.store import Store, read_store, write_store
 from ..compiler.graph.template import Template, load_template, save_template
-from ..examples.demo.checkpoint import demo_checkpoint
+from ..examples.encoder.corpus import demo_checkpoint
 from ..exporters.source import open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.budget import BudgetSpec

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from ...examples.demo.checkpoint import demo_checkpoint
+from ...examples.encoder.corpus import demo_checkpoint
 from ...profiles.probe_host import host_profile
 from ..harness import Row
 

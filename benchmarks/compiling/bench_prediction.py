@@ -8,7 +8,7 @@ from statistics import median
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...compiler.engines.measure_latency import rungs_to_measure
 from ...compiler.planning.cost_model import fit_correction, predict
-from ...examples.demo.checkpoint import demo_checkpoint
+from ...examples.encoder.corpus import demo_checkpoint
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile
 from ...runtime.engines.measure import measure

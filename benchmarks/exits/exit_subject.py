@@ -15,9 +15,8 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...compiler.compile import compile_bundle
 from ...errors import CheckpointError
-from ...examples.demo.exits import FOLDER
-from ...examples.demo.figures.exit_report import read_texts
-from ...examples.demo.steps import is_made_from
+from ...examples.commands import is_made_from
+from ...examples.cost_eff.report import read_texts
 from ...profiles.load_profile import load_profile
 from ...runtime.calibrate.budget import parse_budget
 from ...runtime.calibrate.calibrate import calibrate
@@ -28,6 +27,7 @@ from ..kept import CACHE
 
 # Texts are cut to 64 tokens, as they were in training; published costs are of 128.
 SEQUENCE, LONGEST = 64, 128
+FOLDER = Path("demo/exits")  # where `make demo-exits` trains
 BATCHES = (1, 8, 32)
 EXITS = (2, 4, 6)
 # Between the batches of requests stand those to which survivors shrink.

@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 
 from ...compiler.examples.rank_axes import text_encoder
-from ...examples.demo.corpus import write_corpus
+from ...examples.encoder.corpus import write_corpus
 from ...runtime.inputs.arrays import Array
 from ...runtime.load import load
 from ..harness import Row, milliseconds

@@ -10,8 +10,7 @@ from pathlib import Path
 from ...bucket import Bucket
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...compiler.compile import compile_bundle
-from ...examples.demo.checkpoint import demo_checkpoint
-from ...examples.demo.corpus import write_corpus
+from ...examples.encoder.corpus import demo_checkpoint, write_corpus
 from ...exporters.source import open_source
 from ...exporters.universal import load_universal
 from ...profiles.budget import BudgetSpec

@@ -17,7 +17,7 @@ from nestforge.bundle.manifest import SCHEMA_VERSION, Manifest
 from nestforge.bundle.read_manifest import _PLAIN_NAME, MAX_JSON_BYTES, read_manifest
 from nestforge.strict import unstructure
 
-PAGE = (Path(__file__).parents[4] / "docs" / "bundle-format.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "bundle-format.md").read_text()
 
 
 def dataclasses_below(cls: Any, found: set[Any]) -> set[Any]:

@@ -19,7 +19,7 @@ from nestforge.bundle.entries.generation_entry import (
 from nestforge.bundle.manifest import FileEntry, Manifest
 from nestforge.bundle.open_bundle import open_bundle
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-ranges"
+GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-ranges"
 ENGINE = EngineEntry(
     id="ffn8.cached@b1_64-s1_40",
     submodel="ffn8",

@@ -17,7 +17,7 @@ from nestforge.bundle.seal import sealed_json
 from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import BundleFormatError, InputError
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-tasks"
+GOLDEN = Path(__file__).parents[2] / "golden" / "bundle-tasks"
 Edit = Callable[[dict[str, Any]], object]
 
 

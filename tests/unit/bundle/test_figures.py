@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from nestforge.bundle.figures import FIGURES, cell, heading, present
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_figures_stand_in_one_order_whatever_was_measured_first() -> None:

@@ -19,7 +19,7 @@ from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.summary.engine_details import common_details
 from nestforge.runtime.summary.tables import bundle_facts, submodel_table
 
-GOLDEN = Path(__file__).parents[3] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"
 KINDS = (
     "conditional",

@@ -14,7 +14,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import OutputError
 from support.nobody import needs_root, nobody
 
-GOLDEN = Path(__file__).parents[4] / "golden" / "bundle-tasks"
+GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-tasks"
 
 
 @pytest.mark.parametrize(("stopped_at", "is_listed"), [(1, False), (2, True)])

@@ -1,1 +1,0 @@
-"""Trains the models that the demonstrations compile: no part of the product, only of its checkout."""

@@ -1,0 +1,277 @@
+"""A small real bundle: a masked two-layer network, two submodels as prefix views of one store, two buckets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from nestforge.bucket import Bucket
+from nestforge.bundle.build_record import BuildRecord, Latency
+from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.manifest import (
+    BUILD_NAME,
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    WEIGHTS_NAME,
+    BudgetEntry,
+    FileEntry,
+    Limits,
+    Manifest,
+    Provenance,
+    Ranking,
+    SubmodelEntry,
+    TextEntry,
+)
+from nestforge.bundle.seal import sealed_json
+from nestforge.elastic import Axis
+from nestforge.profiles.probe_host import probe_host
+from nestforge.strict import unstructure
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from safetensors.numpy import save_file
+from support.exit_bundles import write_exits_bundle
+
+VOCABULARY, HIDDEN, FFN = 16, 16, 32
+PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink
+BUCKETS = (Bucket(1, 8), Bucket(2, 16))
+RANGE = Bucket(4, 16, 1, 2)
+WIDTHS = {"ffn16": 16, "ffn32": 32}
+PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64)
+
+
+def make_weights() -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(7)
+    shapes = {"embedding": (VOCABULARY, HIDDEN), "up.weight": (FFN, HIDDEN), "up.bias": (FFN,)}
+    shapes |= {"down.weight": (FFN, HIDDEN), "down.bias": (HIDDEN,)}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def make_graph(width: int, bucket: Bucket, offsets: Mapping[str, int]) -> bytes:
+    """``hidden = mask * (relu(x up^T + b) down + c)`` and its sum over the sequence."""
+    batch, steps = TensorSpec("", "int64", ("batch", "sequence")).declared(bucket)
+
+    def view(name: str, shape: tuple[int, ...]) -> TensorProto:
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
+        length = 4 * int(np.prod(shape))
+        for key, value in (("location", WEIGHTS_NAME), ("offset", offsets[name]), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+    nodes = [
+        helper.make_node("Gather", ["embedding", "input_ids"], ["x"]),
+        helper.make_node("Reshape", ["x", "flat"], ["x2"]),
+        helper.make_node("Gemm", ["x2", "up.weight", "up.bias"], ["u"], transB=1),
+        helper.make_node("Relu", ["u"], ["r"]),
+        helper.make_node("Gemm", ["r", "down.weight", "down.bias"], ["d"]),
+        helper.make_node("Reshape", ["d", "full"], ["d3"]),
+        helper.make_node("Cast", ["attention_mask"], ["m"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["m", "last"], ["m3"]),
+        helper.make_node("Mul", ["d3", "m3"], ["hidden"]),
+        helper.make_node("ReduceSum", ["hidden", "steps"], ["total"], keepdims=0),
+    ]
+    constants = {"flat": [-1, HIDDEN], "last": [2], "steps": [1]}
+    if bucket.is_static:
+        constants["full"] = [bucket.batch, bucket.sequence, HIDDEN]
+    else:
+        nodes.insert(1, helper.make_node("Shape", ["x"], ["full"]))
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(n, TensorProto.INT64, [batch, steps]) for n in ("input_ids", "attention_mask")],
+        [
+            helper.make_tensor_value_info("hidden", TensorProto.FLOAT, [batch, steps, HIDDEN]),
+            helper.make_tensor_value_info("total", TensorProto.FLOAT, [batch, HIDDEN]),
+        ],
+        [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
+        + [
+            view("embedding", (VOCABULARY, HIDDEN)),
+            view("up.weight", (width, HIDDEN)),
+            view("up.bias", (width,)),
+            view("down.weight", (width, HIDDEN)),
+            view("down.bias", (HIDDEN,)),
+        ],
+    )
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    return bytes(model.SerializeToString())
+
+
+def reference(width: int, ids: NDArray[Any], mask: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
+    w = make_weights()
+    x = w["embedding"][ids]
+    hidden = np.maximum(x @ w["up.weight"][:width].T + w["up.bias"][:width], 0) @ w["down.weight"][:width]
+    hidden = (hidden + w["down.bias"]) * mask[..., None].astype(np.float32)
+    return {"hidden": hidden, "total": hidden.sum(axis=1)}
+
+
+def make_tokenizer() -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "nest", "of", "models"])}
+    tokenizer: Any = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106 - a token of the vocabulary, no password
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    # Published tokenizers carry such settings; the runtime must not let them act unseen.
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=7)
+    return str(tokenizer.to_str())
+
+
+def make_manifest(buckets: Sequence[Bucket] = BUCKETS) -> Manifest:
+    """The tiny bundle's manifest, its files not filled in yet."""
+    tokens = ("batch", "sequence")
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        name="tiny",
+        family="test",
+        axes=(Axis("layers.0.ffn", FFN),),
+        trained_nested=True,
+        ranking=Ranking("none"),
+        submodels=tuple(
+            SubmodelEntry(
+                name,
+                ("XL",) if width == FFN else ("S",),
+                {"ffn": (width,)},
+                PARAMETERS + (2 * HIDDEN + 1) * width,
+                4 * (PARAMETERS + (2 * HIDDEN + 1) * width),
+            )
+            for name, width in WIDTHS.items()
+        ),
+        engines=tuple(
+            EngineEntry(
+                id=f"{name}@{bucket.label}",
+                submodel=name,
+                bucket=bucket,
+                backend="onnxruntime",
+                file=f"{name}.{bucket.label}.onnx",
+                emitted="sliced",
+                private_bytes=64,
+                flops=1000,
+                moved_bytes=1000,
+                activation_bytes=16 * bucket.tokens * width,
+                parity=PARITY,
+            )
+            for name, width in WIDTHS.items()
+            for bucket in buckets
+        ),
+        budgets=(BudgetEntry("edge", Limits(latency_ms=1.0), "ffn16", "the largest within 1 ms"),),
+        inputs=(
+            TensorSpec("input_ids", "int64", tokens, pad=0, high=VOCABULARY),
+            TensorSpec("attention_mask", "int64", tokens, pad=0, high=2),
+        ),
+        outputs=(TensorSpec("hidden", "float32", (*tokens, HIDDEN)), TensorSpec("total", "float32", ("batch", HIDDEN))),
+        files=(),
+        provenance=Provenance({}, (), {}, {}),
+        text=TextEntry("tokenizer.json", "input_ids", "attention_mask", None, "total"),
+    )
+
+
+LATENCIES = (
+    Latency("ffn16@b1-s8", 0.5, 0.4, 0.6, "packed"),
+    Latency("ffn32@b1-s8", 1.5, 2.5, 2.9, "packed"),
+    Latency("ffn16@b2-s16", 3.0),
+    Latency("ffn32@b2-s16", 6.0),
+    Latency(f"ffn16@{RANGE.label}", 4.0),
+    Latency(f"ffn32@{RANGE.label}", 8.0),
+)
+
+
+def write_manifest(folder: Path, manifest: object) -> None:
+    """Writes ``manifest`` (a Manifest or plain data) and a build record that names its hash."""
+    data = unstructure(manifest)
+    raw = json.dumps(data).encode()
+    (folder / MANIFEST_NAME).write_bytes(raw)
+    host = asdict(probe_host())
+    engines = {engine["id"] for engine in data["engines"]}
+    latencies = tuple(latency for latency in LATENCIES if latency.engine in engines)
+    digest = hashlib.sha256(raw).hexdigest()
+    record = BuildRecord(data["schema_version"], digest, "2026-11-21T00:00:00Z", (), host, {}, {}, latencies)
+    (folder / BUILD_NAME).write_bytes(sealed_json(unstructure(record)))
+
+
+def write_tiny_bundle(folder: Path, manifest: Manifest) -> Path:
+    folder.mkdir()
+    store = folder / WEIGHTS_NAME
+    save_file(make_weights(), store)
+    raw = store.read_bytes()
+    (header_length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + header_length])
+    offsets = {name: 8 + header_length + entry["data_offsets"][0] for name, entry in header.items()}
+    for engine in manifest.engines:
+        (folder / engine.file).write_bytes(make_graph(WIDTHS[engine.submodel], engine.bucket, offsets))
+    (folder / "tokenizer.json").write_text(make_tokenizer())
+    files = tuple(
+        FileEntry(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.iterdir())
+    )
+    write_manifest(folder, replace(manifest, files=files))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by tests that only read it."""
+    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny.bundle", make_manifest())
+
+
+@pytest.fixture(scope="session")
+def range_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same network with one range, ``1..4x2..16``; shared by tests that only read it."""
+    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "range.bundle", make_manifest([RANGE]))
+
+
+@pytest.fixture(scope="session")
+def exits_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with exits, see tests/exit_bundles.py; shared by tests that only read it."""
+    return write_exits_bundle(tmp_path_factory.mktemp("bundles") / "exits.bundle")
+
+
+@pytest.fixture
+def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "own.bundle"))
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return make_manifest()
+
+
+@pytest.fixture
+def expected() -> Callable[[int, NDArray[Any], NDArray[Any]], dict[str, NDArray[np.float32]]]:
+    """``expected(width, ids, mask)``: the tiny model's outputs, by numpy."""
+    return reference
+
+
+@pytest.fixture
+def edit_manifest() -> Callable[[Path, Callable[[dict[str, Any]], object]], None]:
+    """``edit_manifest(folder, edit)``: changes the manifest's JSON and has the build record vouch for it."""
+
+    def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+        data = json.loads((folder / MANIFEST_NAME).read_bytes())
+        edit(data)
+        write_manifest(folder, data)
+
+    return change
+
+
+@pytest.fixture
+def feeds() -> Callable[..., dict[str, NDArray[np.int64]]]:
+    """``feeds(batch, sequence)``: random ids, everything attended to."""
+
+    def make(batch: int, sequence: int, seed: int = 0) -> dict[str, NDArray[np.int64]]:
+        ids = np.random.default_rng(seed).integers(0, VOCABULARY, (batch, sequence))
+        return {"input_ids": ids, "attention_mask": np.ones((batch, sequence), np.int64)}
+
+    return make
