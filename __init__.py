@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         SliceError,
         UnsupportedModelError,
     )
-    from .exporters.families.coda.conversion.settings import ConversionSettings
+    from .exporters.families.coda.convert import ConversionSettings
     from .runtime.answer import Answer
     from .runtime.engines.contract.threads import use_process_wide_threads
     from .runtime.generation.calls.generated import Generated
@@ -117,7 +117,7 @@ _HOMES = {
     "Answer": ("runtime.answer", "Answer"),
     "Bundle": ("bundle.open_bundle", "Bundle"),
     "CompileRequest": ("compiler.request", "CompileRequest"),
-    "ConversionSettings": ("exporters.families.coda.conversion.settings", "ConversionSettings"),
+    "ConversionSettings": ("exporters.families.coda.convert", "ConversionSettings"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "Generated": ("runtime.generation.calls.generated", "Generated"),
     "Generation": ("runtime.generation.loop.generation", "Generation"),

@@ -9,12 +9,10 @@ from ..argument_types import checked
 from ..errors import OutputError
 from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint, sha256_of
 from ..exporters.checkpoints.own_folder import save_model
-from ..exporters.families.coda.architecture.config import CodaConfig
-from ..exporters.families.coda.conversion.convert import converted
-from ..exporters.families.coda.conversion.decoder_behind import decoder_behind
-from ..exporters.families.coda.conversion.settings import ConversionSettings
-from ..exporters.families.coda.model.encoder import CodaEncoder
-from ..exporters.families.coda_encoder_decoder.model import CodaEncoderDecoder
+from ..exporters.families.coda.config import CodaConfig
+from ..exporters.families.coda.convert import ConversionSettings, converted, decoder_behind
+from ..exporters.families.coda.encoder_decoder import CodaEncoderDecoder
+from ..exporters.families.coda.model import CodaEncoder
 from ..exporters.source import open_source
 from ..strict import unstructure
 from .publish.write_bundle import tool_versions

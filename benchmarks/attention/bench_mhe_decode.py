@@ -13,9 +13,9 @@ import torch
 from ... import load
 from ...bucket import Bucket
 from ...compiler.compile import compile_bundle
+from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.mhe.architecture.config import MheDecoderConfig
 from ...exporters.families.mhe.architecture.presets import PRESETS
-from ...exporters.families.mhe.folder import save_model
 from ...exporters.families.mhe.model.decoder import MheDecoder
 from ...profiles.budget import BudgetSpec
 from ...runtime.model import ElasticModel

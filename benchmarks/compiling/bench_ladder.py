@@ -12,8 +12,8 @@ import torch
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import open_bundle
 from ...compiler.compile import compile_bundle
+from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.matformer.architecture.config import MatformerConfig
-from ...exporters.families.matformer.folder import save_model
 from ...exporters.families.matformer.model.language_model import MatformerLM
 from ...profiles.budget import BudgetSpec
 from ...profiles.load_profile import load_profile

@@ -6,8 +6,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from ...exporters.families.coda.architecture.config import CodaConfig
-from ...exporters.families.coda.folder import load_model
+from ...exporters.families.coda.config import CodaConfig
+from ...exporters.families.coda.model import load_model
 from ..harness import Row, interleaved, ratio
 from ..subjects import CORES, eager_call, packed
 from .coda_subject import BUCKET, LAYERS, coda_bundle, coda_config, coda_folder, coda_submodel

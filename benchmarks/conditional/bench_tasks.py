@@ -15,13 +15,12 @@ import torch
 from ...bucket import Bucket
 from ...bundle.open_bundle import open_bundle
 from ...compiler.compile import compile_bundle
-from ...exporters.checkpoints.own_folder import save_tensors
-from ...exporters.families.coda.architecture.config import CodaConfig
-from ...exporters.families.coda.architecture.presets import PRESETS
-from ...exporters.families.coda.architecture.shapes import is_of_task
-from ...exporters.families.coda.folder import load_model, save_model
-from ...exporters.families.coda.model.encoder import CodaEncoder
-from ...exporters.families.coda.task_folder import CodaTaskConfig
+from ...exporters.checkpoints.own_folder import save_model, save_tensors
+from ...exporters.families.coda.config import CodaConfig
+from ...exporters.families.coda.family import PRESETS
+from ...exporters.families.coda.model import CodaEncoder, load_model
+from ...exporters.families.coda.ops import is_of_task
+from ...exporters.families.coda.tasks import CodaTaskConfig
 from ...exporters.tasks.task_form import hash_of
 from ...runtime.inputs.feeds import random_feeds
 from ...runtime.load import load

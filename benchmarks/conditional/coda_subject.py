@@ -9,10 +9,10 @@ import torch
 
 from ...bucket import Bucket
 from ...compiler.compile import compile_bundle
-from ...exporters.families.coda.architecture.config import REDUCTION, CodaConfig, Router
-from ...exporters.families.coda.architecture.presets import PRESETS
-from ...exporters.families.coda.folder import save_model
-from ...exporters.families.coda.model.encoder import CodaEncoder
+from ...exporters.checkpoints.own_folder import save_model
+from ...exporters.families.coda.config import REDUCTION, CodaConfig, Router
+from ...exporters.families.coda.family import PRESETS
+from ...exporters.families.coda.model import CodaEncoder
 from ..kept import CACHE
 from ..subjects import elsewhere
 

@@ -13,8 +13,8 @@ import torch
 
 from ...bucket import Bucket
 from ...compiler.compile import compile_bundle
+from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.sparse_mixer.architecture.presets import PRESETS
-from ...exporters.families.sparse_mixer.folder import save_model
 from ...exporters.families.sparse_mixer.model.encoder import SparseMixer
 from ..kept import CACHE
 from ..subjects import elsewhere

@@ -20,7 +20,7 @@ from ...bundle.device_files.task_index import read_tasks
 from ...bundle.open_bundle import open_bundle
 from ...compiler.publish.report import markdown
 from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
-from ...exporters.families.coda.architecture.config import REDUCTION, KeysOf
+from ...exporters.families.coda.config import REDUCTION, KeysOf
 from ...exporters.source import open_source
 from ...runtime.load import load
 from ...runtime.summary.table import Table

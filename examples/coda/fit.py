@@ -15,12 +15,12 @@ from torch.nn import functional
 
 from ...compiler.convert_coda import convert_coda
 from ...exporters.checkpoints.offline_transformers import offline_transformers
-from ...exporters.families.coda.architecture.config import KeysOf
-from ...exporters.families.coda.architecture.shapes import is_of_task
-from ...exporters.families.coda.conversion.settings import ConversionSettings
-from ...exporters.families.coda.folder import load_model, save_model
-from ...exporters.families.coda.model.encoder import CodaEncoder
-from ...exporters.families.coda.task_folder import save_task
+from ...exporters.checkpoints.own_folder import save_model
+from ...exporters.families.coda.config import KeysOf
+from ...exporters.families.coda.convert import ConversionSettings
+from ...exporters.families.coda.model import CodaEncoder, load_model
+from ...exporters.families.coda.ops import is_of_task
+from ...exporters.families.coda.tasks import save_task
 from ..byte_windows import Rows
 from ..matformer.tasks import Digits, read_digits
 from ..training import Record, decay_groups, descend, one_thread, replace_folder

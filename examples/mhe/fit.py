@@ -12,8 +12,8 @@ from typing import Any, get_args
 import torch
 from torch.nn import functional
 
+from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.mhe.architecture.config import AttentionKind, MheConfig, MheDecoderConfig, MheEncoderConfig
-from ...exporters.families.mhe.folder import save_model
 from ...exporters.families.mhe.model.decoder import MheDecoder
 from ...exporters.families.mhe.model.encoder import MheEncoder
 from ..byte_windows import MaskedBytes, MaskedRows, PythonBytes, Rows, read_masked_bytes, read_python_bytes

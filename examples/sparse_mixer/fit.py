@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
-from ...exporters.families.sparse_mixer.folder import save_model
 from ...exporters.families.sparse_mixer.model.encoder import DenseFFN, Embeddings, MaskedLmHead, SparseMixer
 from ...exporters.families.sparse_mixer.model.losses import routing_loss
 from ...exporters.families.sparse_mixer.model.mixing import LinearMixing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,11 +40,14 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], config: OwnConfig, folder:
     return folder
 
 
-def with_weights(module: M, checkpoint: Checkpoint) -> M:
-    """``module`` (built on the meta device) with the checkpoint's weights: float32, eval mode, without gradients.
+def with_weights(make: Callable[[], M], checkpoint: Checkpoint) -> M:
+    """The module that ``make`` builds (on the meta device here) with the checkpoint's weights: float32, eval mode,
+    without gradients.
 
     Raises CheckpointError if a tensor is missing, has another shape or is not finite.
     """
+    with torch.device("meta"):
+        module = make()
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     module.load_state_dict(read_tensors(checkpoint, shapes), assign=True)
     return module.eval().requires_grad_(False)

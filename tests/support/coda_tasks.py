@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nestforge.exporters.families.coda.architecture.shapes import is_of_task
-from nestforge.exporters.families.coda.folder import load_model, save_model
-from nestforge.exporters.families.coda.model.encoder import CodaEncoder
-from nestforge.exporters.families.coda.task_folder import save_task
+from nestforge.exporters.checkpoints.own_folder import save_model
+from nestforge.exporters.families.coda.model import CodaEncoder, load_model
+from nestforge.exporters.families.coda.ops import is_of_task
+from nestforge.exporters.families.coda.tasks import save_task
 
 # One conditional layer of two, and a reduction: as few engines as show everything.
 SETTINGS: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_labels": 3, "conditional_layers": (1,)}

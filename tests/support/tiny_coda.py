@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nestforge.exporters.families.coda.architecture.config import CodaConfig, SoftTopK
-from nestforge.exporters.families.coda.architecture.inputs import ImageInput
-from nestforge.exporters.families.coda.folder import save_model
-from nestforge.exporters.families.coda.model.encoder import CodaEncoder
+from nestforge.exporters.checkpoints.own_folder import save_model
+from nestforge.exporters.families.coda.config import CodaConfig, ImageInput, SoftTopK
+from nestforge.exporters.families.coda.model import CodaEncoder
 from support.tiny_models import word_tokenizer
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other

@@ -8,12 +8,12 @@ from typing import Any
 
 import nestforge
 import torch
-from nestforge.exporters.families.coda.architecture.config import CodaConfig
-from nestforge.exporters.families.coda.architecture.shapes import is_of_task
-from nestforge.exporters.families.coda_encoder_decoder.config import CodaEncoderDecoderConfig
-from nestforge.exporters.families.coda_encoder_decoder.folder import load_model, save_model
-from nestforge.exporters.families.coda_encoder_decoder.model import CodaEncoderDecoder
-from nestforge.exporters.families.coda_encoder_decoder.task_folder import save_task
+from nestforge.exporters.checkpoints.own_folder import save_model
+from nestforge.exporters.families.coda.config import CodaConfig
+from nestforge.exporters.families.coda.encoder_decoder import CodaEncoderDecoder, load_model
+from nestforge.exporters.families.coda.encoder_decoder_config import CodaEncoderDecoderConfig
+from nestforge.exporters.families.coda.ops import is_of_task
+from nestforge.exporters.families.coda.tasks import save_task
 from support.gated_decoders import edit_config
 from support.tiny_coda import SCHEDULE, coda_config
 from support.tiny_t5 import save_t5

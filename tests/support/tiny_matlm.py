@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nestforge.exporters.checkpoints.own_folder import save_model
 from nestforge.exporters.families.matformer.architecture.config import MatformerConfig
-from nestforge.exporters.families.matformer.folder import save_model
 from nestforge.exporters.families.matformer.model.language_model import MatformerLM
 
 TINY_MATLM: dict[str, Any] = {

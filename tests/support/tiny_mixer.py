@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nestforge.exporters.checkpoints.own_folder import save_model
 from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
-from nestforge.exporters.families.sparse_mixer.folder import save_model
 from nestforge.exporters.families.sparse_mixer.model.encoder import SparseMixer
 from support.tiny_models import word_tokenizer
 

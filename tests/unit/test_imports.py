@@ -37,7 +37,7 @@ OUTSIDE = {
 TORCH_FREE = {
     *("exporters.family", "exporters.source", "exporters.exits", "exporters.presets"),
     *("exporters.families.matformer.architecture", "exporters.families.sparse_mixer.architecture"),
-    *("exporters.families.mhe.architecture", "exporters.families.coda.architecture"),
+    *("exporters.families.mhe.architecture", "exporters.families.coda.config", "exporters.families.coda.ops"),
 }
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path

@@ -6,10 +6,14 @@ r of ``k = ceil(n / r)``, offered at the values that the configuration lists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ....bucket import Bucket
+from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
@@ -18,21 +22,24 @@ from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_config import read_config
 from ...checkpoints.stored_tensors import compare_with_headers
 from ...family import Family
+from ...routing import Replay, Routing
 from ...signature import Signature
-from .architecture.config import CodaConfig
-from .architecture.forward_ops import forward_ops
-from .architecture.inputs import IDS, MASK, PIXELS, TYPE_IDS
-from .architecture.presets import PRESETS
-from .architecture.selection import reduction_of
-from .architecture.shapes import (
+from ...tasks.task_form import Task, TaskForm
+from .config import IDS, MASK, PIXELS, ROUTES, SCHEDULE, TYPE_IDS, CodaConfig, KeysOf
+from .ops import (
     TABLES,
+    capacities,
     elastic_spec,
+    forward_ops,
+    is_of_task,
+    layer_tokens,
     parameter_group,
     parameter_shapes,
+    reduction_of,
+    temperature_names,
+    token_bucket,
+    variant_ops,
 )
-from .architecture.variant_ops import variant_ops
-from .routes import TokenRoutes
-from .task_form import coda_task_form
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -46,15 +53,16 @@ def read(checkpoint: Checkpoint) -> Architecture:
         compare_with_headers(checkpoint, shapes)
 
     def load() -> torch.nn.Module:
-        from .folder import model_of
-        from .model.answering import Answering
+        from ...checkpoints.own_folder import with_weights
+        from .model import CodaEncoder
+        from .passes import Answering
 
-        model = model_of(checkpoint, config)
+        model = with_weights(lambda: CodaEncoder(config), checkpoint)
         model.reduction = config.offered[-1]
         return Answering(model)
 
     def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-        from .model.encoder import CodaEncoder
+        from .model import CodaEncoder
 
         assert isinstance(module.model, CodaEncoder)
         module.model.reduction = reduction_of(config, submodel)
@@ -73,15 +81,6 @@ def read(checkpoint: Checkpoint) -> Architecture:
         tasks=coda_task_form(config),
         group_of=parameter_group,
     )
-
-
-FAMILY = Family(
-    "coda",
-    ("coda_encoder",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items()},
-)
 
 
 def _signature(checkpoint: Checkpoint, config: CodaConfig) -> Signature:
@@ -108,7 +107,124 @@ def _signature(checkpoint: Checkpoint, config: CodaConfig) -> Signature:
 
 
 def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
-    from .model.answering import Answering, lower
+    from .passes import Answering, lower
 
     assert isinstance(module, Answering)
     return lower(module, variants)
+
+
+@dataclass(frozen=True)
+class TokenRoutes(Routing):
+    """The selected tokens of every conditional layer, where ``config`` has one."""
+
+    config: CodaConfig
+
+    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
+        """Of every row the tokens by falling rank; none where nothing is compared."""
+        return self._entries(bucket.batch, capacities(self.config, submodel, bucket))
+
+    def of_any_length(self, submodel: Submodel, longest: int) -> tuple[RoutingEntry, ...]:
+        """The same of one row of up to ``longest`` tokens."""
+        return self._entries(1, layer_tokens(self.config, longest, reduction_of(self.config, submodel), True))
+
+    def _entries(self, rows: int, counts: Mapping[int, int]) -> tuple[RoutingEntry, ...]:
+        if not self.config.has_scores:
+            return ()
+        return tuple(RoutingEntry(f"{ROUTES}{layer}", (rows, count)) for layer, count in counts.items())
+
+    def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
+        config, counts = self.config, capacities(self.config, submodel, bucket)
+        tokens = token_bucket(config, bucket).sequence
+        selected = {*counts.values()} or {tokens}
+        stated: dict[str, int | str] = {
+            "reduction": reduction_of(config, submodel),
+            "tokens per row": tokens,
+            "tokens selected": max(selected) if len(selected) == 1 else ", ".join(map(str, counts.values())),
+            "router": config.router if counts else "none",
+            "keys and values of": config.keys_of,
+            "padding is routed": "yes" if config.route_padding else "no",
+        }
+        if counts and config.soft_top_k is not None:
+            schedule = config.soft_top_k
+            stated["soft top-k"] = (
+                f"{schedule.rounds} rounds from epsilon {schedule.epsilon_start:g} by {schedule.epsilon_decay:g} to "
+                f"{schedule.epsilon:g}, b from {schedule.initial}"
+            )
+        return stated
+
+    def orders(self, name: str) -> Mapping[int, str]:  # noqa: ARG002  (tokens are never permuted)
+        return {}
+
+    def replay(
+        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
+    ) -> Replay:
+        from .model import CodaEncoder
+        from .passes import replay
+
+        assert isinstance(module.model, CodaEncoder)
+        return replay(module.model, inputs, given)
+
+
+def coda_task_form(config: CodaConfig, prefix: str = "") -> TaskForm | None:
+    """Of a model whose encoder ``config`` describes, with the encoder's names behind ``prefix``. None where no layer is
+    conditional."""
+    if not config.conditional:
+        return None
+
+    def read(folder: Path) -> Task:
+        from .tasks import read_task
+
+        return read_task(config, folder, prefix)
+
+    own = [name for name in parameter_shapes(config) if is_of_task(name)]
+    return TaskForm("coda", frozenset(f"{prefix}{name}" for name in (*own, *temperature_names(config))), read)
+
+
+# The published T5 v1.1 shapes, made conditional as the paper analyses them: adapters of 64, all layers conditional,
+# soft top-k of 20 rounds. The sizes of its own final models are not known. Layers, width, FFN, heads.
+_SHAPES = {"base": (12, 768, 2048, 12), "large": (24, 1024, 2816, 16), "xl": (24, 2048, 5120, 32)}
+
+
+def _encoder(shape: tuple[int, int, int, int], keys_of: KeysOf, key_value_heads: int | None) -> CodaConfig:
+    layers, width, ffn, heads = shape
+    return CodaConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=ffn,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=64,
+        softmax_scale=1.0,
+        vocab_size=32_128,
+        max_position_embeddings=512,
+        activation="gelu_tanh",
+        gated_ffn=True,
+        norm="rms",
+        position="relative",
+        adapter_size=64,
+        adapter_activation="relu",
+        router="soft_top_k",
+        soft_top_k=SCHEDULE,
+        keys_of=keys_of,
+        ffn_residual="raw",
+        reduction=3,
+        reductions=(8, 5, 4, 3, 2, 1),
+    )
+
+
+PRESETS: Mapping[str, CodaConfig] = {
+    name: config
+    for size, shape in _SHAPES.items()
+    for name, config in {
+        f"coda-t5-{size}-k-to-k": _encoder(shape, "selected", None),
+        f"coda-t5-{size}-k-to-all": _encoder(shape, "all", None),
+        f"coda-t5-{size}-k-to-all-mq": _encoder(shape, "all", 1),
+    }.items()
+}
+FAMILY = Family(
+    "coda",
+    ("coda_encoder",),
+    read,
+    reads_config_alone=True,
+    presets={name: config.to_json() for name, config in PRESETS.items()},
+)

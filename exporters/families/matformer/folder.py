@@ -8,12 +8,10 @@ import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_config import read_config
-from ...checkpoints.own_folder import save_model, with_weights
+from ...checkpoints.own_folder import with_weights
 from .architecture.config import MatformerConfig, MatformerVitConfig
 from .model.language_model import MatformerLM
 from .model.vision_model import MatformerViT
-
-__all__ = ["load_model", "model_of", "save_model"]
 
 
 def load_model(folder: Path) -> torch.nn.Module:
@@ -29,6 +27,9 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 def model_of(checkpoint: Checkpoint, config: MatformerConfig | MatformerVitConfig) -> torch.nn.Module:
     """What ``load_model`` returns, of an open checkpoint with its configuration."""
-    with torch.device("meta"):
-        model = MatformerLM(config) if isinstance(config, MatformerConfig) else MatformerViT(config)
-    return with_weights(model, checkpoint)
+    return with_weights(lambda: made(config), checkpoint)
+
+
+def made(config: MatformerConfig | MatformerVitConfig) -> torch.nn.Module:
+    """The model that ``config`` describes, with weights drawn at random."""
+    return MatformerLM(config) if isinstance(config, MatformerConfig) else MatformerViT(config)

@@ -9,13 +9,11 @@ import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_config import read_config
-from ...checkpoints.own_folder import save_model, with_weights
+from ...checkpoints.own_folder import with_weights
 from .architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .model.decoder import MheDecoder
 from .model.encoder import MheEncoder
 from .model.encoder_decoder import MheEncoderDecoder
-
-__all__ = ["load_model", "made", "model_of", "save_model"]
 
 
 def load_model(folder: Path) -> torch.nn.Module:
@@ -35,8 +33,7 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 def model_of(checkpoint: Checkpoint, config: MheConfig) -> torch.nn.Module:
     """What ``load_model`` returns, of an open checkpoint with its configuration."""
-    with torch.device("meta"):
-        return with_weights(made(config), checkpoint)
+    return with_weights(lambda: made(config), checkpoint)
 
 
 def made(config: MheConfig) -> torch.nn.Module:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_config import read_config
-from ...checkpoints.own_folder import save_model, with_weights
+from ...checkpoints.own_folder import with_weights
 from .architecture.config import SparseMixerConfig
 from .model.encoder import SparseMixer
-
-__all__ = ["load_model", "model_of", "save_model"]
 
 
 def load_model(folder: Path) -> SparseMixer:
@@ -26,8 +22,6 @@ def load_model(folder: Path) -> SparseMixer:
 
 def model_of(checkpoint: Checkpoint, config: SparseMixerConfig) -> SparseMixer:
     """What ``load_model`` returns, of an open checkpoint with its configuration."""
-    with torch.device("meta"):
-        model = SparseMixer(config)
-    model = with_weights(model, checkpoint)
+    model = with_weights(lambda: SparseMixer(config), checkpoint)
     model.hold_matrices()
     return model

@@ -88,7 +88,7 @@ def command(model: Path, output: Path, overwrite: bool, with_decoder: bool, as_j
     every other command takes.
     """
     from ....compiler.convert_coda import convert_coda
-    from ....exporters.families.coda.conversion.settings import ConversionSettings
+    from ....exporters.families.coda.convert import ConversionSettings
 
     report = convert_coda(model, output, ConversionSettings(**settings), with_decoder, overwrite)
     if as_json:

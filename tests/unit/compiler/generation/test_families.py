@@ -12,7 +12,8 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.errors import ParityError
-from nestforge.exporters.families.matformer.folder import load_model, save_model
+from nestforge.exporters.checkpoints.own_folder import save_model
+from nestforge.exporters.families.matformer.folder import load_model
 from nestforge.exporters.families.matformer.model import generating
 from nestforge.exporters.families.matformer.model.relative_bias import buckets_between
 from support.gated_decoders import save_decoder

@@ -30,8 +30,8 @@ from nestforge.errors import (
     PlanError,
     SelectionError,
 )
-from nestforge.exporters.families.coda.folder import load_model
-from nestforge.exporters.families.coda.task_folder import save_task
+from nestforge.exporters.families.coda.model import load_model
+from nestforge.exporters.families.coda.tasks import save_task
 from nestforge.runtime.graphs.task_tensors import TaskTensors
 from support.coda_tasks import SETTINGS, save_tiny_task
 from support.tiny_coda import save_tiny_coda

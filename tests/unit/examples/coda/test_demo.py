@@ -15,7 +15,7 @@ from nestforge.examples.coda.fit import Trainer, accuracy
 from nestforge.examples.coda.report import Measured, quality_table, routing_table
 from nestforge.examples.coda.train import DENSE, RECIPE
 from nestforge.examples.matformer.tasks import read_digits
-from nestforge.exporters.families.coda.folder import load_model
+from nestforge.exporters.families.coda.model import load_model
 from support.tiny_compile import board
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

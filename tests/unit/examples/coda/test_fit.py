@@ -7,7 +7,7 @@ import torch
 from nestforge.examples.byte_windows import Rows
 from nestforge.examples.coda.fit import accuracy, fit_task, is_trained, routing
 from nestforge.examples.coda.train import RECIPE
-from nestforge.exporters.families.coda.model.encoder import CodaEncoder
+from nestforge.exporters.families.coda.model import CodaEncoder
 from support.tiny_coda import OF_IMAGES, coda_config, tiny_coda
 
 TINY = replace(RECIPE, task_steps=12, task_rate=5e-3, batch=8)

@@ -13,7 +13,7 @@ from nestforge.examples.coda import train as command
 from nestforge.examples.coda.fit import Trainer, is_trained, of_task
 from nestforge.examples.coda.train import DENSE, RECIPE
 from nestforge.examples.matformer.tasks import read_digits
-from nestforge.exporters.families.coda.folder import load_model
+from nestforge.exporters.families.coda.model import load_model
 
 RUNS = ("upright-selected", "upside-down-selected", "upright-all", "upside-down-all")
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "patch_size": 1}

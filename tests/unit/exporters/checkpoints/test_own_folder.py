@@ -32,7 +32,7 @@ def test_a_module_comes_back_in_float32_for_inference(tmp_path: Path) -> None:
     assert ((folder / "a.txt").read_text(), (folder / "b.bin").read_bytes()) == ("a", b"\0")
     checkpoint = open_checkpoint(folder)
     assert {header.dtype for header in checkpoint.tensors.values()} == {"F32"}
-    loaded = with_weights(_module(), checkpoint)
+    loaded = with_weights(_module, checkpoint)
     assert not loaded.training
     for name, value in loaded.named_parameters():
         assert not value.requires_grad
@@ -49,7 +49,7 @@ def test_a_module_comes_back_in_float32_for_inference(tmp_path: Path) -> None:
 def test_weights_that_are_missing_or_misfit_are_named(tmp_path: Path, saved: torch.nn.Module, message: str) -> None:
     folder = save_model(saved, _Width(3), tmp_path)
     with pytest.raises(CheckpointError, match=f"{message}$"):
-        with_weights(_module(), open_checkpoint(folder))
+        with_weights(_module, open_checkpoint(folder))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -58,10 +58,10 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path, value: float) -> 
     module.bias.data[1] = value
     save_model(module, _Width(3), tmp_path)
     with pytest.raises(CheckpointError, match=r"^.*: tensor bias holds NaN or infinite values$"):
-        with_weights(_module(), open_checkpoint(tmp_path))
+        with_weights(_module, open_checkpoint(tmp_path))
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no such file"):
-        with_weights(_module(), open_checkpoint(tmp_path, untrained=True))
+        with_weights(_module, open_checkpoint(tmp_path, untrained=True))

@@ -18,7 +18,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, ExportError, PlanError
-from nestforge.exporters.families.coda.folder import load_model
+from nestforge.exporters.families.coda.model import load_model
 from support.sealing import edit_manifest
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_coda import save_tiny_coda

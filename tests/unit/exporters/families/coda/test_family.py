@@ -7,7 +7,7 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError, ExportError, PlanError
-from nestforge.exporters.families.coda.folder import load_model
+from nestforge.exporters.families.coda.model import load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from nestforge.bucket import Bucket
-from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
-from nestforge.exporters.families.coda.routes import TokenRoutes
+from nestforge.exporters.families.coda.family import TokenRoutes
+from nestforge.exporters.families.coda.ops import elastic_spec
 from support.tiny_coda import coda_config
 
 BUCKET = Bucket(2, 10)

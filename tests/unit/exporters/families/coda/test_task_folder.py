@@ -10,8 +10,8 @@ import pytest
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.exporters.checkpoints.own_config import read_config
-from nestforge.exporters.families.coda.architecture.config import CodaConfig
-from nestforge.exporters.families.coda.task_folder import read_task
+from nestforge.exporters.families.coda.config import CodaConfig
+from nestforge.exporters.families.coda.tasks import read_task
 from support.coda_tasks import SETTINGS, save_tiny_task
 from support.tiny_coda import save_tiny_coda
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from nestforge.bucket import Bucket
-from nestforge.exporters.families.coda_encoder_decoder.architecture import (
+from nestforge.exporters.families.coda.encoder_decoder_config import (
     elastic_spec,
     encoding_ops,
     forward_ops,

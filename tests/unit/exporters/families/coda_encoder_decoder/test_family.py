@@ -6,7 +6,7 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError, ExportError
-from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
+from nestforge.exporters.families.coda.encoder_decoder import load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file

@@ -13,7 +13,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError
-from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
+from nestforge.exporters.families.coda.encoder_decoder import load_model
 from safetensors.torch import load_file, save_file
 from support.generating_t5 import generated_by_transformers
 from support.tiny_coda_t5 import converted_t5, save_small_t5

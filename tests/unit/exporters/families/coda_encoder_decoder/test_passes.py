@@ -9,7 +9,7 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.exporters.families.coda_encoder_decoder.passes import (
+from nestforge.exporters.families.coda.encoder_decoder import (
     Answering,
     CachedDecoder,
     RecordedPass,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.exporters.families.coda_encoder_decoder.presets import PRESETS
+from nestforge.exporters.families.coda.encoder_decoder_family import PRESETS
 from nestforge.exporters.source import open_source
 
 # Parameters of google/t5-v1_1-*.

@@ -4,9 +4,9 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.errors import ParityError
-from nestforge.exporters.families.coda_encoder_decoder.architecture import elastic_spec
-from nestforge.exporters.families.coda_encoder_decoder.passes import Answering, RecordedPass, SourceEncoder
-from nestforge.exporters.families.coda_encoder_decoder.routes import PairRoutes
+from nestforge.exporters.families.coda.encoder_decoder import Answering, RecordedPass, SourceEncoder
+from nestforge.exporters.families.coda.encoder_decoder_config import elastic_spec
+from nestforge.exporters.families.coda.encoder_decoder_family import PairRoutes
 from support.tiny_coda_t5 import encoder_config, pair_config, tiny_pair
 
 CONFIG = pair_config(encoder_config(reduction=3))

@@ -12,8 +12,8 @@ from nestforge.bundle.device_files.task_index import read_tasks
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task
 from nestforge.errors import CheckpointError, SelectionError
-from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
-from nestforge.exporters.families.coda_encoder_decoder.task_folder import save_task
+from nestforge.exporters.families.coda.encoder_decoder import load_model
+from nestforge.exporters.families.coda.tasks import save_task
 from safetensors.numpy import load_file, save_file
 from support.gated_decoders import edit_config
 from support.tiny_coda_t5 import encoder_config, save_pair_task, save_tiny_pair

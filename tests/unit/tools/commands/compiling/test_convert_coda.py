@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.exporters.families.coda.architecture.config import (
+from nestforge.exporters.families.coda.config import (
     MOST_ADAPTER_SIZE,
     MOST_LABELS,
     Activation,
@@ -17,7 +17,7 @@ from nestforge.exporters.families.coda.architecture.config import (
     KeysOf,
     Router,
 )
-from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
+from nestforge.exporters.families.coda.convert import ConversionSettings
 from nestforge.tools.cli import main
 from nestforge.tools.commands.compiling.convert_coda import command
 from support.tiny_models import save_tiny_encoder

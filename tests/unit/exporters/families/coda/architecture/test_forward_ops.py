@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.exporters.families.coda.architecture.config import CodaConfig
-from nestforge.exporters.families.coda.architecture.forward_ops import forward_ops
-from nestforge.exporters.families.coda.architecture.presets import PRESETS
-from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
-from nestforge.exporters.families.coda.architecture.variant_ops import variant_ops
+from nestforge.exporters.families.coda.config import CodaConfig
+from nestforge.exporters.families.coda.family import PRESETS
+from nestforge.exporters.families.coda.ops import elastic_spec, forward_ops, variant_ops
 from nestforge.workload import macs
 from support.tiny_coda import OF_IMAGES, coda_config
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.exporters.families.coda.architecture.presets import PRESETS
+from nestforge.exporters.families.coda.family import PRESETS
 from nestforge.exporters.source import open_source
 
 # Published T5 v1.1 shapes: layers, d, f, heads.

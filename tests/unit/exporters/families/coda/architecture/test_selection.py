@@ -5,8 +5,7 @@ from math import ceil
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import PlanError
-from nestforge.exporters.families.coda.architecture.selection import capacities, layer_tokens, reduction_of
-from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
+from nestforge.exporters.families.coda.ops import capacities, elastic_spec, layer_tokens, reduction_of
 from support.tiny_coda import coda_config
 
 

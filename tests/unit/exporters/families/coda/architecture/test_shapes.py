@@ -6,13 +6,13 @@ import pytest
 import torch
 from nestforge.compiler.planning.levels import levels
 from nestforge.elastic import Axis
-from nestforge.exporters.families.coda.architecture.shapes import (
+from nestforge.exporters.families.coda.model import CodaEncoder
+from nestforge.exporters.families.coda.ops import (
     elastic_spec,
     is_of_task,
     parameter_group,
     parameter_shapes,
 )
-from nestforge.exporters.families.coda.model.encoder import CodaEncoder
 from support.tiny_coda import OF_IMAGES, coda_config
 
 SETTINGS: list[dict[str, Any]] = [

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.own_config import config_from_json
-from nestforge.exporters.families.coda.architecture.config import CodaConfig
-from nestforge.exporters.families.coda.architecture.stated_tokens import stated_tokens_problem, tokens_of_layers
+from nestforge.exporters.families.coda.config import CodaConfig, stated_tokens_problem, tokens_of_layers
 from support.tiny_coda import coda_config
 
 JSON = coda_config(reduction=2, reductions=(4, 2)).to_json()

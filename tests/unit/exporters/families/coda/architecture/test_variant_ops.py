@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from nestforge.bucket import Bucket
-from nestforge.exporters.families.coda.architecture.shapes import elastic_spec
-from nestforge.exporters.families.coda.architecture.variant_ops import variant_ops
+from nestforge.exporters.families.coda.ops import elastic_spec, variant_ops
 from nestforge.workload import macs
 from support.tiny_coda import coda_config
 

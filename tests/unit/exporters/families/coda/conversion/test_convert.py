@@ -12,10 +12,8 @@ from nestforge.compiler.convert_coda import convert_coda
 from nestforge.compiler.parity.evidence.float64 import in_float64, widened
 from nestforge.errors import CheckpointError, PlanError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
-from nestforge.exporters.families.coda.conversion.convert import Conversion, converted
-from nestforge.exporters.families.coda.conversion.settings import ConversionSettings
-from nestforge.exporters.families.coda.folder import load_model
-from nestforge.exporters.families.coda.model.encoder import CodaEncoder
+from nestforge.exporters.families.coda.convert import Conversion, ConversionSettings, converted
+from nestforge.exporters.families.coda.model import CodaEncoder, load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.tiny_models import add_pooling, save_tiny_encoder

@@ -10,7 +10,7 @@ import pytest
 import torch
 from nestforge.compiler.parity.evidence.float64 import in_float64, widened
 from nestforge.errors import CheckpointError
-from nestforge.exporters.families.coda_encoder_decoder.folder import load_model
+from nestforge.exporters.families.coda.encoder_decoder import load_model
 from nestforge.exporters.source import open_source
 from support.tiny_coda_t5 import SETTINGS, save_small_t5
 from support.tiny_models import save_tiny_encoder

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.coda.model.answering import Answering, lower
+from nestforge.exporters.families.coda.passes import Answering, lower
 from support.tiny_coda import coda_config, tiny_coda
 
 IDS = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import torch
-from nestforge.exporters.families.coda.model.attention import Attention
+from nestforge.exporters.families.coda.attention import Attention
 from support.tiny_coda import coda_config
 
 

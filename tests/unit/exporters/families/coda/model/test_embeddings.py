@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from nestforge.errors import InputError
-from nestforge.exporters.families.coda.architecture.inputs import ImageInput
-from nestforge.exporters.families.coda.model.embeddings import ImageEmbeddings, TextEmbeddings, make_embeddings
+from nestforge.exporters.families.coda.config import ImageInput
+from nestforge.exporters.families.coda.model import ImageEmbeddings, TextEmbeddings, make_embeddings
 from support.tiny_coda import OF_IMAGES, coda_config, tiny_coda
 
 IDS = torch.tensor([[3, 1, 2], [5, 0, 9]])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from nestforge.errors import InputError, PlanError
-from nestforge.exporters.families.coda.model.encoder import CodaEncoder
+from nestforge.exporters.families.coda.model import CodaEncoder
 from support.tiny_coda import coda_config, tiny_coda
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.exporters.families.coda.model.adapters import LowRank
-from nestforge.exporters.families.coda.model.layer import Layer
-from nestforge.exporters.families.coda.model.places import Places, RelativeBias
-from nestforge.exporters.families.coda.model.soft_top_k import soft_top_k
+from nestforge.exporters.families.coda.attention import LowRank, Places, RelativeBias
+from nestforge.exporters.families.coda.model import Layer
+from nestforge.exporters.families.coda.routing import soft_top_k
 from support.tiny_coda import SCHEDULE, coda_config
 
 TOKENS = 6

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import torch
-from nestforge.exporters.families.coda.model.places import Places, RelativeBias, relative_bucket
+from nestforge.exporters.families.coda.attention import Places, RelativeBias, relative_bucket
 from transformers.models.t5.modeling_t5 import T5Attention
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])

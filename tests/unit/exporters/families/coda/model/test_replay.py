@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from nestforge.errors import ParityError
-from nestforge.exporters.families.coda.model.replay import replay
+from nestforge.exporters.families.coda.passes import replay
 from support.tiny_coda import coda_config, tiny_coda
 
 IDS = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0))

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.exporters.families.coda.model.router import Router, Selection
-from nestforge.exporters.families.coda.model.soft_top_k import soft_top_k
+from nestforge.exporters.families.coda.routing import Router, Selection, soft_top_k
 from nestforge.exporters.modules.top_tokens import traced_highest
 from support.tiny_coda import SCHEDULE, coda_config
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.coda.model.rows import Rows, TracedRows
+from nestforge.exporters.families.coda.routing import Rows, TracedRows
 
 TOKENS = torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0))
 PLACES = torch.tensor([[6, 0], [3, 4], [1, 2]])

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nestforge.exporters.families.coda.architecture.config import SoftTopK
-from nestforge.exporters.families.coda.model.soft_top_k import soft_top_k
+from nestforge.exporters.families.coda.config import SoftTopK
+from nestforge.exporters.families.coda.routing import soft_top_k
 
 ANNEALED = SoftTopK(rounds=20, epsilon=0.1, epsilon_start=4.0, epsilon_decay=0.7, initial="zero")
 CONSTANT = SoftTopK(rounds=20, epsilon=1.0, epsilon_start=1.0, epsilon_decay=1.0, initial="zero")

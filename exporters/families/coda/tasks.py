@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 from ....errors import CheckpointError
 from ...checkpoints.checkpoint import open_checkpoint
@@ -19,9 +18,11 @@ from ...checkpoints.own_config import OwnConfig, read_config
 from ...checkpoints.own_folder import read_tensors, save_tensors
 from ...checkpoints.stored_tensors import compare_with_headers
 from ...tasks.task_form import Task, hash_of
-from .architecture.config import REDUCTION, CodaConfig, SoftTopK
-from .architecture.shapes import is_of_task, parameter_shapes, temperature_names
-from .folder import load_model
+from .config import REDUCTION, CodaConfig, SoftTopK
+from .encoder_decoder import load_model as load_pair
+from .encoder_decoder_config import ENCODER, CodaEncoderDecoderConfig
+from .model import load_model
+from .ops import is_of_task, parameter_shapes, temperature_names
 
 # What a task may have another value of than its base; all else of the configuration is the graph's.
 _OWN_FIELDS = ("reduction", "reductions", "soft_top_k")
@@ -45,35 +46,31 @@ class CodaTaskConfig(OwnConfig):
 def save_task(trained: Path, base: Path, folder: Path) -> Path:
     """Writes what the checkpoint ``trained`` has beyond ``base`` into ``folder``, which must not exist; returns it.
 
-    Raises CheckpointError unless both have the same structure, and bit for bit the same frozen tensors.
+    Both are encoders, or both encoders with T5's decoder, which is frozen with the rest. Raises CheckpointError unless
+    they have the same structure, and bit for bit the same frozen tensors.
     """
-    model, frozen = load_model(trained), load_model(base)
-    require_structure(trained, model.config, frozen.config)
-    return save_difference((trained, model), (base, frozen), model.config, folder)
-
-
-def save_difference(
-    trained: tuple[Path, torch.nn.Module],
-    base: tuple[Path, torch.nn.Module],
-    config: CodaConfig,
-    folder: Path,
-    prefix: str = "",
-) -> Path:
-    """Writes the task that one checkpoint and its module have beyond those of ``base``; ``config`` is that of the
-    trained encoder, whose tensors follow ``prefix``. Raises as ``save_task``."""
-    theirs, tensors = dict(base[1].named_parameters()), {}
-    for name, parameter in trained[1].named_parameters():
-        if _is_of(prefix, name):
-            tensors[name] = parameter
-        elif parameter.numpy().tobytes() != theirs[name].numpy().tobytes():
-            raise CheckpointError(
-                f"{trained[0]}: tensor {name} differs from that of {base[0]}, where tasks share it frozen"
-            )
+    if open_checkpoint(trained).config.get("model_type") == CodaEncoderDecoderConfig.model_type:
+        pair, frozen_pair = load_pair(trained), load_pair(base)
+        for field in fields(CodaEncoderDecoderConfig):
+            ours, theirs = getattr(pair.config, field.name), getattr(frozen_pair.config, field.name)
+            if field.name != "encoder" and ours != theirs:
+                raise _another_graph(trained, field.name, ours, theirs)
+        configs, prefix = (pair.config.encoder, frozen_pair.config.encoder), ENCODER
+        weights = [dict(module.named_parameters()) for module in (pair, frozen_pair)]
+    else:
+        model, frozen = load_model(trained), load_model(base)
+        configs, prefix = (model.config, frozen.config), ""
+        weights = [dict(module.named_parameters()) for module in (model, frozen)]
+    _require_structure(trained, *configs)
+    tensors = {name: value for name, value in weights[0].items() if _is_of(prefix, name)}
+    frozen_tensors = {name: value.numpy() for name, value in weights[1].items() if name not in tensors}
+    for name, value in frozen_tensors.items():
+        if weights[0][name].numpy().tobytes() != value.tobytes():
+            raise CheckpointError(f"{trained}: tensor {name} differs from that of {base}, where tasks share it frozen")
     if folder.exists():
         raise CheckpointError(f"{folder}: exists already; choose another folder")
-    digest = hash_of({name: value.numpy() for name, value in theirs.items() if not _is_of(prefix, name)})
-    own = {name: getattr(config, name) for name in _OWN_FIELDS}
-    return save_tensors(tensors, CodaTaskConfig(base_sha256=digest, **own), folder)
+    own = {name: getattr(configs[0], name) for name in _OWN_FIELDS}
+    return save_tensors(tensors, CodaTaskConfig(base_sha256=hash_of(frozen_tensors), **own), folder)
 
 
 def read_task(config: CodaConfig, folder: Path, prefix: str = "") -> Task:
@@ -94,7 +91,7 @@ def read_task(config: CodaConfig, folder: Path, prefix: str = "") -> Task:
     # What the base states of other reductions is no fault of a task that is not offered at them.
     if problem := replace(ours, reduction_of_one="routed", tokens_selected=None).problem():
         raise CheckpointError(f"{where}: {problem}")
-    require_structure(where, ours, config)
+    _require_structure(where, ours, config)
     shapes = {f"{prefix}{name}": shape for name, shape in parameter_shapes(config).items() if is_of_task(name)}
     compare_with_headers(checkpoint, shapes)
     tensors = {name: tensor.numpy() for name, tensor in read_tensors(checkpoint, shapes).items()}
@@ -111,22 +108,22 @@ def _is_of(prefix: str, name: str) -> bool:
     return name.startswith(prefix) and is_of_task(name.removeprefix(prefix))
 
 
-def require_structure(where: Path, ours: CodaConfig, base: CodaConfig) -> None:
+def _require_structure(where: Path, ours: CodaConfig, base: CodaConfig) -> None:
     """Raises CheckpointError where the two are no tasks on one graph."""
     for field in fields(CodaConfig):
         if field.name not in _OWN_FIELDS and getattr(ours, field.name) != getattr(base, field.name):
-            raise another_graph(where, field.name, getattr(ours, field.name), getattr(base, field.name))
+            raise _another_graph(where, field.name, getattr(ours, field.name), getattr(base, field.name))
     if (ours.soft_top_k is None) != (base.soft_top_k is None):
-        raise another_graph(where, "soft_top_k", ours.soft_top_k, base.soft_top_k)
+        raise _another_graph(where, "soft_top_k", ours.soft_top_k, base.soft_top_k)
     if ours.soft_top_k is not None and base.soft_top_k is not None:
         for name in ("rounds", "initial"):
             if getattr(ours.soft_top_k, name) != getattr(base.soft_top_k, name):
-                raise another_graph(
+                raise _another_graph(
                     where, f"soft_top_k: {name}", getattr(ours.soft_top_k, name), getattr(base.soft_top_k, name)
                 )
 
 
-def another_graph(where: Path, name: str, ours: object, base: object) -> CheckpointError:
+def _another_graph(where: Path, name: str, ours: object, base: object) -> CheckpointError:
     """The refusal of a task that has another ``name`` than its base."""
     return CheckpointError(f"{where}: {name}: {ours!s:.80}, the base has {base!s:.80}; all tasks share its graph")
 

@@ -7,43 +7,47 @@ the second on its right changes nothing before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ....bucket import Bucket
+from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.generation_entry import CachedLayer
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
+from ....errors import ParityError
 from ...architecture import Architecture
 from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_config import read_config
 from ...checkpoints.stored_tensors import compare_with_headers
 from ...family import Family
+from ...routing import Replay, Routing
 from ...signature import Signature
-from ..coda.architecture.config import REDUCTION
-from ..coda.architecture.inputs import IDS, MASK
-from ..coda.architecture.selection import reduction_of
-from ..coda.architecture.variant_ops import COMBINE, DISPATCH
-from ..coda.task_form import coda_task_form
 from ..t5.forward_ops import step_ops
-from .architecture import (
+from .config import IDS, MASK, REDUCTION
+from .encoder_decoder_config import (
+    ENCODER,
     TABLES,
+    CodaEncoderDecoderConfig,
     elastic_spec,
     encoding_ops,
     forward_ops,
+    of_encoder,
     parameter_group,
     parameter_shapes,
     variant_ops,
 )
-from .config import ENCODER, CodaEncoderDecoderConfig
-from .presets import PRESETS
-from .routes import PairRoutes
+from .family import PRESETS as ENCODERS
+from .family import TokenRoutes, coda_task_form
+from .ops import COMBINE, DISPATCH, reduction_of
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
+
 
 _WRITTEN = "decoder_input_ids"
 # Of prompts, whose lengths are known when they are read: products with ones would be of all tokens squared.
@@ -58,15 +62,14 @@ def read(checkpoint: Checkpoint) -> Architecture:
         compare_with_headers(checkpoint, shapes)
 
     def load() -> torch.nn.Module:
-        from .folder import model_of
-        from .passes import Answering
+        from .encoder_decoder import Answering, model_of
 
         model = model_of(checkpoint, config)
         model.encoder.reduction = config.encoder.offered[-1]
         return Answering(model)
 
     def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-        from .passes import Answering
+        from .encoder_decoder import Answering
 
         assert isinstance(module, Answering)
         module.model.encoder.reduction = reduction_of(config.encoder, submodel)
@@ -86,15 +89,6 @@ def read(checkpoint: Checkpoint) -> Architecture:
         tasks=coda_task_form(config.encoder, ENCODER),
         group_of=parameter_group,
     )
-
-
-FAMILY = Family(
-    "coda_encoder_decoder",
-    ("coda_encoder_decoder",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items()},
-)
 
 
 def _signature(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Signature:
@@ -120,19 +114,19 @@ def _signature(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Sign
 
 def _cached(config: CodaEncoderDecoderConfig) -> CachedForm:
     def encoder(module: torch.nn.Module) -> torch.nn.Module:
-        from .passes import Answering, SourceEncoder
+        from .encoder_decoder import Answering, SourceEncoder
 
         assert isinstance(module, Answering)
         return SourceEncoder(module.model, module.returns_routes).eval()
 
     def cached(module: torch.nn.Module) -> torch.nn.Module:
-        from .passes import Answering, CachedDecoder
+        from .encoder_decoder import Answering, CachedDecoder
 
         assert isinstance(module, Answering)
         return CachedDecoder(module.model).eval()
 
     def recorded(module: torch.nn.Module) -> torch.nn.Module:
-        from .passes import Answering, RecordedPass
+        from .encoder_decoder import Answering, RecordedPass
 
         assert isinstance(module, Answering)
         return RecordedPass(module.model).eval()
@@ -162,7 +156,69 @@ def _cached(config: CodaEncoderDecoderConfig) -> CachedForm:
 
 
 def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
-    from .passes import Answering, lower
+    from .encoder_decoder import Answering, lower
 
     assert isinstance(module, Answering)
     return lower(module, variants)
+
+
+@dataclass(frozen=True)
+class PairRoutes(Routing):
+    """The encoder's ``TokenRoutes``, where it has a conditional layer."""
+
+    config: CodaEncoderDecoderConfig
+
+    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
+        """Those of the encoder."""
+        return self._own.entries(of_encoder(submodel), bucket)
+
+    def of_prompts(self, submodel: Submodel) -> tuple[RoutingEntry, ...]:
+        """Those of one prompt of any length, each as long as that of the longest."""
+        return self._own.of_any_length(of_encoder(submodel), self.config.encoder.most_tokens)
+
+    def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
+        return self._own.metadata(of_encoder(submodel), bucket)
+
+    def orders(self, name: str) -> Mapping[int, str]:
+        return self._own.orders(name)
+
+    def replay(
+        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
+    ) -> Replay:
+        from .encoder_decoder import NO_TOKEN, ReadingPass
+        from .passes import replay
+
+        assert isinstance(module, ReadingPass)
+        encoder, read = module.model.encoder, module.read(inputs)
+        most = max(encoder.counts(read[0].shape[1]).values(), default=0)
+        for name, places in given.items():
+            if (places[:, most:] != NO_TOKEN).any():
+                raise ParityError(f"{name}: expected {NO_TOKEN} behind {most} tokens")
+        shown = {name: places[:, :most] for name, places in given.items()}
+        return replay(encoder, read, shown, lambda source: module.behind(source, inputs))
+
+    @property
+    def _own(self) -> TokenRoutes:
+        return TokenRoutes(self.config.encoder)
+
+
+# The published T5 v1.1 with a conditional encoder, and a decoder as deep as that.
+PRESETS: Mapping[str, CodaEncoderDecoderConfig] = {
+    f"{name}-with-decoder": CodaEncoderDecoderConfig(
+        encoder=encoder,
+        num_decoder_layers=encoder.num_hidden_layers,
+        tie_word_embeddings=False,
+        scale_decoder_outputs=False,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    for name, encoder in ENCODERS.items()
+}
+FAMILY = Family(
+    "coda_encoder_decoder",
+    ("coda_encoder_decoder",),
+    read,
+    reads_config_alone=True,
+    presets={name: config.to_json() for name, config in PRESETS.items()},
+)

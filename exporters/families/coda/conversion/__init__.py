@@ -1,1 +1,0 @@
-"""Ordinary encoders made conditional: T5's, ViT, BERT."""

@@ -1,1 +1,0 @@
-"""The model in PyTorch, and as the compiler traces it."""
