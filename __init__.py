@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from .exporters.families.coda.convert import ConversionSettings
     from .runtime.answer import Answer
-    from .runtime.engines.contract.threads import use_process_wide_threads
+    from .runtime.device.threads import use_process_wide_threads
     from .runtime.generation.calls.generated import Generated
     from .runtime.generation.calls.session import Session
     from .runtime.generation.loop.generation import Generation
@@ -138,7 +138,7 @@ _HOMES = {
     "open_bundle": ("bundle.open_bundle", "open_bundle"),
     "plan": ("compiler.request", "plan"),
     "search": ("tools.functions", "search"),
-    "use_process_wide_threads": ("runtime.engines.contract.threads", "use_process_wide_threads"),
+    "use_process_wide_threads": ("runtime.device.threads", "use_process_wide_threads"),
     "verify": ("compiler.verify", "verify_bundle"),
 }
 

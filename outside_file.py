@@ -1,6 +1,6 @@
 """Files of users and of other programs, read: each has an end and a bounded size, and none is waited for.
 
-A link is followed; what a bundle holds is read by ``bundle/regular_file.py``, which follows none.
+A link is followed; what a bundle holds is read by ``bundle/files.py``, which follows none.
 """
 
 from __future__ import annotations

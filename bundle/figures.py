@@ -1,11 +1,19 @@
-"""The figures by which a submodel is compared with the universal model: their names, headings and units, in order."""
+"""Figures by which a submodel is compared with the universal model (names, headings, units), and their least."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..elastic import BITS
+from .manifest import Manifest, SubmodelEntry
+
 NEIGHBOURS = 10
+# The least that a submodel should keep. Cosine: the smallest level of all-MiniLM-L6-v2 keeps 0.916 after eight minutes
+# of `nestforge nest` (docs/nest.md), so that less can be mended. Classes: one answer in ten is another. Tokens: a
+# greedy text parts from the universal model's after about five. recall@10 has no bar of its own: it depends on how
+# close the texts of a corpus are to each other.
+LEAST: Mapping[str, float] = {"mean_cosine": 0.9, "class_agreement": 0.9, "token_agreement": 0.8}
 
 
 @dataclass(frozen=True)
@@ -58,3 +66,60 @@ def cell(figures: Mapping[str, float] | None, name: str, errors: Mapping[str, fl
         return "-"
     shown = FIGURES[name].text if name in FIGURES else "{:g}".format
     return f"{shown(figures[name])} ±{shown(errors[name])}" if errors and name in errors else shown(figures[name])
+
+
+def shortfall(entry: SubmodelEntry) -> str | None:
+    """The first figure of ``entry`` below its bar, ``mean cosine 0.6331, below 0.9``; None where all are kept, or
+    none was measured."""
+    figures = entry.quality.figures if entry.quality else {}
+    short = (name for name, least in LEAST.items() if name in figures and figures[name] < least)
+    return next((f"{heading(name)} {cell(figures, name)}, below {LEAST[name]}" for name in short), None)
+
+
+def quality_warnings(manifest: Manifest) -> list[str]:
+    """One line where submodels keep too little, or where nobody knows: how many, what the budgets chose, what to do."""
+    smaller = [entry for entry in manifest.submodels if entry.id != manifest.largest_first[0].id]
+    short = {entry.id: said for entry in smaller if (said := shortfall(entry))}
+    if short:
+        chosen = {budget.name: short[budget.submodel] for budget in manifest.budgets if budget.submodel in short}
+        listed = "; ".join(f"budget {name}: {said}" for name, said in chosen.items()) or _first(manifest, short)
+        return [
+            f"{len(short)} of {len(manifest.submodels)} submodels keep little of the universal model ({listed}): "
+            f"{_mending(manifest, [entry for entry in smaller if entry.id in short])}"
+        ]
+    if smaller and not manifest.trained_nested and not any(entry.quality for entry in smaller):
+        given = "`text`" if manifest.text is not None else "`data`"
+        may = ", and those of a model that was never nested may keep little" if _narrowed(manifest, smaller) else ""
+        return [
+            "what its submodels keep of the universal model was not measured, since no examples were given"
+            f"{may}: compile with {given} to measure it"
+        ]
+    return []
+
+
+def _first(manifest: Manifest, short: Mapping[str, str]) -> str:
+    name, said = next(iter(short.items()))
+    return f"{manifest.submodel(name).label}: {said}"
+
+
+def _mending(manifest: Manifest, short: list[SubmodelEntry]) -> str:
+    """The remedy for ``short``: another precision where nothing else was cut, training, or larger levels."""
+    if not _narrowed(manifest, short):
+        return "their precision costs it; a wider one keeps more"
+    if manifest.trained_nested:
+        return "the model was trained nested; larger levels (`levels`) keep more, and so does longer training"
+    can_nest = manifest.text is not None and all(axis.choices is None or axis.kind == BITS for axis in manifest.axes)
+    if not can_nest:
+        return "the model was never nested; larger levels (`levels`) keep more"
+    return (
+        "the model was never nested; `nestforge nest MODEL --text FILE --output nested` teaches them in minutes, then "
+        "compile that folder"
+    )
+
+
+def _narrowed(manifest: Manifest, entries: list[SubmodelEntry]) -> bool:
+    """Whether more than precision was cut of one of ``entries``."""
+    sizes: dict[str, set[int]] = {}
+    for axis in manifest.axes:
+        sizes.setdefault(axis.kind, set()).add(axis.size)
+    return any(set(v) - sizes[kind] for entry in entries for kind, v in entry.values.items() if kind != BITS)

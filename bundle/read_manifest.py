@@ -19,9 +19,9 @@ from .check_tasks import task_problems
 from .entries.engine_entry import EngineEntry
 from .entries.generation_entry import ENCODER
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
+from .files import unsealed
 from .manifest import SCHEMA_VERSION, UNLISTED, Manifest
 from .roles import role_problems
-from .seal import unsealed
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20

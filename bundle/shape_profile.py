@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..bucket import Bucket
-from ..errors import BundleFormatError
+from ..errors import BuildError, BundleFormatError
 from .entries.engine_entry import EngineEntry
 from .entries.generation_entry import CACHED, ENCODER, LOGIT_COUNT, PROMPT_TOKENS, SOURCE
 from .entries.tensor_spec import TensorSpec
 from .manifest import MANIFEST_NAME, Manifest
 
 Shape = tuple[int, ...]
+# How TensorRT writes a dimension that is not known.
+UNKNOWN_EXTENT = -1
 # New tokens of a row that a step takes: the last one of the text, and eight that were drafted.
 STEP_TOKENS = 9
 
@@ -59,6 +61,17 @@ class ShapeProfile:
             if named
         )
 
+    def parsed_shapes(
+        self, where: str, parsed: Mapping[str, Shape], inputs: Sequence[TensorSpec]
+    ) -> dict[str, tuple[Shape, Shape, Shape]]:
+        """``shapes`` by name of the inputs that need a profile, which ``parsed``, the graph as TensorRT read it, leaves
+        open by a -1. Raises BuildError if these are not the manifest's inputs at the bucket."""
+        declared = {spec.name: spec.declared(self.bucket) for spec in inputs}
+        if parsed.keys() != declared.keys() or not all(_fits(parsed[name], declared[name]) for name in declared):
+            listed = ", ".join(f"{name} {list(shape)}" for name, shape in parsed.items())
+            raise BuildError(f"{where}: its graph takes {listed}; the manifest says {declared}")
+        return {spec.name: self.shapes(spec) for spec in inputs if UNKNOWN_EXTENT in parsed[spec.name]}
+
     @property
     def key(self) -> list[str | int]:
         """What of it a plan follows from."""
@@ -93,6 +106,13 @@ def shape_profile(manifest: Manifest, bucket: Bucket) -> ShapeProfile:
         return ShapeProfile(bucket, bucket.nearest(Bucket.parse(str(asked))))
     except ValueError as failure:
         raise BundleFormatError(f"{MANIFEST_NAME}: provenance: profile: budget_at: {failure}") from None
+
+
+def _fits(parsed: Shape, declared: tuple[str | int, ...]) -> bool:
+    """Whether every dimension that the manifest leaves free is open, and any other one is open or has its size."""
+    return len(parsed) == len(declared) and all(
+        have in (UNKNOWN_EXTENT, want) for have, want in zip(parsed, declared, strict=True)
+    )
 
 
 def _of_caches(bucket: Bucket, prompts: Mapping[str, int]) -> tuple[ShapeProfile, ...]:

@@ -20,10 +20,9 @@ from ..errors import BuildError, InputError, ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
-from ..profiles.device_profile import DeviceProfile
+from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.precision import TRACED
 from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
-from ..profiles.profile_data import profile_data
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
 from .engines.build_engine import EngineBuilder

@@ -22,8 +22,8 @@ from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.universal import UniversalModel, load_universal
 from ..notebook import as_html
-from ..profiles.profile_data import profile_precisions
-from ..runtime.engines.contract.threads import threads_or_default
+from ..profiles.device_profile import profile_precisions
+from ..runtime.device.threads import threads_or_default
 from ..runtime.inputs.arrays import Arrays
 from ..runtime.model import ElasticModel
 from ..runtime.verify_bytes import verify_bytes

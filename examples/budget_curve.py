@@ -15,7 +15,7 @@ from ..bundle.figures import cell, heading
 from ..bundle.open_bundle import Bundle
 from ..runtime.calibrate.measure import time_in_turns
 from ..runtime.consistency.report import Consistency
-from ..runtime.engines.contract.threads import threads_or_default
+from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.runner import runner_for
 from ..runtime.inputs.feeds import random_feeds
 from ..runtime.summary.table import Table

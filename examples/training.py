@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..bundle.seal import to_json
+from ..bundle.files import to_json
 from ..compiler.work.staging import write_synced
 from ..strict import unstructure
 from ..tools.console import Progress

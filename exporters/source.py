@@ -12,8 +12,7 @@ from ..bucket import Bucket
 from ..bundle.entries.engine_entry import RoutingEntry
 from ..elastic import BITS, DEPTH, Axis, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
-from ..profiles.encodings import Encoding
-from ..profiles.precision import Precision, precision_of, widths_of
+from ..profiles.precision import Encoding, Precision, precision_of, widths_of
 from ..workload import Op
 from .architecture import Architecture, Variants
 from .cached_form import CachedForm

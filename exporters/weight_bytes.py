@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..profiles.encodings import (
+from ..profiles.precision import (
     FP32,
     HALVES,
     INT4,
@@ -15,10 +15,11 @@ from ..profiles.encodings import (
     INT8_ZERO,
     LEAST_INPUTS,
     LEAST_OUTPUTS,
+    PRECISIONS,
     Encoding,
+    Precision,
     encoded_bytes,
 )
-from ..profiles.precision import PRECISIONS, Precision
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import InputError
-from ..runtime.engines.contract.threads import threads_or_default
+from ..runtime.device.threads import threads_or_default
 from ..runtime.load import load
 from ..runtime.model import ElasticModel
 

@@ -1,22 +1,22 @@
-"""How much of the CPUs other programs use, from the system's own counters; Linux and macOS have them alike.
+"""Other programs' share of the CPUs, by the system's counters, and the limits of this process's control groups.
 
-The load average is no measure of that: it counts this process too, and looks back over a minute.
-
-One rule for all that measures this host: a figure is noisy where others used more than ``MOST_OTHERS``. Commands that
-measure in order to keep figures refuse, unless they are forced; others mark what they show or keep beside their work.
+Linux and macOS have the counters alike. The load average is no measure of that: it counts this process too, and looks
+back over a minute. One rule for all that measures this host: a figure is noisy where others used more than
+``MOST_OTHERS``. Commands that measure in order to keep figures refuse, unless they are forced; others mark what they
+show or keep beside their work.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from math import inf
+from pathlib import Path
 from time import perf_counter, process_time, sleep
 
 import psutil
 
 from ..errors import MeasurementError
-from .cgroups import cgroup_cpu_quotas
 
 # The share of the CPUs that others may use.
 MOST_OTHERS = 0.20
@@ -89,3 +89,48 @@ def _busy_seconds() -> tuple[float, float] | None:
         total += every
         busy += every - times.idle - getattr(times, "iowait", 0.0)
     return total, busy
+
+
+_CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def cgroup_cpu_quotas() -> Iterator[float]:
+    """CPU quotas in cores, of this process's control group and every one above it."""
+    for folder in _cgroup_folders(""):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.strip().isdigit():
+            yield int(quota) / int(period)
+    for folder in _cgroup_folders("cpu"):
+        quota_v1, period_v1 = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota_v1.isdigit() and period_v1.isdigit():  # "-1" is no quota
+            yield int(quota_v1) / int(period_v1)
+
+
+def cgroup_memory_limits() -> Iterator[int]:
+    """Memory limits in bytes, of this process's control group and every one above it."""
+    names = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
+    for controller, name in names:
+        for folder in _cgroup_folders(controller):
+            limit = _read(folder / name)
+            if limit.isdigit():
+                yield int(limit)
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """Folders of this process's control group and its parents; ``controller`` is empty for version 2."""
+    for line in _read(_CGROUP_MEMBERSHIP).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controller in controllers.split(","):
+            mount = _CGROUP_ROOT / controller
+            folder = mount / group.lstrip("/")
+            # Inside a container the group's path may name the host's tree: then only the mount itself is ours.
+            return [mount, *(p for p in (folder, *folder.parents) if mount in p.parents)]
+    return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -12,9 +12,8 @@ from ..errors import ProfileError
 from ..outside import is_of_library, said_by
 from ..outside_file import read_file
 from ..strict import nearest
-from .device_profile import DeviceProfile
+from .device_profile import DeviceProfile, profile_data, read_profile
 from .probe_host import HOST_PROFILE_NAME, host_profile
-from .profile_data import profile_data, read_profile
 
 MAX_YAML_BYTES = 256 * 1024
 _BUILTIN = Path(__file__).parent / "builtin"

@@ -1,7 +1,9 @@
 """Micro-benchmarks of this host: the rates that an ONNX Runtime engine of an encoder will see, in about four seconds.
 
-Each is a chain of operations on one tensor, run by ONNX Runtime where the ``onnx`` package can write the chain down,
-by numpy otherwise. The two differ, so ``Rates.source`` says which it was. Integer products are ONNX Runtime's alone.
+Each is a chain of operations on one tensor, run by ONNX Runtime where the ``onnx`` package can write the chain down, by
+numpy otherwise. The two differ, so ``Rates.source`` says which it was. Integer products are ONNX Runtime's alone, with
+the kernels of compiler/graph/precision/cpu_kernels.py, of which nothing is imported: a profile is made on devices
+without a compiler.
 """
 
 from __future__ import annotations
@@ -13,24 +15,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import util
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
 from .device_profile import ProductRates, Rates
-from .integer_products import (
-    DOMAIN,
-    matmul_nbits,
-    matmul_nbits_constants,
-    qgemm,
-    qgemm_constants,
-    qgemm_of_rows,
-)
+
+if TYPE_CHECKING:
+    import onnx
+
 
 Array = npt.NDArray[np.float32]
-
+Constants = Mapping[str, npt.NDArray[Any]]
+DOMAIN = "com.microsoft"
+_BLOCK_VALUES = 32
+_ROUNDING = ("step", "middle", "last")  # of activations: the scale, the integer of 0, and the axis of a row
+_ACCURACY_INT8_SUMS = 4  # activations become int8, so that the sums are of integers
 _TIMED_ROUNDS = 5
 _SECONDS_PER_ROUND = 0.08
 _READ_BYTES = 256 * 2**20
@@ -89,7 +91,6 @@ CHAINS = {
     ),
     "tiny": Chain((1, 8), (("Add", "y"),), {"y": (1, 8)}, 200, 1),
 }
-
 # The products of "gemm" on integers. Of int4 the second has 8 bits, as in an engine: its inputs are what shrinks there.
 INTEGER_CHAINS = {
     "int8": replace(CHAINS["gemm"], steps=(("QGemm", "up"), ("QGemm", "down"))),
@@ -98,20 +99,6 @@ INTEGER_CHAINS = {
 }
 # The largest activation of a chain, as calibration would find it: 5 times their rms.
 _LARGEST_VALUE = 5 / np.sqrt(384)
-
-_INTEGER_NODES = {"QGemm": qgemm, "QGemmOfRows": qgemm_of_rows}
-_ENCODERS: Mapping[str, Callable[[str, Array], Mapping[str, npt.NDArray[Any]]]] = {
-    "QGemm": partial(qgemm_constants, largest=_LARGEST_VALUE),
-    "QGemmOfRows": partial(qgemm_constants, largest=1.0),
-    "MatMulNBits": matmul_nbits_constants,
-}
-_NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
-    "Gemm": lambda x, weight: x @ weight.T,
-    "MatMul": np.matmul,
-    "Add": np.add,
-    "Gelu": lambda x: x * (0.5 + 0.5 * np.tanh(x)),
-    "LayerNormalization": lambda x, scale: (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + 1e-5) * scale,
-}
 
 
 def measure_host_rates(cores: int) -> Rates:
@@ -235,3 +222,80 @@ def _fastest(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 def _large_array() -> Array:
     """More than any cache holds, and no more than the host can spare."""
     return np.ones(min(_READ_BYTES, int(psutil.virtual_memory().available) // 8) // 4, np.float32)
+
+
+_NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
+    "Gemm": lambda x, weight: x @ weight.T,
+    "MatMul": np.matmul,
+    "Add": np.add,
+    "Gelu": lambda x: x * (0.5 + 0.5 * np.tanh(x)),
+    "LayerNormalization": lambda x, scale: (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + 1e-5) * scale,
+}
+
+
+def qgemm(x: str, weight: str, y: str) -> list[onnx.NodeProto]:
+    """``y = x weight^T`` of uint8 activations, by one constant scale, and weights of 8 bits."""
+    from onnx import helper
+
+    *weights, step, middle, _ = _names(weight, "zero", *_ROUNDING)
+    quantised = [f"{y}.integers", step, middle]
+    return [
+        helper.make_node("QuantizeLinear", [x, step, middle], quantised[:1]),
+        helper.make_node("QGemm", [*quantised, *weights], [y], domain=DOMAIN, transB=1),
+    ]
+
+
+def qgemm_of_rows(x: str, weight: str, y: str) -> list[onnx.NodeProto]:
+    """As ``qgemm``, in units of the largest magnitude of each row of activations, so that these have scales of their
+    own."""
+    from onnx import helper
+
+    sizes, largest, units, sums = (f"{y}.{part}" for part in ("sizes", "largest", "units", "sums"))
+    return [
+        helper.make_node("Abs", [x], [sizes]),
+        helper.make_node("ReduceMax", [sizes, _names(weight, *_ROUNDING)[-1]], [largest]),
+        helper.make_node("Div", [x, largest], [units]),
+        *qgemm(units, weight, sums),
+        helper.make_node("Mul", [sums, largest], [y]),
+    ]
+
+
+def qgemm_constants(name: str, weight: npt.NDArray[np.float32], largest: float) -> Constants:
+    """int8 ``[n, k]``, and a scale and a zero point for each output; and what rounds activations, of which ``largest``
+    becomes 127."""
+    scale = np.abs(weight).max(axis=1) / 127
+    integers = np.rint(weight / scale[:, None]).astype(np.int8)
+    rounding = (np.array(largest / 127, np.float32), np.array(128, np.uint8), np.array([-1], np.int64))
+    values = (integers, scale, np.zeros(len(weight), np.int8), *rounding)
+    return dict(zip(_names(name, "zero", *_ROUNDING), values, strict=True))
+
+
+def matmul_nbits(x: str, weight: str, y: str, shape: tuple[int, ...]) -> list[onnx.NodeProto]:
+    """``y = x weight^T`` of weights ``[n, k]`` of 4 bits; ``k`` is a multiple of the block of 32."""
+    from onnx import helper
+
+    outputs, inputs = shape
+    node = helper.make_node("MatMulNBits", [x, *_names(weight)], [y], domain=DOMAIN, K=inputs, N=outputs)
+    how = {"bits": 4, "block_size": _BLOCK_VALUES, "accuracy_level": _ACCURACY_INT8_SUMS}
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in how.items())
+    return [node]
+
+
+def matmul_nbits_constants(name: str, weight: npt.NDArray[np.float32]) -> Constants:
+    """uint8 ``[n, k / 32, 16]``, two weights a byte, the first in the low half; and a scale for each block."""
+    blocks = weight.reshape(len(weight), -1, _BLOCK_VALUES)
+    scale = np.abs(blocks).max(axis=2) / 7
+    integers = (np.rint(blocks / scale[:, :, None]) + 8).astype(np.uint8)
+    return dict(zip(_names(name), (integers[..., ::2] | integers[..., 1::2] << 4, scale), strict=True))
+
+
+def _names(weight: str, *more: str) -> list[str]:
+    return [f"{weight}.{part}" for part in ("integers", "scale", *more)]
+
+
+_INTEGER_NODES = {"QGemm": qgemm, "QGemmOfRows": qgemm_of_rows}
+_ENCODERS: Mapping[str, Callable[[str, Array], Mapping[str, npt.NDArray[Any]]]] = {
+    "QGemm": partial(qgemm_constants, largest=_LARGEST_VALUE),
+    "QGemmOfRows": partial(qgemm_constants, largest=1.0),
+    "MatMulNBits": matmul_nbits_constants,
+}

@@ -1,19 +1,36 @@
-"""The registry of precisions: what each is, in one entry.
+"""The registry of precisions, one entry each, and the encodings in which their weights are stored.
 
-How a graph gets a precision is a table of its own, since that needs onnx (compiler/graph/precision/derive.py).
+An encoding is the suffix of a stored tensor's name; the empty one is float32. Its bytes are specified in
+compiler/graph/encodings.py. How a graph gets a precision is a table of its own, since that needs onnx
+(compiler/graph/precision/derive.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 from typing import Literal
 
 from ..elastic import Submodel
-from .encodings import BF16, FP16, FP32, INT4, INT8, Encoding
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4"]
+Encoding = Literal["", ".fp16", ".bf16", ".int8", ".int8-scale", ".int8-zero", ".int4", ".int4-scale"]
+FP32: Encoding = ""
+FP16: Encoding = ".fp16"
+BF16: Encoding = ".bf16"
+INT8: Encoding = ".int8"  # symmetric: -63..63, zero point 0
+INT8_SCALE: Encoding = ".int8-scale"  # float32
+INT8_ZERO: Encoding = ".int8-zero"  # int8: the zero points, all 0, as many as scales, which kernels want beside them
+INT4: Encoding = ".int4"  # [out, blocks, 16] uint8: 32 inputs a block, the even ones in the low halves, 8 for 0
+INT4_SCALE: Encoding = ".int4-scale"  # [out, blocks] float32
+ENCODINGS = (FP16, BF16, INT8, INT8_SCALE, INT8_ZERO, INT4, INT4_SCALE)
+HALVES = (FP16, BF16)
+INT4_BLOCK = 32
+# Below these a product has no work that smaller numbers would save, and stays in float32; so does a table.
+LEAST_INPUTS = 32
+LEAST_OUTPUTS = 16
 
 
 @dataclass(frozen=True)
@@ -146,3 +163,38 @@ def precision_problem(precisions: Sequence[Precision], backend: str) -> str | No
             return f"{same[0]} is named twice; expected one precision of each width"
         return f"{' and '.join(dict.fromkeys(same))} both have {twice} bits; expected one precision of each width"
     return None
+
+
+def encoded_shape(shape: Sequence[int], encoding: Encoding) -> tuple[int, ...]:
+    """Extents of the encoded tensor of a weight ``[..., out, in]``; of a transposed one, which is stored as
+    ``[in, out]``, those before it is transposed."""
+    match encoding:
+        case ".int8-scale" | ".int8-zero":
+            return tuple(shape[:-1])
+        case ".int4":
+            return (*shape[:-1], _blocks(shape), INT4_BLOCK // 2)
+        case ".int4-scale":
+            return (*shape[:-1], _blocks(shape))
+        case _:
+            return tuple(shape)
+
+
+def encoded_bytes(shape: Sequence[int], encoding: Encoding) -> int:
+    """Bytes of the encoded tensor of a weight ``[..., out, in]``."""
+    return prod(encoded_shape(shape, encoding)) * _ITEM_BYTES[encoding]
+
+
+_ITEM_BYTES: dict[Encoding, int] = {
+    FP32: 4,
+    FP16: 2,
+    BF16: 2,
+    INT8: 1,
+    INT8_SCALE: 4,
+    INT8_ZERO: 1,
+    INT4: 1,
+    INT4_SCALE: 4,
+}
+
+
+def _blocks(shape: Sequence[int]) -> int:
+    return -(-shape[-1] // INT4_BLOCK)

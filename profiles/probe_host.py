@@ -21,10 +21,8 @@ from ..errors import OutputError, ProfileError
 from ..outside_file import read_file
 from ..strict import parse_json, structure, unstructure
 from ..whole_file import write_whole
-from .cgroups import cgroup_cpu_quotas, cgroup_memory_limits
-from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates
-from .host_load import OthersLoad, is_busy, others_now, require_quiet
-from .profile_data import read_profile
+from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
+from .host_load import OthersLoad, cgroup_cpu_quotas, cgroup_memory_limits, is_busy, others_now, require_quiet
 
 HOST_PROFILE_NAME = "host-cpu"
 

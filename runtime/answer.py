@@ -10,7 +10,7 @@ import numpy as np
 
 from ..bucket import Bucket
 from ..notebook import as_html
-from .engines.contract.residency import Residency
+from .engines.residency import Residency
 from .exits.policy import ExitPolicy
 from .inputs.arrays import Array
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 
 from ..bundle.build_record import Latency
 from ..bundle.device_files.task_index import TaskEntry
+from ..bundle.figures import shortfall
 from ..bundle.manifest import Manifest, SubmodelEntry
-from ..bundle.quality_bar import shortfall
 from ..errors import SelectionError
 from ..strict import nearest
 from .choosing.candidates import Candidate, Choice, listing, next_larger, noise_hint
 from .choosing.engine_table import EngineTable, check_sizes
 from .choosing.running_estimate import RunningEstimate
-from .engines.contract.residency import Residency
+from .engines.residency import Residency
 from .in_flight import LoadEstimate
 from .inputs.limits import positive_limit
 from .request import Request

@@ -8,11 +8,10 @@ from typing import Literal
 
 from ..bundle.open_bundle import Check, open_bundle
 from ..errors import InputError
-from .engines.contract.residency import RESIDENCIES, Residency
-from .engines.contract.threads import threads_and_affinity
-from .engines.memory import MemoryCap
-from .engines.needs import residencies_for
+from .device.threads import threads_and_affinity
+from .engines.memory import MemoryCap, residencies_for
 from .engines.onnxruntime_gpu.provider import provider_named
+from .engines.residency import RESIDENCIES, Residency
 from .engines.runner import runnable_engines
 from .merged_tasks import merged_bundles, merged_bytes, require_no_cap
 from .model import ElasticModel

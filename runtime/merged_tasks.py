@@ -9,8 +9,8 @@ from ..bundle.merged_task import MergedTask
 from ..bundle.open_bundle import Bundle
 from ..errors import BundleIncompatibleError, InputError, SelectionError
 from ..strict import nearest
-from .engines.contract.residency import Residency
-from .engines.needs import engine_needs
+from .engines.memory import engine_needs
+from .engines.residency import Residency
 from .graphs.task_tensors import read_task_tensors
 
 

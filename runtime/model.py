@@ -22,11 +22,11 @@ from .answering import Answering
 from .choosing.candidates import Choice
 from .description import Description, SubmodelInfo, describe, described_as_html
 from .dispatcher import Dispatcher
-from .engines.contract.residency import Residency
-from .engines.host_latencies import host_latencies
+from .engines.latencies import host_latencies
 from .engines.memory import MemoryCap
 from .engines.onnxruntime_gpu.provider import Provider
 from .engines.pool import EnginePool
+from .engines.residency import Residency
 from .exits.choice import AskedExits
 from .exits.drift import Drift
 from .generation.calls.session import Session

@@ -10,14 +10,13 @@ from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..errors import SelectionError
-from ..profiles.device_profile import DeviceProfile
+from ..profiles.device_profile import DeviceProfile, read_profile
 from ..profiles.host_load import OthersLoad
 from ..profiles.probe_host import is_this_host
-from ..profiles.profile_data import read_profile
-from ..runtime.engines.contract.threads import threads_or_default
-from ..runtime.engines.latency_at import predicted_at
+from ..runtime.device.threads import threads_or_default
+from ..runtime.engines.latencies import predicted_at
 from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_use
-from ..runtime.engines.needs import engine_needs
+from ..runtime.engines.memory import engine_needs
 from ..runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped
 from ..runtime.engines.onnxruntime_gpu.provider import Provider
 from ..runtime.engines.runner import RESIDENCIES, Residency, runnable_engines, runner_for

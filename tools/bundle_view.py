@@ -11,11 +11,11 @@ from ..bundle.build_record import BuildRecord
 from ..bundle.device_files.measurements import read_measurements
 from ..bundle.device_files.plan_index import read_plans
 from ..bundle.device_files.task_index import read_tasks
+from ..bundle.figures import quality_warnings
 from ..bundle.merged_task import BASE
 from ..bundle.open_bundle import Bundle
-from ..bundle.quality_bar import quality_warnings
-from ..runtime.engines.contract.threads import threads_or_default
-from ..runtime.engines.host_latencies import HostLatencies, host_latencies
+from ..runtime.device.threads import threads_or_default
+from ..runtime.engines.latencies import HostLatencies, host_latencies
 from ..runtime.merged_tasks import merged_bytes
 from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables

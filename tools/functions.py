@@ -24,9 +24,9 @@ from ..runtime.calibrate.calibrate import calibrate as calibrate_exits
 from ..runtime.calibrate.drafts import DEFAULT_TEXTS
 from ..runtime.calibrate.drafts import calibrate_drafts as measure_drafts
 from ..runtime.consistency.report import Consistency, check_consistency
-from ..runtime.engines.contract.residency import Residency
-from ..runtime.engines.measure_bundle import BundleMeasurement, measure_bundle
+from ..runtime.engines.measure import BundleMeasurement, measure_bundle
 from ..runtime.engines.onnxruntime_gpu.provider import provider_named
+from ..runtime.engines.residency import Residency
 from ..runtime.exits.calibration import CalibratedPolicy, keep_policy, read_calibration
 from ..runtime.exits.policy import Compare, Rule
 from ..runtime.generation.draft_calibration import HostDrafts, keep_drafts, read_drafts

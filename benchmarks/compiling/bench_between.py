@@ -7,8 +7,8 @@ from statistics import median
 from ...bucket import Bucket
 from ...bundle.build_record import Latency, LatencyPoint
 from ...bundle.open_bundle import open_bundle
-from ...runtime.engines.latency_at import latency_at
-from ...runtime.engines.measure_rounds import Timed, best_of_rounds, measured_shapes, with_measured
+from ...runtime.engines.latencies import latency_at
+from ...runtime.engines.measure import Timed, best_of_rounds, measured_shapes, with_measured
 from ...runtime.engines.runner import runner_for
 from ...runtime.inputs.feeds import random_feeds
 from ..harness import Row

@@ -12,7 +12,7 @@ from statistics import median
 
 from ... import load
 from ...profiles.precision import Precision
-from ...runtime.engines.contract.residency import Residency
+from ...runtime.engines.residency import Residency
 from ..harness import Row
 from ..subjects import CORES
 from .peers import genai_folder

@@ -14,7 +14,7 @@ from ...bundle.device_files.measurements import HostMeasurement, keep_measuremen
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...compiler.work.clock import silent
 from ...profiles.host_load import OthersLoad
-from ...runtime.engines.measure_bundle import measure_bundle
+from ...runtime.engines.measure import measure_bundle
 from ...runtime.inputs.feeds import random_feeds
 from ..harness import Row
 from ..subjects import CORES, minilm_levels_bundle

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ...bucket import Bucket
 from ...bundle.open_bundle import open_bundle
-from ...runtime.engines.contract.residency import RESIDENCIES
 from ...runtime.engines.measure import memory_use
+from ...runtime.engines.residency import RESIDENCIES
 from ..harness import Row
 from ..subjects import BUCKET, CORES, minilm_lengths_bundle
 

@@ -13,12 +13,19 @@ from pathlib import Path
 from ...bucket import Bucket
 from ...file_lock import alone
 from ...strict import unstructure
+from ..build_record import Noise
 from ..entries.engine_entry import Residency
 from ..manifest import MEASUREMENTS_NAME
-from ..noise import Noise
 from ..open_bundle import Bundle
-from .host_records import MeasuredHost, nearest_record, record_problems, with_record
-from .sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from .device_file import (
+    DEVICE_SCHEMA_VERSION,
+    MeasuredHost,
+    nearest_record,
+    read_record,
+    record_problems,
+    with_record,
+    write_device_file,
+)
 
 _REMEDY = "remove it and run `nestforge measure` again"
 

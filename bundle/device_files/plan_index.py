@@ -16,16 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BundleCorruptError, BundleFormatError, BundleIncompatibleError
-from ...profiles.tensorrt_options import TensorRTOptions
+from ...profiles.device_profile import TensorRTOptions
 from ...strict import structure, unstructure
 from ..entries.engine_entry import EngineEntry
+from ..files import KEY_VARIABLE, plan_key, regular_file
 from ..manifest import PLANS_NAME, WEIGHTS_NAME
 from ..open_bundle import Bundle
-from ..private_files import KEY_VARIABLE, plan_key
 from ..read_manifest import is_plain_name
-from ..regular_file import regular_file
 from ..shape_profile import shape_profiles
-from .sealed_file import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
+from .device_file import DEVICE_SCHEMA_VERSION, read_device_file, write_device_file
 
 PLAN_SUFFIX = ".plan"
 # Part of every key: raised when the same options build otherwise.

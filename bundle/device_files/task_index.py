@@ -20,7 +20,7 @@ from ..entries.engine_entry import ParityReceipt
 from ..manifest import TASKS_NAME, FileEntry
 from ..open_bundle import Bundle
 from ..read_manifest import is_plain_name
-from .sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from .device_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 
 TASK_FILE_PREFIX, TASK_FILE_SUFFIX = "task.", ".safetensors"
 # Part of a file's name on every platform.

@@ -18,7 +18,7 @@ from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import PRECISIONS, TRACED, Precision
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Residency, Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure

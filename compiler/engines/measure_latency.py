@@ -12,7 +12,7 @@ from ...elastic import Submodel
 from ...errors import BuildError
 from ...profiles.precision import PRECISIONS, Precision, precision_of
 from ...profiles.probe_host import is_this_host
-from ...runtime.engines.measure_rounds import (
+from ...runtime.engines.measure import (
     Measured,
     Timed,
     best_of_rounds,

@@ -8,7 +8,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import Quality
 from ...runtime.consistency.measure import measure
 from ...runtime.consistency.samples import Samples, TextSamples
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.threads import threads_or_default
 from ...runtime.inputs.text import TextEncoder
 from ...strict import structure, unstructure
 from ..examples.corpus import ArrayCorpus, Corpus

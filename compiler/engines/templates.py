@@ -15,8 +15,7 @@ from ...elastic import Submodel
 from ...exporters.tracing.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.encodings import Encoding
-from ...profiles.precision import TRACED, Precision, precision_of
+from ...profiles.precision import TRACED, Encoding, Precision, precision_of
 from ..graph.make_template import traced_template
 from ..graph.precision.derive import as_run, exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import ENCODER
 from ...bundle.open_bundle import Bundle
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array

@@ -13,17 +13,7 @@ import hashlib
 import ml_dtypes
 import numpy as np
 
-from ...profiles.encodings import (
-    ENCODINGS,
-    FP32,
-    INT4,
-    INT4_BLOCK,
-    INT4_SCALE,
-    INT8,
-    INT8_SCALE,
-    INT8_ZERO,
-    Encoding,
-)
+from ...profiles.precision import ENCODINGS, FP32, INT4, INT4_BLOCK, INT4_SCALE, INT8, INT8_SCALE, INT8_ZERO, Encoding
 from .passes.cached.join_products import joined_parts
 from .passes.linear_to_gemm import TRANSPOSED
 from .passes.rows_as_weights import stack_of

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel
-from ...profiles.encodings import BF16, FP16, INT4, INT8
+from ...profiles.precision import BF16, FP16, INT4, INT8
 from .encodings import PER_OUTPUT, encode, parts_of, split_encoding
 from .passes.linear_to_gemm import TRANSPOSED
 

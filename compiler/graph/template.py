@@ -13,8 +13,7 @@ import numpy as np
 import onnx
 
 from ...bucket import Bucket
-from ...profiles.encodings import Encoding
-from ...profiles.precision import Precision
+from ...profiles.precision import Encoding, Precision
 from ..work.staging import write_synced
 from .encodings import parts_of, split_encoding, stored_stack
 from .passes.cached.head_axes import HeadAxes

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ...bundle.seal import to_json
+from ...bundle.files import to_json
 from ...errors import CheckpointError
 from ...exporters.checkpoints.checkpoint import Checkpoint
 from ...exporters.sentence_transformers.read_modules import SentenceModules

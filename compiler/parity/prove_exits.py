@@ -23,9 +23,9 @@ from ...bundle.manifest import Proof
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...runtime.engines.contract.residency import Residency
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool
+from ...runtime.engines.residency import Residency
 from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
 from .evidence.cases import Case

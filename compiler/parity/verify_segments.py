@@ -11,9 +11,9 @@ from ...bucket import Bucket
 from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...runtime.engines.contract.residency import Residency
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool
+from ...runtime.engines.residency import Residency
 from ...runtime.exits.chain import ExitChain, SegmentRun
 from ...runtime.exits.policy import closed
 from .engine_verdict import EngineVerdict, judge_engine

@@ -17,6 +17,7 @@ from ...bundle.build_record import BuildRecord, Latency
 from ...bundle.device_files.task_index import TASK_FILE_PREFIX
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.task_entry import TasksEntry
+from ...bundle.files import sealed_json, to_json
 from ...bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -35,13 +36,11 @@ from ...bundle.manifest import (
 )
 from ...bundle.open_bundle import Bundle
 from ...bundle.read_manifest import read_manifest
-from ...bundle.seal import sealed_json, to_json
 from ...elastic import Submodel
 from ...exporters.checkpoints.checkpoint import sha256_of
 from ...exporters.source import ModelSource
-from ...profiles.device_profile import DeviceProfile
+from ...profiles.device_profile import DeviceProfile, profile_data
 from ...profiles.probe_host import probe_host
-from ...profiles.profile_data import profile_data
 from ...strict import unstructure
 from ..generation.draft_entry import draft_entry
 from ..planning.plan import Plan

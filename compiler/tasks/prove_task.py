@@ -11,9 +11,9 @@ from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.merged_task import MergedTask
 from ...bundle.open_bundle import Bundle
 from ...errors import ParityError
-from ...runtime.engines.contract.residency import Residency
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from ...runtime.engines.residency import Residency
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Arrays
 from ..generation.verify_cached import JudgedEngine, judge_generating

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -32,8 +35,9 @@ from ...bundle.open_bundle import Bundle, open_bundle
 from ...bundle.shape_profile import shape_profiles
 from ...errors import BuildError, BundleCorruptError
 from ...file_lock import alone
-from ...profiles.tensorrt_options import TensorRTOptions
+from ...profiles.device_profile import TensorRTOptions
 from ...runtime.engines.tensorrt.available import require_tensorrt
+from ...strict import parse_json
 from ...whole_file import require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle
 from ..work.clock import Progress, silent
@@ -42,6 +46,9 @@ from .trtexec import profile_options
 
 # Says that a plan is not checked yet; such an entry is never listed.
 _UNCHECKED = PlanParity("none", "none", 1, float("inf"), -1.0)
+_UNKNOWN_KIND = "unknown"
+# TensorRT's own name of a layer that only changes a tensor's layout or type.
+_REFORMAT = "Reformat"
 
 
 @dataclass(frozen=True)
@@ -144,10 +151,7 @@ def _checked(bundle: Bundle, here: Bundle, engine: EngineEntry, entry: PlanEntry
     """``entry`` with what its plan is found to be, opened as it will run."""
     from ...runtime.engines.tensorrt.cached_runner import TensorRTCacheRunner
     from ...runtime.engines.tensorrt.runner import TensorRTRunner
-    from .check_cached_plan import check_cached_plan
-    from .check_plan import check_plan
-    from .check_prompt_plan import check_prompt_plan
-    from .layers import read_layers
+    from .check_plan import check_cached_plan, check_plan, check_prompt_plan
 
     if engine.segment in (CACHED, ENCODER):
         check = check_cached_plan if engine.segment == CACHED else check_prompt_plan
@@ -158,3 +162,37 @@ def _checked(bundle: Bundle, here: Bundle, engine: EngineEntry, entry: PlanEntry
         with TensorRTRunner(bundle, engine, plan=entry) as whole:
             parity, facts, held = check_plan(here, engine, whole), whole.inspect(), whole.activation_bytes
     return replace(entry, activation_bytes=held, layers=read_layers(facts).kinds, parity=parity)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Inputs and outputs by name, and how many layers of each kind run, reformats among them."""
+
+    tensors: tuple[str, ...]
+    kinds: Mapping[str, int]
+
+    @property
+    def count(self) -> int:
+        """How many layers run."""
+        return sum(self.kinds.values())
+
+    @property
+    def reformats(self) -> int:
+        """How many of them only change a tensor's layout or type."""
+        return self.kinds.get(_REFORMAT, 0)
+
+
+def read_layers(text: str) -> Layers:
+    """Reads the inspector's answer. Raises BuildError for anything that neither release writes."""
+    try:
+        data = parse_json(text, strict=False)
+        layers, tensors = data["Layers"], data["I/O Tensors"] if "I/O Tensors" in data else data["Bindings"]
+        names = tuple(tensor["Name"] if isinstance(tensor, dict) else str(tensor) for tensor in tensors)
+        kinds = Counter(_kind(layer) for layer in layers)
+    except (ValueError, KeyError, TypeError) as failure:
+        raise BuildError(f"engine inspector: expected its JSON of TensorRT 10 or 11, got {text[:80]!r}") from failure
+    return Layers(names, dict(sorted(kinds.items())))
+
+
+def _kind(layer: Any) -> str:
+    return str(layer.get("LayerType", _UNKNOWN_KIND)) if isinstance(layer, dict) else _UNKNOWN_KIND

@@ -6,22 +6,26 @@ Weights are read by TensorRT itself from the store beside the graph.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import tensorrt as trt
 
 from ...bundle.device_files.plan_index import Gpu
 from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.files import private_folder
 from ...bundle.shape_profile import ShapeProfile
 from ...errors import BuildError
-from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
+from ...file_lock import alone
+from ...profiles.device_profile import HardwareCompatibility, TensorRTOptions
 from ...runtime.engines.tensorrt.engine import Log
+from ...whole_file import write_whole
 from ..work.clock import Progress
-from .profile_shapes import profile_shapes
 from .progress import Phases
-from .timing_cache import timing_cache, timing_cache_file
 
 _COMPATIBILITY_LEVELS: dict[HardwareCompatibility, str] = {
     "none": "NONE",
@@ -84,7 +88,7 @@ def build_plan(
     tensors = [network.get_input(index) for index in range(network.num_inputs)]
     parsed = {tensor.name: tuple(tensor.shape) for tensor in tensors}
     for profile in profiles:
-        shapes = profile_shapes(where, parsed, inputs, profile)
+        shapes = profile.parsed_shapes(where, parsed, inputs)
         if shapes:
             asked = builder.create_optimization_profile()
             for name, (least, tuned, most) in shapes.items():
@@ -122,3 +126,36 @@ def _set_options(where: str, config: trt.IBuilderConfig, options: TensorRTOption
             "use 'ampere_plus' or 'none'"
         )
     config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, level)
+
+
+def timing_cache_file(gpu: Gpu) -> Path:
+    """Where the timings of ``gpu`` are kept. Raises OutputError if others may change that folder."""
+    words = re.findall(r"[A-Za-z0-9.]+", f"{gpu.name} {gpu.compute_capability} {gpu.tensorrt}")
+    return private_folder("tensorrt") / f"{'-'.join(words)}.timing"
+
+
+@contextmanager
+def timing_cache(config: trt.IBuilderConfig, path: Path) -> Iterator[None]:
+    """Lets the build of ``config`` use the timings in ``path``, and adds what it measures to them.
+
+    Another process may build meanwhile: what it added is kept too. Raises OutputError if the file cannot be written.
+    """
+    cache = config.create_timing_cache(_kept(path))
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        cache = config.create_timing_cache(b"")  # a damaged file costs its timings, no more
+        config.set_timing_cache(cache, ignore_mismatch=False)
+    yield
+    lock = path.with_suffix(".lock")
+    lock.touch()
+    with alone(lock):
+        others = config.create_timing_cache(_kept(path))
+        if others is not None:
+            cache.combine(others, ignore_mismatch=False)  # says no to a damaged file, and changes nothing
+        timings = bytes(memoryview(cache.serialize()))
+        write_whole(path, lambda stream: stream.write(timings), "the timing cache", mode=0o600)
+
+
+def _kept(path: Path) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""

@@ -3,12 +3,19 @@
 The compile proved that the graph equals the PyTorch submodel, by running it in ONNX Runtime. Here, on the device and
 without PyTorch, the plan must equal the graph in ONNX Runtime (of one in bfloat16 its emulation), within the same
 limits. It is asked of the plan as it will run: opened from its file, its weights taken from the store.
+
+A plan that keeps a cache is compared over whole texts. Both get the texts of the gate in the same pieces, each with a
+cache of its own, the plan's on the GPU as it will be. Its logits behind every token, and what its cache holds in the
+end, must be the graph's. One more text fills the cache to its last place, where that is affordable. Behind an encoder
+both read what its graph makes of the same prompts; that of the encoder's plan stays on the GPU, and is copied back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import util
+from math import isqrt
 from typing import Protocol
 
 import numpy as np
@@ -16,13 +23,19 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.device_files.plan_index import PlanParity
 from ...bundle.entries.engine_entry import EngineEntry, ParityOutput
+from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.open_bundle import Bundle
 from ...errors import BuildError, ParityError
 from ...profiles.precision import PRECISIONS
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.device import Device
+from ...runtime.device.threads import threads_or_default
+from ...runtime.engines.runner import Runner
+from ...runtime.generation.sources.device_source import prompt_read
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds
+from ..parity.evidence.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs
+from ..parity.evidence.cached_runs import read_prompts, run_batches
 from ..parity.evidence.cases import Case, shapes_to_prove
 from ..parity.evidence.compare import Tolerance
 from ..parity.evidence.replayed import Replayed
@@ -31,12 +44,18 @@ from ..parity.judge import JudgedOutputs, judge
 
 # Of a static bucket; of a range there is one at each of several shapes.
 _CASES_COMPARED = 4
+# Near ties that may be met while looking for those cases.
+_MAX_NEAR_TIES = 4
 # Plan and graph round the same activations by the same scales; what lies between two integers may fall to either, and
 # what follows it then differs a little: cosines above 0.99 between two ways to compute all-MiniLM-L6-v2. Single
 # elements are off by several times what is usual, so that the angle is the limit that counts.
 _INTEGER_TOLERANCE = Tolerance(atol=2.0, rtol=0.1, min_cosine=0.98, rms=0.6)
-# Near ties that may be met while looking for those cases.
-_MAX_NEAR_TIES = 4
+# Numbers that the scores of a layer may have for the longest prompt: 400 MB of float32 in the graph, and in the plan.
+_MOST_SCORES = 100_000_000
+# Numbers that the logits of a text which fills the cache may have: 400 MB of float32 in the graph, and in the plan.
+_MOST_LOGITS = 100_000_000
+# The last tokens of that text come one by one.
+_STEPS_AT_THE_END = 2
 
 
 class Answers(Protocol):
@@ -100,6 +119,73 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequenc
     )
 
 
+def check_prompt_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: Device) -> PlanParity:
+    """As ``check_plan``, for the open ``plan`` of an encoder's ``engine`` on ``device``, by prompts up to the longest
+    that it takes, or that is affordable."""
+    generation = here.manifest.generation
+    assert generation is not None
+    entry = generation.of(engine)
+    heads = max(layer.heads for layer in entry.source_layers)
+    longest = min(engine.bucket.sequence, isqrt(_MOST_SCORES // heads))
+    return check_plan(here, engine, _ReadBack(plan, engine, entry, device), shapes_of(Bucket(1, longest, None, 1)))
+
+
+def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: Device) -> PlanParity:
+    """How the open ``plan`` of ``engine``, whose cache lies on ``device``, compares with its graph in the bundle as
+    this host runs it, ``here``.
+
+    Raises ParityError if a text breaks the rule of the graph's own receipt; BuildError where ONNX Runtime is missing.
+    """
+    compared_with = graph_in_onnx_runtime(engine)
+    from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+
+    generation = here.manifest.generation
+    assert generation is not None
+    entry = generation.of(engine)
+    batches = _texts(entry, engine)
+    limit, rounding = plan_limits(engine)
+    own = next(graph for graph in generation.engines if graph.id == engine.id)
+    kept: list[ParityOutput] = []
+    threads = threads_or_default(None)
+    encoder, read = generation.encoder_of(engine), None
+    if encoder is not None:
+        with OnnxRuntimeRunner(here, encoder, "shared", threads) as reader:
+            read = read_prompts(reader, entry, batches)
+    with OnnxRuntimeRunner(here, own, "shared", threads) as graph:
+        for batch in batches:
+            expected = run_batches(graph, own, entry, [batch], read)
+            found = run_batches(plan, engine, entry, [batch], read, device)
+            reference = Replayed(expected, [rounding] * len(batch))
+            outputs = JudgedOutputs(judged_specs(entry))
+            verdict = judge(reference, found, cases_of([batch]), outputs, limit)
+            if verdict.broken is not None:
+                raise ParityError(f"engine {engine.id}: its plan: {verdict.broken.describe()}; allowed {limit.rule}")
+            kept += verdict.outputs
+    return PlanParity(
+        reference=compared_with,
+        rule=limit.rule,
+        cases=len(cases_of(batches)),
+        max_abs=max(output.max_abs for output in kept),
+        min_cosine=min(output.min_cosine for output in kept),
+    )
+
+
+def _texts(entry: GenerationEntry, engine: EngineEntry) -> list[Batch]:
+    """Those of the gate that fit, the longest run among them, and one that fills the cache."""
+    assert engine.capacity is not None
+    within = replace(entry, positions=min(entry.positions, engine.capacity))
+    batches = cached_batches(within, long=True)
+    tokens = within.positions
+    if tokens * entry.vocabulary <= _MOST_LOGITS:
+        rng = np.random.default_rng(tokens)
+        feeds = {"input_ids": rng.integers(0, entry.vocabulary, (1, tokens))}
+        if entry.encoder is not None:
+            feeds["source_ids"] = rng.integers(0, entry.vocabulary, (1, min(PROMPT_TOKENS, entry.encoder.positions)))
+        steps = min(_STEPS_AT_THE_END, tokens - 1)
+        batches.append((Row(Case("to the last place", feeds), (tokens - steps, *[1] * steps)),))
+    return batches
+
+
 def graph_in_onnx_runtime(engine: EngineEntry) -> str:
     """What a plan of ``engine`` is compared with. Raises BuildError where ONNX Runtime is missing."""
     if util.find_spec("onnxruntime") is None:
@@ -139,3 +225,24 @@ def case_feeds(inputs: Sequence[TensorSpec], bucket: Bucket, seed: int) -> dict[
 
 def _is_mask(spec: TensorSpec) -> bool:
     return spec.high == 2 and spec.dims == ("batch", "sequence")
+
+
+@dataclass(frozen=True)
+class _ReadBack:
+    """An encoder's plan, its answers as arrays of the host."""
+
+    plan: Runner
+    engine: EngineEntry
+    entry: GenerationEntry
+    device: Device
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
+        """See ``Runner.run``."""
+        routes = {one.name: np.empty(one.shape, np.int64) for one in (self.engine.routing or ()) if routing}
+        device = self.device
+        with device.lock, prompt_read(device, self.plan, self.entry, feeds["input_ids"][0], routes) as made:
+            found = [np.empty(array.shape, np.float32) for array in made]
+            for array, there in zip(found, made, strict=True):
+                device.to_host(array, there.address)
+            device.wait()
+        return [*found, *routes.values()]

@@ -13,7 +13,7 @@ from ...bundle.device_files.plan_index import PLAN_SUFFIX
 from ...bundle.manifest import Manifest
 from ...bundle.shape_profile import shape_profiles
 from ...errors import BuildError
-from ...profiles.tensorrt_options import HardwareCompatibility, TensorRTOptions
+from ...profiles.device_profile import HardwareCompatibility, TensorRTOptions
 from ...strict import structure
 
 _COMPATIBILITY_OPTIONS: dict[HardwareCompatibility, str] = {

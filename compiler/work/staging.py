@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ... import file_lock
-from ...bundle.seal import to_json
+from ...bundle.files import to_json
 from ...errors import OutputError
 from ...whole_file import exchange, sync_folder
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...bundle.seal import to_json
+from ...bundle.files import to_json
 from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ...exporters.families.cost_eff.model import CostEffModel
 from ...runtime.inputs.text import open_tokenizer

@@ -24,7 +24,7 @@ from ...exporters.families.mhe.architecture.forms import ATTENTION, FORMS
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile
 from ...runtime.calibrate.measure import time_in_turns
-from ...runtime.engines.contract.threads import threads_or_default
+from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import runner_for
 from ...runtime.inputs.feeds import random_feeds
 from ...runtime.load import load

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from ...bundle.regular_file import stream_sha256
+from ...bundle.files import stream_sha256
 from ...errors import CheckpointError
 from ...outside import library_errors
 from ...outside_file import read_file

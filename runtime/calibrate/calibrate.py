@@ -14,9 +14,9 @@ from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...profiles.probe_host import probe_host
-from ..engines.contract.residency import Residency
-from ..engines.contract.threads import threads_or_default
+from ..device.threads import threads_or_default
 from ..engines.pool import EnginePool
+from ..engines.residency import Residency
 from ..engines.runner import runnable_engines
 from ..exits.calibration import CalibratedPolicy, Figures, QualityKind, check_name
 from ..exits.policy import Compare, ExitPolicy, Rule

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
 
-from ...bundle.device_files.host_records import this_host
+from ...bundle.device_files.device_file import this_host
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
-from ..engines.contract.threads import threads_or_default
+from ..device.threads import threads_or_default
 from ..generation.draft_calibration import HostDrafts
 from ..generation.lookup import NGRAM
 from ..load import load

@@ -17,8 +17,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
 from ..dispatcher import Dispatcher
-from ..engines.host_latencies import host_latencies
-from ..engines.latency_at import interpolated
+from ..engines.latencies import host_latencies, interpolated
 from ..engines.pool import EnginePool
 from ..exits.calibration import Costs
 from ..exits.chain import ExitChain, SegmentRun

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ...bucket import Bucket
 from ...bundle.build_record import Latency
 from ...bundle.entries.engine_entry import EngineEntry
-from ..engines.contract.residency import Residency
-from ..engines.latency_at import RunTime, latency_at
+from ..engines.latencies import RunTime, latency_at
+from ..engines.residency import Residency
 from ..inputs.arrays import Array
 from .batches import Split
 from .running_estimate import RunningEstimate, SizeEstimate

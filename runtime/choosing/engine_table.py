@@ -10,7 +10,7 @@ from ...bucket import Bucket
 from ...bundle.build_record import Latency
 from ...bundle.manifest import Manifest
 from ...errors import InputError, SelectionError
-from ..engines.contract.residency import Residency
+from ..engines.residency import Residency
 from .batches import Split, split
 from .candidates import Candidate, Engine, by_padding, in_runs, stated_latency
 from .running_estimate import RunningEstimate

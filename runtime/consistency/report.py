@@ -16,7 +16,7 @@ from ...bundle.roles import compared_outputs
 from ...errors import InputError, SelectionError
 from ...notebook import as_html
 from ...profiles.precision import Precision
-from ..engines.contract.threads import threads_or_default
+from ..device.threads import threads_or_default
 from ..engines.runner import runnable_engines
 from ..inputs.text import TextEncoder
 from .array_samples import different_rows, read_array_samples

@@ -1,1 +1,1 @@
-"""Memory of a GPU, and arrays that lie there."""
+"""What engines run on: the memory of a device and the cores of the processor."""

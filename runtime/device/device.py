@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import psutil
@@ -19,9 +19,13 @@ import psutil
 from ..inputs.arrays import Array
 
 T = TypeVar("T")
-
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value", bound="Closable")
 # What cudaMalloc aligns to, and so the most that a kernel may ask of an address.
 ALIGNMENT = 256
+# Keys and values are float32 with four dimensions, of which this one counts tokens: of the keys of prompts the last.
+TOKENS, TOKENS_OF_KEYS = 2, 3
+_ITEM_BYTES = 4
 
 
 class Device(Protocol):
@@ -180,3 +184,87 @@ class HostDevice:
 
     def release(self) -> None:
         """See ``Device.release``."""
+
+
+class Closable(Protocol):
+    """What ``SharedValues`` keeps."""
+
+    def close(self) -> None:
+        """Called once, after its last user gave it back."""
+        ...
+
+
+class SharedValues(Generic[Key, Value]):
+    """Every ``take`` is followed by one ``give`` of the same key. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: dict[Key, tuple[Value, int]] = {}
+
+    def take(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of ``key``, by ``make`` where there is none; what that raises is raised."""
+        with self._lock:
+            value, users = self._users.get(key) or (make(), 0)
+            self._users[key] = (value, users + 1)
+            return value
+
+    def give(self, key: Key) -> None:
+        """Ends one use."""
+        with self._lock:
+            value, users = self._users.pop(key)
+            if users > 1:
+                self._users[key] = (value, users - 1)
+            else:
+                value.close()
+
+
+def empty_tensors(shapes: Iterable[tuple[int, ...]], device: Device) -> tuple[DeviceArray, ...]:
+    """Arrays of zeros: attention reads every place, and what is masked must be a number. Raises
+    BundleIncompatibleError where the device has no memory for them; it keeps none then."""
+    tensors: list[DeviceArray] = []
+    try:
+        with device.lock:
+            for shape in shapes:
+                line, lines = prod(shape[2:]) * _ITEM_BYTES, prod(shape[:2])
+                tensors.append(DeviceArray(device.allocate(lines * line), "float32", shape))
+                device.clear_rows(tensors[-1].address, line, line, lines)
+    except BaseException:
+        free_tensors(tensors, device)
+        raise
+    return tuple(tensors)
+
+
+def free_tensors(tensors: Iterable[DeviceArray], device: Device) -> None:
+    """Gives their memory back."""
+    with device.lock:
+        for tensor in tensors:
+            device.free(tensor.address)
+
+
+def copy_tokens(device: Device, target: DeviceArray, source: DeviceArray, tokens: int, dim: int = TOKENS) -> None:
+    """Makes the first ``tokens`` of ``target`` those of ``source``, which differs in their number alone, dimension
+    ``dim``."""
+    item = prod(source.shape[dim + 1 :]) * _ITEM_BYTES
+    if width := tokens * item:
+        pitches = (target.shape[dim] * item, source.shape[dim] * item)
+        device.copy_rows(target.address, pitches[0], source.address, pitches[1], width, prod(source.shape[:dim]))
+
+
+def swap_rows(device: Device, tensors: Sequence[tuple[DeviceArray, int]], one: int, other: int, tokens: int) -> None:
+    """Exchanges the first ``tokens`` of two rows of each of ``tensors``, whose tokens are the dimension beside it.
+    Raises BundleIncompatibleError where the device has no memory for a row."""
+    if not tokens:
+        return
+    with device.lock:
+        shapes = [(1, *tensor.shape[1:dim], tokens, *tensor.shape[dim + 1 :]) for tensor, dim in tensors]
+        between = device.allocate(max(map(prod, shapes)) * _ITEM_BYTES)
+        try:
+            for (tensor, dim), shape in zip(tensors, shapes, strict=True):
+                first, second = tensor.rows(one, one + 1), tensor.rows(other, other + 1)
+                kept = DeviceArray(between, tensor.dtype, shape)
+                copy_tokens(device, kept, first, tokens, dim)
+                copy_tokens(device, first, second, tokens, dim)
+                copy_tokens(device, second, kept, tokens, dim)
+            device.wait()  # where an interruption comes, it is still given back
+        finally:
+            device.free(between)

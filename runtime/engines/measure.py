@@ -1,4 +1,8 @@
-"""Latency and memory of engines as they run here."""
+"""Latency and memory of engines as they run here: one engine, engines in turns, all of a bundle.
+
+Engines in turns are each timed several times: the best round is the figure, and the others say how far to trust it. A
+bundle's measurement becomes a record that it keeps beside those of other hosts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -16,12 +22,35 @@ import numpy as np
 import psutil
 
 from ...bucket import Bucket
-from ...bundle.open_bundle import open_bundle
+from ...bundle.build_record import LatencyPoint, Noise
+from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.merged_task import BASE
+from ...bundle.open_bundle import Bundle, open_bundle
 from ...errors import BundleError, SelectionError
+from ...profiles.host_load import OthersLoad, others_now, require_quiet
+from ..device.threads import threads_or_default
 from ..inputs.arrays import Array
 from ..inputs.feeds import random_feeds
-from .contract.residency import Residency
-from .runner import Runner, runner_for
+from .latencies import measuring_host
+from .memory import residencies_for
+from .residency import Residency
+from .runner import Runner, runnable_engines, runner_for
+
+# Called with a stage, how many of its parts are done, and how many there are.
+Progress = Callable[[str, int, int], None]
+_ROUNDS = 3
+# Of a static engine.
+_WARMUP_RUNS = 3
+_ROUND_SECONDS = 0.3
+# In a round of a static engine, and for a percentile.
+_LEAST_RUNS = 10
+# Of an engine of a range, at each shape: many runs where they are short, one a round at the largest. The first run at a
+# shape takes longer, so that its round is not the best.
+_SHAPE_SECONDS = 0.01
+# Whole engines that are open at once while they are measured: each may own a packed copy of its weights.
+_ENGINES_OPEN_AT_ONCE = 4
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -33,17 +62,6 @@ class LatencyStats:
     p95: float
     p99: float
     spread: float
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes that engines added to a process: ``private`` belongs to it alone, ``resident`` also counts mapped pages,
-    which other processes may share and the system may drop. A page that several engines map counts once (on Linux,
-    the proportional set size).
-    """
-
-    private: int
-    resident: int
 
 
 def measure(
@@ -71,6 +89,173 @@ def latency_stats(times: Sequence[float]) -> LatencyStats:
     """Of ``times`` in milliseconds, at least one."""
     p25, p50, p75, p95, p99 = map(float, np.percentile(times, [25, 50, 75, 95, 99]))
     return LatencyStats(len(times), p50, p95, p99, (p75 - p25) / p50 if p50 else 0.0)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An open engine and inputs of one shape; ``is_static`` where it has no other."""
+
+    runner: Runner
+    feeds: Mapping[str, Array]
+    is_static: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Median and 95th percentile of the best round in milliseconds, and how far to trust them; few runs have no
+    percentile."""
+
+    p50_ms: float
+    p95_ms: float | None
+    noise: Noise
+
+
+def measured_shapes(bucket: Bucket) -> list[Bucket]:
+    """The shapes at which an engine is measured: its own, or of a range its ends, and the powers of two of its sequence
+    between, at the least and the most rows."""
+    if bucket.is_static:
+        return [bucket]
+    batches = sorted({bucket.smallest.batch, bucket.batch})
+    return [Bucket(batch, sequence) for batch in batches for sequence in bucket.doublings]
+
+
+def measured_together(engines: Sequence[EngineEntry]) -> list[list[EngineEntry]]:
+    """Engines that are measured in turns: all buckets of a segment, since the chain weighs those against each other."""
+    files = list({engine.file: engine for engine in engines}.values())
+    wholes = [engine for engine in files if engine.segment is None]
+    groups = [wholes[start : start + _ENGINES_OPEN_AT_ONCE] for start in range(0, len(wholes), _ENGINES_OPEN_AT_ONCE)]
+    segments: dict[str, list[EngineEntry]] = {}
+    for engine in files:
+        if engine.segment is not None:
+            segments.setdefault(engine.file.removesuffix(f".{engine.bucket.label}.onnx"), []).append(engine)
+    return [*groups, *segments.values()]
+
+
+def with_measured(point: LatencyPoint, measured: Measured) -> LatencyPoint:
+    """``point`` with what was measured at its shape."""
+    return replace(point, measured_p50_ms=measured.p50_ms, measured_p95_ms=measured.p95_ms, noise=measured.noise)
+
+
+def best_of_rounds(timed: Sequence[Timed]) -> list[Measured]:
+    """Each of ``timed`` in its best of several rounds, all in turn.
+
+    Another program's burst then spoils a round of some engines, not the proportions between them.
+    """
+    rounds: list[list[list[float]]] = [[] for _ in timed]
+    load = OthersLoad()
+    for _ in range(_ROUNDS):
+        for each, times in zip(timed, rounds, strict=True):
+            times.append(_round(each))
+    others = load.share()
+    return [_best(times, others) for times in rounds]
+
+
+def _round(timed: Timed) -> list[float]:
+    run = partial(timed.runner.run, timed.feeds)
+    if timed.is_static:
+        return times_of(run, warmup=_WARMUP_RUNS, min_runs=_LEAST_RUNS, max_seconds=_ROUND_SECONDS)
+    return times_of(run, warmup=0, min_runs=1, max_seconds=_SHAPE_SECONDS)
+
+
+def _best(rounds: Sequence[Sequence[float]], others: float | None) -> Measured:
+    """The noise is that of all rounds: the best one of a large shape is a single run."""
+    best, again, *_ = sorted(map(latency_stats, rounds), key=lambda one: one.p50)
+    every = latency_stats([ms for times in rounds for ms in times])
+    noise = Noise(every.runs, every.spread, again.p50 / best.p50 if best.p50 else None, others)
+    return Measured(best.p50, best.p95 if best.runs >= _LEAST_RUNS else None, noise)
+
+
+@dataclass(frozen=True)
+class BundleMeasurement:
+    """What was measured; ``left_out`` says of engines that were not, by id, why."""
+
+    measurement: HostMeasurement
+    left_out: Mapping[str, str]
+
+
+def measure_bundle(
+    bundle: Bundle,
+    progress: Progress,
+    *,
+    threads: int | None = None,
+    memory_mb: float | None = None,
+    force: bool = False,
+) -> BundleMeasurement:
+    """Times every engine that can run here, in the residency that it would have under ``memory_mb``, on ``threads``
+    cores (by default the ones that this process may use).
+
+    Raises MeasurementError on a host that is too busy to measure, unless ``force``; BundleIncompatibleError where no
+    engine can run, SelectionError where none fits the memory.
+    """
+    cores = threads_or_default(threads)
+    engines = runnable_engines(bundle)
+    residencies = residencies_for(bundle, engines, memory_mb)
+    if not force:
+        require_quiet(others_now(_LOOK_SECONDS))
+    merged = bundle.with_merged(BASE)
+    held: dict[str, Residency] = {
+        **residencies,
+        **dict.fromkeys((engine.id for engine in merged.manifest.engines), "packed"),
+    }
+    taking_part = [engine for engine in (*engines, *merged.manifest.engines) if engine.id in held]
+    groups = [
+        (one, group)
+        for one in (bundle, merged)
+        for group in measured_together([engine for engine in one.manifest.engines if engine in taking_part])
+    ]
+    by_file: dict[str, tuple[MeasuredPoint, ...]] = {}
+    for done, (one, group) in enumerate(groups):
+        progress("measure", done, len(groups))
+        by_file |= _measured(one, group, held, cores)
+    progress("measure", len(groups), len(groups))
+    if not force:  # it may have become busy since
+        shares = [point.noise.others_share for points in by_file.values() for point in points]
+        require_quiet(min((share for share in shares if share is not None), default=None))
+    measured = tuple(MeasuredEngine(one.id, held[one.id], by_file[one.file]) for one in taking_part)
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    runnable = {engine.id for engine in engines}
+    left_out = {
+        engine.id: "no memory" if engine.id in runnable else f"no backend {engine.backend} here"
+        for engine in bundle.manifest.engines
+        if engine.id not in residencies
+    }
+    return BundleMeasurement(HostMeasurement(measuring_host(bundle), cores, created, measured), left_out)
+
+
+def _measured(
+    bundle: Bundle, engines: Sequence[EngineEntry], residencies: Mapping[str, Residency], threads: int
+) -> dict[str, tuple[MeasuredPoint, ...]]:
+    """By file, the figures of ``engines`` at their shapes."""
+    shapes = [(engine, shape) for engine in engines for shape in measured_shapes(engine.bucket)]
+    with ExitStack() as stack:
+        runners = {
+            engine.file: stack.enter_context(runner_for(bundle, engine, residencies[engine.id], threads))
+            for engine in engines
+        }
+        timed = [
+            Timed(
+                runners[engine.file],
+                random_feeds(bundle.manifest.interface_of(engine)[0], shape),
+                engine.bucket.is_static,
+            )
+            for engine, shape in shapes
+        ]
+        found: dict[str, tuple[MeasuredPoint, ...]] = {}
+        for (engine, shape), measured in zip(shapes, best_of_rounds(timed), strict=True):
+            point = MeasuredPoint(shape.batch, shape.sequence, measured.p50_ms, measured.noise, measured.p95_ms)
+            found[engine.file] = (*found.get(engine.file, ()), point)
+    return found
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that engines added to a process: ``private`` belongs to it alone, ``resident`` also counts mapped pages,
+    which other processes may share and the system may drop. A page that several engines map counts once (on Linux,
+    the proportional set size).
+    """
+
+    private: int
+    resident: int
 
 
 def memory_use(

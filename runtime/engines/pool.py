@@ -11,9 +11,9 @@ from ...errors import BundleError
 from ...ownership import Owner
 from ..device.device import Device
 from ..graphs.task_tensors import TaskTensors
-from .contract.residency import Residency
 from .memory import MemoryCap
 from .onnxruntime_gpu.provider import Provider
+from .residency import Residency
 from .runner import Runner, TakesTasks, device_source, runnable_engines, runner_for
 
 

@@ -14,9 +14,9 @@ from ...profiles.precision import PRECISIONS
 from ..device.device import Device, DeviceArray
 from ..graphs.task_tensors import TaskTensors
 from ..inputs.arrays import Array
-from .contract.residency import RESIDENCIES, Residency
 from .onnxruntime.available import onnxruntime_problem
 from .onnxruntime_gpu.provider import Provider
+from .residency import RESIDENCIES, Residency
 from .tensorrt.available import require_tensorrt, tensorrt_problem
 
 # A runner is opened in a residency, so callers find both here.

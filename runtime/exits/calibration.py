@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ...bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from ...bundle.device_files.device_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 from ...bundle.manifest import CALIBRATION_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError

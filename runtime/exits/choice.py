@@ -13,7 +13,7 @@ from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.manifest import CALIBRATION_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
-from ..engines.host_latencies import host_latencies
+from ..engines.latencies import host_latencies
 from ..engines.pool import EnginePool
 from .calibration import CalibratedPolicy, read_calibration
 from .chain import ExitChain

@@ -11,8 +11,7 @@ from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import DEPTH
 from ...errors import SelectionError
-from ..engines.host_latencies import as_predicted
-from ..engines.latency_at import latency_at
+from ..engines.latencies import as_predicted, latency_at
 from ..engines.pool import EnginePool
 from ..engines.runner import Runner
 from .batch_plan import BatchPlanner, Cost

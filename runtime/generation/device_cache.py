@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...bundle.entries.generation_entry import PAST, CachedLayer, window_of
-from ..device.device import Device, DeviceArray
-from ..device.token_arrays import TOKENS, copy_tokens, empty_tensors, free_tensors, swap_rows
+from ..device.device import TOKENS, Device, DeviceArray, copy_tokens, empty_tensors, free_tensors, swap_rows
 from ..engines.runner import CacheRunner, Runner
 from ..inputs.arrays import Array
 from .any_cache import AnyCache, BoundCall

@@ -1,6 +1,6 @@
 """What hosts found of drafts: what ``drafts.json`` in a bundle's folder holds, by host.
 
-It is a file that a device adds, sealed (bundle/device_files/sealed_file.py), and names the manifest's hash.
+It is a file that a device adds, sealed (bundle/device_files/device_file.py), and names the manifest's hash.
 ``nestforge calibrate`` replaces the figures of its own host and leaves those of others.
 """
 
@@ -10,8 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...bundle.device_files.host_records import MeasuredHost, nearest_record, record_problems, with_record
-from ...bundle.device_files.sealed_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from ...bundle.device_files.device_file import (
+    DEVICE_SCHEMA_VERSION,
+    MeasuredHost,
+    nearest_record,
+    read_record,
+    record_problems,
+    with_record,
+    write_device_file,
+)
 from ...bundle.manifest import DRAFTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...file_lock import alone

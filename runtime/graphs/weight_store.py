@@ -1,7 +1,11 @@
-"""The weight store of a bundle as a file: where its tensors lie, and whether it is still what engines opened."""
+"""The weight store of a bundle, and the graphs that read it: the listed bytes, with weights in the store alone.
+
+Backends follow a graph to whatever file beside it an initializer names, hard links included, which no manifest lists.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from bisect import bisect_right
@@ -12,14 +16,54 @@ from operator import itemgetter
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
-from ...bundle.regular_file import FETCH_AGAIN, FileIdentity, stream_sha256
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.files import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError
 from ...strict import parse_json
-from .initializers import Initializer
+from .initializers import Initializer, external_initializers
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.
 MAX_HEADER_BYTES = 4 * 2**20
 _LENGTH_BYTES = 8
+# Nodes and names; beside them a graph holds the initializers that the manifest counts as the engine's own.
+_MAX_NODES_BYTES = 16 * 2**20
+_mapped: WeakValueDictionary[FileIdentity, MappedStore] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def store_initializers(bundle: Bundle, engine: EngineEntry) -> tuple[Initializer, ...]:
+    """The initializers of ``engine`` that lie in the weight store, each within one of its tensors.
+
+    Raises BundleCorruptError where the graph is not the one that the manifest lists, or has data anywhere else.
+    """
+    path = bundle.file(engine.file)
+    with regular_file(path) as (file, identity):
+        allowed = engine.private_bytes + _MAX_NODES_BYTES
+        if identity.size > allowed:
+            raise BundleCorruptError(f"{path}: {identity.size} bytes, more than the {allowed} of such an engine")
+        graph = file.read(identity.size)  # for a larger number, memory for all of it would be taken
+    expected = bundle.sha256(engine.file)
+    if expected is not None and engine.file not in bundle.hashed:  # an engine that is being built has no entry yet
+        digest = hashlib.sha256(graph).hexdigest()
+        if digest != expected:
+            raise BundleCorruptError(f"{path}: sha256 {digest}, expected {expected}; {FETCH_AGAIN}")
+        bundle.hashed.add(engine.file)
+    initializers = external_initializers(graph, str(path))
+    if initializers:
+        _require_tensors(bundle, initializers, str(path))
+    return initializers
+
+
+def _require_tensors(bundle: Bundle, initializers: tuple[Initializer, ...], where: str) -> None:
+    path = bundle.file(WEIGHTS_NAME)
+    identity = identity_at(path)
+    if identity is None:
+        raise BundleCorruptError(f"{path}: missing; {FETCH_AGAIN}")
+    spans = tensor_spans(path, identity)
+    for one in initializers:
+        span_with(one, spans, path, where)
 
 
 @lru_cache(maxsize=8)
@@ -102,10 +146,6 @@ class MappedStore:
         with readable(self._path), open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return stream_sha256(file)
-
-
-_mapped: WeakValueDictionary[FileIdentity, MappedStore] = WeakValueDictionary()
-_lock = threading.Lock()
 
 
 def mapped_store(path: Path, sha256: str | None) -> MappedStore:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ...bundle.entries.tensor_spec import TensorSpec
-from ...bundle.regular_file import stream_sha256
+from ...bundle.files import stream_sha256
 from ...errors import InputError
 from ...outside_file import open_file
 from .arrays import Array

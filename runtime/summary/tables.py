@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log
 
 from ...bucket import Bucket
-from ...bundle.build_record import BuildRecord, Latency, LatencyPoint
+from ...bundle.build_record import BuildRecord, Latency, LatencyPoint, is_noisy, noisy_figures
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.figures import cell, heading, present
+from ...bundle.figures import cell, heading, present, quality_warnings
 from ...bundle.manifest import Manifest, Quality
-from ...bundle.noise import is_noisy, noisy_figures
-from ...bundle.quality_bar import quality_warnings
 from ...elastic import Axis
 from ...profiles.device_profile import budget_bucket_of, budget_shape_of
 from .cache_sizes import cache_facts, sizes_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 from nestforge.errors import BuildError, NestforgeError, PlanError, ProfileError
-from nestforge.profiles.profile_data import profile_data
+from nestforge.profiles.device_profile import profile_data
 from support.refused_compile import Case
 from support.tiny_compile import board
 

@@ -36,7 +36,7 @@ from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.profiles.probe_host import _fingerprint, probe_host
-from nestforge.runtime.engines import measure_rounds
+from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.tiny_compile import BUCKET, board, template_of
 
@@ -250,7 +250,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (rank_axes, "taylor_scores"),
     ):
         count(module, name)
-    monkeypatch.setattr(measure_rounds, "times_of", measure)
+    monkeypatch.setattr(measuring, "times_of", measure)
     return counts
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.tools.cli import main
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu

@@ -17,6 +17,7 @@ from nestforge.bundle.build_record import BuildRecord, Latency
 from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt
 from nestforge.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
 from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.files import sealed_json
 from nestforge.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -30,7 +31,6 @@ from nestforge.bundle.manifest import (
     Ranking,
     SubmodelEntry,
 )
-from nestforge.bundle.seal import sealed_json
 from nestforge.elastic import Axis
 from nestforge.profiles.probe_host import probe_host
 from nestforge.strict import unstructure

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from nestforge.errors import BundleIncompatibleError
+from nestforge.runtime.device.cuda_device import DeviceThread
 from nestforge.runtime.device.device import HostDevice
-from nestforge.runtime.device.dlpack import DeviceView
-from nestforge.runtime.device.thread import DeviceThread
+from nestforge.runtime.device.store import DeviceView
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, gpu_provider
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from support.host_provider import host_provider

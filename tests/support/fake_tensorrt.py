@@ -25,10 +25,10 @@ import onnx
 import onnxruntime
 import pytest
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, build_key, write_plans
+from nestforge.bundle.files import KEY_VARIABLE
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.private_files import KEY_VARIABLE
 from nestforge.bundle.shape_profile import shape_profiles
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 from support.fake_cuda import FakeCuda, World
 from support.gpu_modules import ON_A_GPU
 from support.sealing import edit_manifest

@@ -18,8 +18,8 @@ import pytest
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import NestforgeError
 from nestforge.runtime.device.device import Device
-from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provider_named
+from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.model import ElasticModel
 
 # What inductor says on every GPU that has TF32 where the process computes without, and warnings are errors in tests.

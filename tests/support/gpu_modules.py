@@ -8,11 +8,8 @@ ON_A_GPU = frozenset(
         *("runtime.device.cuda_memory", "runtime.device.cuda_device"),
         *(
             f"runtime.engines.tensorrt.{name}"
-            for name in (
-                *("engine", "execution_context", "bound", "runner"),
-                *("open_plan", "cache_context", "cache_run", "cached_runner"),
-            )
+            for name in ("engine", "contexts", "runner", "cache_runs", "cached_runner")
         ),
-        *("compiler.tensorrt.build_plan", "compiler.tensorrt.timing_cache"),
+        *("compiler.tensorrt.build_plan", "compiler.tensorrt.build_plan"),
     }
 )

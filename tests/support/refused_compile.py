@@ -14,7 +14,7 @@ import safetensors.numpy
 import yaml
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import NestforgeError
-from nestforge.profiles.profile_data import profile_data
+from nestforge.profiles.device_profile import profile_data
 from support.tiny_compile import board
 
 

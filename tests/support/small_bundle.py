@@ -18,6 +18,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import BuildRecord, Latency
 from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt
 from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.files import sealed_json
 from nestforge.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -32,7 +33,6 @@ from nestforge.bundle.manifest import (
     SubmodelEntry,
     TextEntry,
 )
-from nestforge.bundle.seal import sealed_json
 from nestforge.elastic import Axis
 from nestforge.profiles.probe_host import probe_host
 from nestforge.strict import unstructure

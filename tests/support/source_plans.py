@@ -11,7 +11,7 @@ from typing import Any
 
 import nestforge
 import pytest
-from nestforge.compiler.tensorrt import check_prompt_plan
+from nestforge.compiler.tensorrt import check_plan
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
@@ -63,7 +63,7 @@ def compile_plans(
 def few_prompt_tokens() -> Iterator[None]:
     """Plans that read prompts are checked with short ones alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_prompt_plan, "_MOST_SCORES", 4 * _MOST_CHECKED**2)
+        patch.setattr(check_plan, "_MOST_SCORES", 4 * _MOST_CHECKED**2)
         yield
 
 

@@ -8,7 +8,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import Latency
 from nestforge.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEntry
 from nestforge.runtime.dispatcher import Dispatcher
-from nestforge.runtime.engines.contract.residency import Residency
+from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.request import Request
 
 MB = 10**6

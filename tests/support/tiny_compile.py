@@ -24,8 +24,7 @@ from nestforge.compiler.work.clock import Clock, silent
 from nestforge.compiler.work.staging import Stage
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
-from nestforge.profiles.device_profile import DeviceProfile
-from nestforge.profiles.profile_data import read_profile
+from nestforge.profiles.device_profile import DeviceProfile, read_profile
 from support.tiny_models import save_tiny_encoder
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other

@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ....profiles.encodings import (
+from ....profiles.precision import (
     INT4,
     INT4_BLOCK,
     INT4_SCALE,

@@ -17,7 +17,7 @@ import torch
 
 from ....elastic import Submodel
 from ....exporters.universal import PREFIX, UniversalModel
-from ....profiles.encodings import FP32, INT4, INT8
+from ....profiles.precision import FP32, INT4, INT8
 from ..encodings import decoded, parts_of, split_encoding
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from ....profiles.encodings import BF16, FP16
+from ....profiles.precision import BF16, FP16
 from ..encodings import table_name
 from .edit import Edit
 from .fp32_nodes import FloatGraph, wide_nodes

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ....profiles.encodings import INT8, INT8_SCALE, LEAST_INPUTS, LEAST_OUTPUTS
+from ....profiles.precision import INT8, INT8_SCALE, LEAST_INPUTS, LEAST_OUTPUTS
 from ..encodings import parts_of
 from ..passes.linear_to_gemm import TRANSPOSED
 from .edit import Edit

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ....profiles.encodings import FP16
+from ....profiles.precision import FP16
 from ....runtime.inputs.arrays import Arrays
 from .fp32_nodes import MOVEMENT, element_types
 from .observe import observe

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.files import private_folder, stream_sha256
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
-from ....bundle.private_files import private_folder
-from ....bundle.regular_file import stream_sha256
 from ....errors import OutputError
 from ....profiles.probe_host import probe_host
 from ....strict import parse_json

@@ -16,19 +16,16 @@ import numpy as np
 import onnxruntime
 
 from ....bucket import Bucket
-from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.engine_entry import EngineEntry, Residency
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
-from ...graphs.engine_graph import store_initializers
-from ...graphs.merged_weights import merged_weights
-from ...graphs.task_tensors import TaskTensors
-from ...graphs.weight_store import MappedStore, mapped_store
+from ...graphs.task_tensors import TaskTensors, merged_weights
+from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
 from ...inputs.arrays import Array
 from ...inputs.feeds import named_sizes, nearest_shape, random_feeds
-from ..contract.residency import Residency
 from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
 from .task_inputs import TaskInputs, TaskRunner

@@ -1,20 +1,24 @@
-"""Sessions of ONNX Runtime on the processor."""
+"""Sessions of ONNX Runtime on the processor: their options, their one arena, their failures as errors of ours.
+
+All engines of the process take activations from one arena: they mostly run one after the other, and what one needed the
+next can use. The arena is thread-safe and grows when engines do run at once.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import onnxruntime
 
-from ....errors import BundleIncompatibleError
+from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError
 from ....outside import is_of_library, said_by
+from ...device.threads import process_wide_threads, refuse_process_wide_affinity
 from ...inputs.arrays import Array
-from ..contract.threads import process_wide_threads, refuse_process_wide_affinity
-from .errors import open_error
-from .shared_arena import use_shared_arena
 
 # The compiler has folded constants and fused what pays, so ONNX Runtime need not look again: opening is a fifth faster
 # than at BASIC and runs are not slower; above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower).
@@ -24,6 +28,9 @@ SAVED_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
 _LOG_FATAL_ONLY = 4
 _NONE: Mapping[str, Array] = MappingProxyType({})
+# The exceptions of ``onnxruntime.capi.onnxruntime_pybind11_state`` that a whole file never causes.
+_DAMAGED_FILE_ERRORS = {"InvalidProtobuf", "NoSuchFile", "InvalidGraph"}
+_lock = threading.Lock()
 
 
 def session_options(threads: int, level: Any, packed: bool, affinity: Sequence[int] = ()) -> Any:
@@ -85,3 +92,31 @@ def open_session(path: Path, options: Any, weights: Mapping[str, Array] = _NONE)
     if session.get_providers() != [provider]:
         raise BundleIncompatibleError(f"{path}: expected {provider}, onnxruntime took {session.get_providers()}")
     return session
+
+
+def open_error(failure: BaseException) -> type[BundleError]:
+    """BundleCorruptError where the file is no ONNX graph, else BundleIncompatibleError."""
+    # Where the graph's own text is in the message and is not UTF-8, pybind11 raises a UnicodeDecodeError in its place.
+    is_damaged = type(failure).__name__ in _DAMAGED_FILE_ERRORS or isinstance(failure, UnicodeDecodeError)
+    return BundleCorruptError if is_damaged else BundleIncompatibleError
+
+
+def use_shared_arena(options: Any) -> None:
+    """Makes a session with these options take activations from the shared arena; other sessions are not touched."""
+    with _lock:
+        if _registered():
+            options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+@cache
+def _registered() -> bool:
+    import onnxruntime
+
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    try:
+        onnxruntime.create_and_register_allocator(memory, None)
+    except Exception:  # noqa: BLE001  (of an unnamed type: other code has registered one, perhaps capped; leave it alone)
+        return False
+    return True

@@ -15,20 +15,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
 from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.files import private_folder
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
-from ....bundle.private_files import private_folder
 from ....bundle.shape_profile import shape_profile
 from ....errors import BundleIncompatibleError, InputError
 from ...device.device import Device
-from .available import provider_problem
 
 PROVIDERS = ("cpu", "cuda", "tensorrt")
-
+_INSTALL = "install nestforge[cuda] in place of nestforge[cpu]"
 # Of arithmetic on sizes. All have kernels on a GPU, so that what falls to the processor among them is that.
 _SIZE_OPERATORS = frozenset(
     {
@@ -175,3 +175,21 @@ def _of_stream(device: Device) -> dict[str, str]:
     stream = getattr(device, "stream", None)
     handle = {} if stream is None else {"has_user_compute_stream": "1", "user_compute_stream": str(stream.handle)}
     return {"device_id": str(device.index), **handle}
+
+
+def provider_problem(chain: tuple[str, ...]) -> str | None:
+    """Why no session on ``chain`` (ONNX Runtime's names) can be opened here, in one line, or None."""
+    if util.find_spec("onnxruntime") is None:
+        return "onnxruntime is not installed; install nestforge[cuda]"
+    import onnxruntime
+
+    installed = onnxruntime.get_available_providers()
+    if missing := [name for name in chain if name not in installed]:
+        return f"onnxruntime {onnxruntime.__version__} here has {', '.join(installed)} and no {missing[0]}; {_INSTALL}"
+    try:
+        import_module("cuda.bindings.runtime")
+    except ModuleNotFoundError:
+        return "cuda.bindings is not installed; install nestforge[cuda]"
+    except (ImportError, OSError) as failure:
+        return f"cuda.bindings does not load: {' '.join(str(failure).split())[:200]}"
+    return None

@@ -16,16 +16,13 @@ from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....bundle.shape_profile import shape_profile
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from ...device.copying_runner import CopyingRunner
 from ...device.device import Device, DeviceArray
-from ...device.dlpack import DeviceView
-from ...device.layout import Layout
-from ...device.store import StoreUse
-from ...graphs.engine_graph import store_initializers
+from ...device.layout import CopyingRunner, Layout
+from ...device.store import DeviceView, StoreUse
+from ...graphs.weight_store import store_initializers
 from ...inputs.arrays import Array
-from .bound import CALL_BY_CALL, BoundRun
 from .provider import Provider
-from .session import GpuSession, is_short_of_memory
+from .session import CALL_BY_CALL, BoundRun, GpuSession, is_short_of_memory
 
 # CUDA graphs that a session may keep: some hundred kilobytes each, until it closes.
 _MAX_CAPTURED_GRAPHS = 64

@@ -26,10 +26,8 @@ from ...device.device import DeviceArray
 from ...device.layout import layout_of
 from ...inputs.arrays import Array
 from ...inputs.feeds import named_sizes
-from .cache_context import CacheContext
-from .cache_run import CacheRun
-from .engine import Log, inspected
-from .open_plan import open_plan
+from .cache_runs import CacheContext, CacheRun
+from .engine import Log, inspected, open_plan
 
 
 class TensorRTCacheRunner:

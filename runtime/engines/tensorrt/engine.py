@@ -1,18 +1,76 @@
-"""A plan as TensorRT opens it: deserialised, given its weights if it has none, and described."""
+"""A plan opened as the engine of a bundle: found for this GPU, its bytes checked, given its weights, described."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tensorrt as trt
 
-from ....bundle.device_files.plan_index import Gpu
-from ....errors import BundleIncompatibleError
-from ...device.cuda_memory import device_name
-from .layout import PlanTensor
+from ....bundle.device_files.plan_index import Gpu, PlanEntry, plan_for, read_plan
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle
+from ....bundle.shape_profile import shape_profiles
+from ....errors import BundleCorruptError, BundleIncompatibleError
+from ...device.cuda_memory import device_name, free_bytes
+from ...graphs.weight_store import store_initializers
+from .layout import PlanTensor, plan_problem
 
 _MAX_REASON_CHARACTERS = 300
 _FAILURE_SEVERITIES = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
+
+
+def open_plan(
+    bundle: Bundle,
+    engine: EngineEntry,
+    plan: PlanEntry | None,
+    device: int,
+    interface: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+    own_bytes: int,
+    log: Log,
+) -> trt.ICudaEngine:
+    """The plan of ``engine`` on the GPU ``device``, the calling thread's; ``plan`` may be given by who has just built
+    it. ``interface`` is what the manifest says of its inputs and outputs, ``own_bytes`` is what a run
+    takes for them.
+
+    Raises BundleIncompatibleError where there is no plan that may run here, or too little memory, BundleCorruptError
+    for one that is not this engine.
+    """
+    where = f"engine {engine.id}"
+    plan = plan or plan_for(bundle, engine, this_gpu(device))
+    data = read_plan(bundle, plan)
+    _require_memory(engine, max(len(data), _weight_bytes(bundle, engine)) + plan.activation_bytes + own_bytes)
+    opened = open_engine(where, data, plan.options.version_compatible, log)
+    if plan.options.strip_weights:
+        store_initializers(bundle, engine)
+        with bundle.held(engine.file, WEIGHTS_NAME):
+            refit(where, opened, bundle.file(engine.file), log)
+    profiles = shape_profiles(bundle.manifest, engine)
+    if problem := plan_problem(*interface, engine.bucket, profiles, tensors_of(opened)):
+        raise BundleCorruptError(f"{where}: {plan.file}: {problem}")
+    return opened
+
+
+def _weight_bytes(bundle: Bundle, engine: EngineEntry) -> int:
+    return engine.weight_bytes or bundle.manifest.submodel(engine.submodel).weight_bytes
+
+
+def _require_memory(engine: EngineEntry, needed: int) -> None:
+    """``needed`` is a lower bound: the plan or its weights, activations of one run, its inputs and outputs."""
+    free = free_bytes()
+    if needed > free:
+        raise BundleIncompatibleError(
+            f"engine {engine.id}: needs at least {needed / 1e6:.1f} MB of the GPU's memory, {free / 1e6:.1f} MB are "
+            "free; close other programs on it, or choose a smaller submodel"
+        )
+
+
+def this_gpu(device: int = 0) -> Gpu:
+    """What plans that are built here are bound to. Raises BundleError where there is no GPU."""
+    name, capability = device_name(device)
+    return Gpu(name, capability, trt.__version__)
 
 
 class Log(trt.ILogger):  # type: ignore[misc]  # TensorRT ships no types
@@ -31,12 +89,6 @@ class Log(trt.ILogger):  # type: ignore[misc]  # TensorRT ships no types
         """The first error since the last call, which is the cause of the others, as one line."""
         errors, self._errors = self._errors, []
         return errors[0][:_MAX_REASON_CHARACTERS] if errors else "no reason given"
-
-
-def this_gpu(device: int = 0) -> Gpu:
-    """What plans that are built here are bound to. Raises BundleError where there is no GPU."""
-    name, capability = device_name(device)
-    return Gpu(name, capability, trt.__version__)
 
 
 def open_engine(where: str, plan: bytes, host_code: bool, log: Log) -> trt.ICudaEngine:

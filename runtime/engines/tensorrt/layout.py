@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ....bucket import Bucket
 from ....bundle.entries.generation_entry import PAST, PRESENT
 from ....bundle.entries.tensor_spec import TensorSpec
-from ....bundle.shape_profile import Shape, ShapeProfile
+from ....bundle.shape_profile import UNKNOWN_EXTENT, Shape, ShapeProfile
 
 # Names of TensorRT's data types, by those of the manifest. Its own table for numpy knows no narrow types and raises.
 DTYPES = {
@@ -20,8 +20,6 @@ DTYPES = {
     "uint8": "UINT8",
     "bool": "BOOL",
 }
-# How TensorRT writes a dimension that is not known.
-_OPEN = -1
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,16 @@ def updated_input(output: str, inputs: Collection[str]) -> str | None:
 
 def _declared(spec: TensorSpec, bucket: Bucket) -> tuple[int, ...]:
     """The shape that a plan states, which has no names for free dimensions."""
-    return tuple(_OPEN if isinstance(dim, str) else dim for dim in spec.declared(bucket))
+    return tuple(UNKNOWN_EXTENT if isinstance(dim, str) else dim for dim in spec.declared(bucket))
 
 
 def _is(tensor: PlanTensor, dtype: str, shape: tuple[int, ...], opens: bool) -> bool:
     """Whether ``tensor`` is of this type and shape, or, where it ``opens``, leaves dimensions of it unknown."""
     if tensor.dtype != dtype or len(tensor.shape) != len(shape):
         return False
-    return all(have == want or (opens and have == _OPEN) for have, want in zip(tensor.shape, shape, strict=True))
+    return all(
+        have == want or (opens and have == UNKNOWN_EXTENT) for have, want in zip(tensor.shape, shape, strict=True)
+    )
 
 
 def _listed(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:

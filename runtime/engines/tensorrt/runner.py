@@ -1,9 +1,9 @@
 """Engines as TensorRT plans: checked before they are opened, given their weights from the store.
 
-An execution context (execution_context.py) serves one run at a time. There are as many as runs were ever made at once;
-they share the engine's weights, and each keeps memory of its own for activations, inputs and outputs. A plan that takes
-a range of shapes has one: NVIDIA's pages disagree on whether contexts may share its optimisation profile. Runs on
-memory of the caller's, as in a chain of segments, are queued one after the other in the device's stream (bound.py).
+An execution context (contexts.py) serves one run at a time. There are as many as runs were ever made at once; they
+share the engine's weights, and each keeps memory of its own for activations, inputs and outputs. A plan that takes a
+range of shapes has one: NVIDIA's pages disagree on whether contexts may share its optimisation profile. Runs on memory
+of the caller's, as in a chain of segments, are queued one after the other in the device's stream (BoundRun there).
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from ....bundle.device_files.plan_index import PlanEntry
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.open_bundle import Bundle
 from ....errors import InputError
-from ...device.copying_runner import CopyingRunner
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import use_device
 from ...device.device import DeviceArray
-from ...device.layout import Layout
+from ...device.layout import CopyingRunner, Layout
 from ...inputs.arrays import Array
-from .bound import BoundContext, BoundRun
-from .engine import Log, inspected
-from .execution_context import ExecutionContext
-from .open_plan import open_plan
+from .contexts import BoundContext, BoundRun, ExecutionContext
+from .engine import Log, inspected, open_plan
 
 
 class TensorRTRunner(CopyingRunner):

@@ -12,10 +12,9 @@ from ....bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
 from ....bundle.open_bundle import Bundle
 from ....errors import SelectionError
 from ....ownership import Owned, Owner
-from ...engines.contract.residency import Residency
-from ...engines.memory import MemoryCap
-from ...engines.needs import residencies_for
+from ...engines.memory import MemoryCap, residencies_for
 from ...engines.pool import EnginePool
+from ...engines.residency import Residency
 from ...engines.runner import Runner
 from ...graphs.task_tensors import TaskTensors
 

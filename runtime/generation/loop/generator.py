@@ -10,14 +10,14 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
 
 from ....argument_types import checked
-from ....bundle.device_files.host_records import this_host
+from ....bundle.device_files.device_file import this_host
 from ....bundle.entries.generation_entry import GenerationEntry
 from ....bundle.open_bundle import Bundle
 from ....errors import InputError, SelectionError
 from ....ownership import Owner
-from ...engines.contract.residency import Residency
 from ...engines.memory import MemoryCap
 from ...engines.onnxruntime_gpu.provider import Provider
+from ...engines.residency import Residency
 from ...graphs.task_tensors import TaskTensors
 from ...inputs.text import TextEncoder
 from ..calls.admitted import AdmittedEngines, longer_prompt_bytes

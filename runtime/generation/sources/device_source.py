@@ -11,8 +11,17 @@ from types import MappingProxyType
 import numpy as np
 
 from ....bundle.entries.generation_entry import GenerationEntry
-from ...device.device import ALIGNMENT, Device, DeviceArray
-from ...device.token_arrays import TOKENS, TOKENS_OF_KEYS, copy_tokens, empty_tensors, free_tensors, swap_rows
+from ...device.device import (
+    ALIGNMENT,
+    TOKENS,
+    TOKENS_OF_KEYS,
+    Device,
+    DeviceArray,
+    copy_tokens,
+    empty_tensors,
+    free_tensors,
+    swap_rows,
+)
 from ...engines.runner import CacheRunner, Runner
 from ...inputs.arrays import Array
 from .any_source import AnySource, source_shapes

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from nestforge.bundle.files import SEAL, sealed_json
 from nestforge.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.seal import SEAL, sealed_json
 from nestforge.runtime.exits.calibration import keep_policy
 from support.exit_policies import policy
 

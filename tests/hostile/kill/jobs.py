@@ -119,7 +119,7 @@ def _prepare_measuring(folder: Path) -> None:
 
 def _keep_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
-    from nestforge.bundle.device_files.host_records import MeasuredHost
+    from nestforge.bundle.device_files.device_file import MeasuredHost
     from nestforge.bundle.device_files.measurements import HostMeasurement, keep_measurement
     from nestforge.bundle.open_bundle import open_bundle
 
@@ -158,7 +158,7 @@ def _profile(folder: Path) -> None:
 
 def _key(folder: Path) -> None:
     """The key by which a host knows its own plans: made once, the same from then on."""
-    from nestforge.bundle.private_files import plan_key
+    from nestforge.bundle.files import plan_key
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     assert len(plan_key()) == 32
@@ -240,7 +240,7 @@ JOBS = (
     Job("run", _prepare_golden, _run, _arrays_in("answer.npz"), ("nestforge.runtime.model",)),
     Job("mapped", _prepare_golden, _mapped, _mapped_content, ("nestforge.runtime.model",)),
     Job("profile", _nothing, _profile, _bytes_below("host.yaml"), ("nestforge.profiles.probe_host",)),
-    Job("key", _nothing, _key, _key_content, ("nestforge.bundle.private_files",)),
+    Job("key", _nothing, _key, _key_content, ("nestforge.bundle.files",)),
     Job("publish", _prepare_publishing, _compile, _bundle_in("out.bundle"), _COMPILER),
     Job("compile", _prepare_model, _compile, _bundle_in("out.bundle"), _COMPILER),
     Job(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from nestforge.bundle.device_files.task_index import name_problem, read_tasks, require_new_name
 from nestforge.bundle.entries.task_entry import TaskTensor
+from nestforge.bundle.files import sealed_json
 from nestforge.bundle.manifest import TASKS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.bundle.read_manifest import read_manifest
-from nestforge.bundle.seal import sealed_json
 from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import BundleFormatError, InputError
 

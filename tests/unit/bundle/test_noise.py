@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.bundle.noise import Noise, is_noisy, noisy_figures
+from nestforge.bundle.build_record import Noise, is_noisy, noisy_figures
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from nestforge.bundle.figures import quality_warnings, shortfall
 from nestforge.bundle.manifest import Manifest, Quality
-from nestforge.bundle.quality_bar import quality_warnings, shortfall
 from nestforge.runtime.request import Request
 from support.three_submodels import BUCKETS, SIZES, dispatcher, make
 

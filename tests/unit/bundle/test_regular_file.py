@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from nestforge.bundle.regular_file import identity_at, regular_file, stream_sha256
+from nestforge.bundle.files import identity_at, regular_file, stream_sha256
 from nestforge.errors import BundleCorruptError, BundleFormatError
 
 

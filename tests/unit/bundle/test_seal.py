@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nestforge.bundle.files import SEAL, sealed_json, to_json, unsealed
 from nestforge.bundle.manifest import BUILD_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.seal import SEAL, sealed_json, to_json, unsealed
 from nestforge.errors import BundleCorruptError, BundleFormatError
 from support.sealing import edited
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 from nestforge.exporters.weight_bytes import WeightBytes, expected_encodings, weight_bytes
-from nestforge.profiles.encodings import Encoding
-from nestforge.profiles.precision import Precision
+from nestforge.profiles.precision import Encoding, Precision
 
 INT8_ON_CPU = (".int8", ".int8-scale", ".int8-zero")
 

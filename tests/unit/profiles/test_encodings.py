@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.profiles.encodings import ENCODINGS, FP32, Encoding, encoded_bytes, encoded_shape
+from nestforge.profiles.precision import ENCODINGS, FP32, Encoding, encoded_bytes, encoded_shape
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from nestforge.profiles.integer_products import matmul_nbits_constants, qgemm_constants
+from nestforge.profiles.measure_rates import matmul_nbits_constants, qgemm_constants
 
 WEIGHT = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
 

@@ -6,8 +6,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import ProfileError
 from nestforge.profiles.budget import BudgetSpec
-from nestforge.profiles.profile_data import profile_data, profile_precisions, read_profile
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions, profile_data, profile_precisions, read_profile
 
 DATA: dict[str, Any] = {
     "schema_version": 1,

@@ -16,7 +16,7 @@ from nestforge.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEnt
 from nestforge.elastic import SEQUENCE, Axis
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.dispatcher import Dispatcher
-from nestforge.runtime.engines.contract.residency import Residency
+from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.in_flight import InFlight, LoadEstimate
 from nestforge.runtime.request import Request
 from support.three_submodels import BUCKETS, MB, SIZES, dispatcher, make, predicted

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.bundle.device_files.host_records import this_host
+from nestforge.bundle.device_files.device_file import this_host
 from nestforge.bundle.device_files.measurements import HostMeasurement, keep_measurement
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, write_plans
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.exits.calibration import empty_calibration, write_calibration
 from nestforge.runtime.generation.draft_calibration import HostDrafts, keep_drafts
 from support.exit_policies import policy

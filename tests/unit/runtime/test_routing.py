@@ -15,7 +15,7 @@ import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.bundle.read_manifest import read_manifest
 from nestforge.errors import BundleCorruptError, BundleFormatError, InputError
-from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
+from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.feeds import random_feeds
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nestforge.bundle.build_record import Latency
+from nestforge.bundle.build_record import Latency, Noise
 from nestforge.bundle.manifest import Manifest
-from nestforge.bundle.noise import Noise
 from nestforge.errors import SelectionError
 from nestforge.runtime.in_flight import LoadEstimate
 from nestforge.runtime.request import Request

@@ -9,10 +9,10 @@ from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import SelectionError
+from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
-from nestforge.profiles.profile_data import profile_data
-from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.measure import LatencyStats
+from nestforge.runtime.engines.residency import Residency
 from nestforge.tools import bundle_bench
 from support.exit_bundles import write_exits_bundle
 from support.tiny_compile import board, save_tiniest

@@ -12,7 +12,7 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.engines import measure_bundle, measure_rounds
+from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.exits.calibration import read_calibration
 from nestforge.tools import bundle_bench, functions, traffic_bench
 from support.exit_rows import timed_once, write_arrays
@@ -31,8 +31,8 @@ def encoder(tmp_path: Path) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_bench, "_SECONDS", 0.0)
     monkeypatch.setattr(bundle_bench, "_SECONDS", 0.0)
-    monkeypatch.setattr(measure_rounds, "_ROUND_SECONDS", 0.0)
-    monkeypatch.setattr(measure_bundle, "others_now", lambda seconds: 0.0)
+    monkeypatch.setattr(measuring, "_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(measuring, "others_now", lambda seconds: 0.0)
 
 
 def test_every_function_is_a_public_name() -> None:
@@ -82,7 +82,7 @@ def test_measurements_are_kept(encoder: Path, monkeypatch: pytest.MonkeyPatch) -
     kept = json.loads((encoder / "measurements.json").read_text())
     assert len(kept["hosts"]) == 1
     assert result.measurement.threads == 1
-    monkeypatch.setattr(measure_bundle, "others_now", lambda seconds: 0.9)
+    monkeypatch.setattr(measuring, "others_now", lambda seconds: 0.9)
     with pytest.raises(nestforge.MeasurementError, match="other programs use 90% of the CPUs"):
         nestforge.measure(encoder)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from ....errors import InputError
-from ....runtime.engines.contract.residency import Residency
+from ....runtime.engines.residency import Residency
 from ....runtime.summary.short_names import ShortNames
 from ....strict import parse_json
 from ...console import print_json

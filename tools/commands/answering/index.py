@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from ....runtime.engines.contract.residency import RESIDENCIES, Residency
+from ....runtime.engines.residency import RESIDENCIES, Residency
 from ....whole_file import require_new
 from ...console import print_facts, print_json, working
 from ...options import bundle_argument, json_option, overwrite_option, prompt_name_option, prompt_option, refuse_prompts

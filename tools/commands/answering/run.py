@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from ....runtime.answer import Answer, ExitRows
-from ....runtime.engines.contract.residency import RESIDENCIES, Residency
+from ....runtime.engines.residency import RESIDENCIES, Residency
 from ....runtime.inputs.array_file import MAX_BYTES
 from ....runtime.inputs.npz import read_npz
 from ....runtime.summary.short_names import ShortNames

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ....runtime.engines.contract.residency import RESIDENCIES, Residency
+from ....runtime.engines.residency import RESIDENCIES, Residency
 from ....runtime.summary.short_names import ShortNames
 from ...console import print_facts, print_json, print_table, say, working
 from ...options import bundle_argument, json_option, prompt_name_option, prompt_option, refuse_prompts

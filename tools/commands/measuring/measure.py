@@ -14,7 +14,7 @@ from ...options import bundle_argument, json_option
 
 if TYPE_CHECKING:
     from ....bundle.device_files.measurements import MeasuredPoint
-    from ....runtime.engines.measure_bundle import BundleMeasurement
+    from ....runtime.engines.measure import BundleMeasurement
 
 EXAMPLES = """\b
 Examples:
@@ -106,7 +106,7 @@ def _row(engine: str, residency: str, point: MeasuredPoint, shape: str) -> list[
 
 
 def _warnings(result: BundleMeasurement) -> list[str]:
-    from ....bundle.noise import noisy_figures
+    from ....bundle.build_record import noisy_figures
 
     measured = result.measurement.engines
     noisy = noisy_figures((each.engine, point.noise) for each in measured for point in each.points)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from ....profiles.device_profile import profile_data
 from ....profiles.host_load import load_warning
 from ....profiles.load_profile import dump_profile
 from ....profiles.probe_host import measured_profile
-from ....profiles.profile_data import profile_data
 from ....whole_file import require_new, write_whole
 from ...console import print_json, say, working
 from ...options import json_option, overwrite_option

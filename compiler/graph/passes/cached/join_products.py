@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .....profiles.encodings import LEAST_OUTPUTS
+from .....profiles.precision import LEAST_OUTPUTS
 from ..extents import extents, shape_of
 from ..matching import replace
 

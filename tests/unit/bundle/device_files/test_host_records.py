@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from nestforge import OutputError
-from nestforge.bundle.device_files import host_records
-from nestforge.bundle.device_files.host_records import (
+from nestforge.bundle.device_files import device_file
+from nestforge.bundle.device_files.device_file import (
     MeasuredHost,
     nearest_record,
     record_problems,
@@ -55,7 +55,7 @@ def test_a_record_replaces_its_own_alone() -> None:
 
 
 def test_there_are_not_more_hosts_than_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_records, "_MAX_HOSTS", 1)
+    monkeypatch.setattr(device_file, "_MAX_HOSTS", 1)
     with pytest.raises(OutputError, match=r"file\.json: holds the records of 1 hosts, the most allowed; remove it"):
         with_record([Record(BOARD, 4)], Record(LAPTOP, 4), Path("file.json"))
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nestforge.bundle.device_files.host_records import MeasuredHost, this_host
+from nestforge.bundle.build_record import Noise
+from nestforge.bundle.device_files.device_file import MeasuredHost, this_host
 from nestforge.bundle.device_files.measurements import (
     HostMeasurement,
     MeasuredEngine,
@@ -18,7 +19,6 @@ from nestforge.bundle.device_files.measurements import (
     read_measurements,
 )
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
-from nestforge.bundle.noise import Noise
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
 from support.sealing import edit_sealed
@@ -59,7 +59,7 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
 
 
 def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestforge.bundle.device_files.host_records._MAX_HOSTS", 1)
+    monkeypatch.setattr("nestforge.bundle.device_files.device_file._MAX_HOSTS", 1)
     keep_measurement(bundle, HERE)
     keep_measurement(bundle, HERE)
     with pytest.raises(OutputError, match=r"measurements\.json: holds the records of 1 hosts, the most allowed"):

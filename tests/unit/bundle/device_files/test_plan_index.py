@@ -11,7 +11,7 @@ import pytest
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, read_plan
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 
 PLAN = b"a plan"
 ENTRY = PlanEntry(

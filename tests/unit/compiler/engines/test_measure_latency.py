@@ -17,8 +17,8 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.probe_host import _fingerprint, probe_host
-from nestforge.runtime.engines import measure_rounds as module
-from nestforge.runtime.engines.measure_rounds import measured_shapes
+from nestforge.runtime.engines import measure as module
+from nestforge.runtime.engines.measure import measured_shapes
 from support.tiny_compile import BUCKET, board, builder_in, template_of
 
 

@@ -15,8 +15,7 @@ from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import Submodel
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.profiles.encodings import HALVES
-from nestforge.profiles.precision import PRECISIONS, TRACED, Precision
+from nestforge.profiles.precision import HALVES, PRECISIONS, TRACED, Precision
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest

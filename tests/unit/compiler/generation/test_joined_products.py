@@ -13,7 +13,7 @@ from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.compiler.graph.encodings import parts_of
-from nestforge.profiles.encodings import FP32, INT4, INT4_SCALE, encoded_bytes
+from nestforge.profiles.precision import FP32, INT4, INT4_SCALE, encoded_bytes
 from safetensors import safe_open
 from support.gated_decoders import save_decoder
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.compiler.graph.encodings import PER_OUTPUT, encode, split_encoding, stored_stack, table_name
-from nestforge.profiles.encodings import ENCODINGS, INT4, INT4_SCALE, Encoding, encoded_bytes, encoded_shape
+from nestforge.profiles.precision import ENCODINGS, INT4, INT4_SCALE, Encoding, encoded_bytes, encoded_shape
 
 
 def weights(*shape: int, seed: int = 0) -> np.ndarray:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.compiler.planning.cost_model import Correction, Cost, fit_correction, predict, predict_memory_bytes
-from nestforge.profiles.device_profile import DeviceProfile
-from nestforge.profiles.profile_data import read_profile
+from nestforge.profiles.device_profile import DeviceProfile, read_profile
 from nestforge.workload import Op
 
 

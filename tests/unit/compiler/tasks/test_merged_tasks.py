@@ -15,7 +15,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError, ParityError, PlanError
-from nestforge.runtime.graphs import merged_weights
+from nestforge.runtime.graphs import task_tensors
 from support.coda_tasks import SETTINGS, save_tiny_task
 from support.tiny_coda import save_tiny_coda
 from support.tiny_compile import board
@@ -80,8 +80,8 @@ def test_each_task_is_proven_and_verified(bundle: Path, monkeypatch: pytest.Monk
     own = "ffn32-heads2.merged@b2-s8"
     assert {verdict.engine for verdict in report.engines} >= {own, f"{own}, task a", f"{own}, task b"}
     copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
-    right = merged_weights._change
-    monkeypatch.setattr(merged_weights, "_change", lambda *of: None if (found := right(*of)) is None else 1.01 * found)
+    right = task_tensors._change
+    monkeypatch.setattr(task_tensors, "_change", lambda *of: None if (found := right(*of)) is None else 1.01 * found)
     with pytest.raises(ParityError, match=r"task c, engine ffn16-heads1\.merged@b2-s8: output last_hidden_state"):
         add_task(copy, "c", BERT / "a", BERT / "base")
     assert [task.name for task in read_tasks(open_bundle(copy))] == ["a", "b"]

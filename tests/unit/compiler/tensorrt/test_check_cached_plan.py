@@ -13,7 +13,7 @@ import pytest
 from nestforge.bundle.device_files.plan_index import read_plans
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt.build_bundle import build_plans
-from nestforge.compiler.tensorrt.check_cached_plan import check_cached_plan
+from nestforge.compiler.tensorrt.check_plan import check_cached_plan
 from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import BuildError, ParityError
 from nestforge.runtime.load import load

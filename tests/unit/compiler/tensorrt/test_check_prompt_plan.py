@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nestforge.bundle.device_files.plan_index import read_plans
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.compiler.tensorrt import check_prompt_plan
+from nestforge.compiler.tensorrt import check_plan
 from nestforge.compiler.tensorrt.build_bundle import build_plans, plan_engines
 from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import ParityError
@@ -81,7 +81,7 @@ def test_a_decoder_that_reads_another_prompt_is_refused(folder: Path, monkeypatc
     monkeypatch.setattr(cached_runs.DeviceSource, "copied", staticmethod(shorter))
     with played_gpu(folder / "t5"):
         from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
-        from nestforge.compiler.tensorrt.check_cached_plan import check_cached_plan
+        from nestforge.compiler.tensorrt.check_plan import check_cached_plan
         from nestforge.runtime.engines.tensorrt.cached_runner import TensorRTCacheRunner
 
         with (
@@ -96,12 +96,12 @@ def test_the_longest_prompt_is_checked_where_its_scores_are_affordable(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle, asked = open_bundle(folder / "t5" / "plans"), []
-    monkeypatch.setattr(check_prompt_plan, "check_plan", lambda *given: asked.append(given[3][0]))
+    monkeypatch.setattr(check_plan, "check_plan", lambda *given: asked.append(given[3][0]))
     (engine, *_) = [engine for engine in plan_engines(bundle) if engine.segment == "encoder"]
     for heads in (3, 12):
         layers = tuple(replace(layer, heads=heads) for layer in bundle.manifest.generation.layers)
         wide = replace(bundle.manifest, generation=replace(bundle.manifest.generation, layers=layers))
-        check_prompt_plan.check_prompt_plan(replace(bundle, manifest=wide), engine, None, None)
+        check_plan.check_prompt_plan(replace(bundle, manifest=wide), engine, None, None)
     assert [str(shape) for shape in asked] == ["1x4096", "1x2886"]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from nestforge.compiler.tensorrt.float_sums import float_sums
+from nestforge.compiler.tensorrt.graphs import float_sums
 from nestforge.compiler.tensorrt.operators import operator_tables, unsupported
 
 MASK = "(int64[2,8] mask) => (int64[2,8] out)"

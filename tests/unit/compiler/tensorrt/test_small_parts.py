@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.shape_profile import ShapeProfile
+from nestforge.compiler.tensorrt.build_bundle import read_layers
 from nestforge.compiler.tensorrt.check_plan import case_feeds
-from nestforge.compiler.tensorrt.layers import read_layers
-from nestforge.compiler.tensorrt.profile_shapes import profile_shapes
 from nestforge.compiler.tensorrt.progress import Phases
 from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.errors import BuildError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), high=50)
 MASK = TensorSpec("mask", "int64", ("batch", "sequence"), pad=0, high=2)
@@ -53,12 +52,12 @@ def test_the_first_step_after_the_deadline_stops_the_build_and_so_do_all_others(
 def test_only_inputs_with_an_open_dimension_need_a_profile() -> None:
     one = ShapeProfile(BUCKET, BUCKET)
     static = {"ids": (2, 8), "state": (2, 8, 16)}
-    assert profile_shapes("here", static, (IDS, STATE), one) == {}
+    assert one.parsed_shapes("here", static, (IDS, STATE)) == {}
     some = {"ids": (-1, -1), "state": (2, 8, 16)}
-    assert profile_shapes("here", some, (IDS, STATE), one) == {"ids": ((2, 8), (2, 8), (2, 8))}
+    assert one.parsed_shapes("here", some, (IDS, STATE)) == {"ids": ((2, 8), (2, 8), (2, 8))}
     between = ShapeProfile(Bucket(2, 8, min_sequence=3), Bucket(2, 5))
     free = {"ids": (2, -1), "state": (2, -1, 16)}
-    assert profile_shapes("here", free, (IDS, STATE), between) == {
+    assert between.parsed_shapes("here", free, (IDS, STATE)) == {
         "ids": ((2, 3), (2, 5), (2, 8)),
         "state": ((2, 3, 16), (2, 5, 16), (2, 8, 16)),
     }
@@ -67,13 +66,13 @@ def test_only_inputs_with_an_open_dimension_need_a_profile() -> None:
 @pytest.mark.parametrize("parsed", [{"ids": (2, 9)}, {"ids": (2, 8, 1)}, {"words": (2, 8)}, {}])
 def test_another_interface_is_refused(parsed: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(BuildError, match=r"^here: its graph takes .*; the manifest says \{'ids': \(2, 8\)\}$"):
-        profile_shapes("here", parsed, (IDS,), ShapeProfile(BUCKET, BUCKET))
+        ShapeProfile(BUCKET, BUCKET).parsed_shapes("here", parsed, (IDS,))
 
 
 def test_a_graph_that_fixes_a_free_dimension_is_refused() -> None:
     between = ShapeProfile(Bucket(2, 8, min_sequence=3), Bucket(2, 5))
     with pytest.raises(BuildError) as raised:
-        profile_shapes("here", {"ids": (2, 8)}, (IDS,), between)
+        between.parsed_shapes("here", {"ids": (2, 8)}, (IDS,))
     assert str(raised.value) == "here: its graph takes ids [2, 8]; the manifest says {'ids': (2, 'sequence')}"
 
 

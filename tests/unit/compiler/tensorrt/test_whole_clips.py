@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from nestforge.compiler.tensorrt.graphs import whole_clips
 from nestforge.compiler.tensorrt.operators import unsupported
-from nestforge.compiler.tensorrt.whole_clips import whole_clips
 from onnx import TensorProto, helper
 
 

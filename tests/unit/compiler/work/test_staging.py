@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nestforge.bundle.seal import to_json
+from nestforge.bundle.files import to_json
 from nestforge.compiler.work import staging as staging_module
 from nestforge.compiler.work.staging import Stage, is_resumable, publish, staged, write_synced
 from nestforge.errors import OutputError, ParityError

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import Latency, LatencyPoint
+from nestforge.bundle.build_record import Latency, LatencyPoint, Noise
 from nestforge.bundle.manifest import Manifest
-from nestforge.bundle.noise import Noise
 from nestforge.runtime.choosing.candidates import Candidate, Engine, noise_hint, stated_latency
 from nestforge.runtime.choosing.running_estimate import RunningEstimate
 

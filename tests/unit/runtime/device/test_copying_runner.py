@@ -10,8 +10,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError, InputError
-from nestforge.runtime.device.copying_runner import CopyingRunner
-from nestforge.runtime.device.layout import Layout
+from nestforge.runtime.device.layout import CopyingRunner, Layout
 from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.inputs.feeds import random_feeds
 

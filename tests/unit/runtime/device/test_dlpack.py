@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import onnxruntime
 import pytest
-from nestforge.runtime.device.dlpack import DeviceView
+from nestforge.runtime.device.store import DeviceView
 from numpy.typing import NDArray
 
 

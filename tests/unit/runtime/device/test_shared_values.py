@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.runtime.device.shared_values import SharedValues
+from nestforge.runtime.device.device import SharedValues
 
 
 class Thing:

@@ -9,8 +9,7 @@ import onnxruntime
 import pytest
 from nestforge.errors import BundleCorruptError
 from nestforge.runtime.device.device import HostDevice
-from nestforge.runtime.device.dlpack import DeviceView
-from nestforge.runtime.device.store import StoreUse
+from nestforge.runtime.device.store import DeviceView, StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
 from safetensors.numpy import save_file
 

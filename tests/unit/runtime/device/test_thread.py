@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from nestforge.runtime.device.thread import DeviceThread
+from nestforge.runtime.device.cuda_device import DeviceThread
 
 
 @pytest.fixture

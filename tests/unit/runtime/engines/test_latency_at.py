@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import Latency, LatencyPoint
-from nestforge.bundle.noise import Noise
-from nestforge.runtime.engines.latency_at import RunTime, latency_at, predicted_at
+from nestforge.bundle.build_record import Latency, LatencyPoint, Noise
+from nestforge.runtime.engines.latencies import RunTime, latency_at, predicted_at
 
 
 def measured(batch: int, sequence: int, ms: float) -> LatencyPoint:

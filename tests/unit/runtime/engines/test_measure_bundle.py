@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nestforge.bundle.device_files.host_records import this_host
+from nestforge.bundle.device_files.device_file import this_host
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError, MeasurementError, SelectionError
-from nestforge.runtime.engines import measure_bundle as module
-from nestforge.runtime.engines import measure_rounds
-from nestforge.runtime.engines.measure_bundle import measure_bundle
+from nestforge.runtime.engines import measure as measuring
+from nestforge.runtime.engines.measure import measure_bundle
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 ENGINES = ["ffn16@b1-s8", "ffn16@b2-s16", "ffn32@b1-s8", "ffn32@b2-s16"]
@@ -26,9 +25,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
         def share(self) -> float | None:
             return busy[1]
 
-    monkeypatch.setattr(module, "others_now", lambda _: busy[0])
-    monkeypatch.setattr(measure_rounds, "OthersLoad", Load)
-    monkeypatch.setattr(measure_rounds, "_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(measuring, "others_now", lambda _: busy[0])
+    monkeypatch.setattr(measuring, "OthersLoad", Load)
+    monkeypatch.setattr(measuring, "_ROUND_SECONDS", 0.0)
     return busy
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import LatencyPoint
+from nestforge.bundle.build_record import LatencyPoint, Noise
 from nestforge.bundle.manifest import Manifest
-from nestforge.bundle.noise import Noise
-from nestforge.runtime.engines import measure_rounds
-from nestforge.runtime.engines.measure_rounds import (
+from nestforge.runtime.engines import measure as measuring
+from nestforge.runtime.engines.measure import (
     Measured,
     Timed,
     best_of_rounds,
@@ -47,8 +46,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
         def share(self) -> float:
             return 0.125
 
-    monkeypatch.setattr(measure_rounds, "times_of", fake)
-    monkeypatch.setattr(measure_rounds, "OthersLoad", Quiet)
+    monkeypatch.setattr(measuring, "times_of", fake)
+    monkeypatch.setattr(measuring, "OthersLoad", Quiet)
     return order
 
 

@@ -8,8 +8,7 @@ import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import SelectionError
 from nestforge.ownership import Owner
-from nestforge.runtime.engines.memory import MemoryCap
-from nestforge.runtime.engines.needs import engine_needs
+from nestforge.runtime.engines.memory import MemoryCap, engine_needs
 
 
 def test_engines_and_caches_count_together(tiny_bundle: Path) -> None:

@@ -12,7 +12,7 @@ from nestforge.bundle.manifest import Manifest, SubmodelEntry
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.elastic import BITS, Axis
 from nestforge.errors import SelectionError
-from nestforge.runtime.engines.needs import engine_needs, residencies_for
+from nestforge.runtime.engines.memory import engine_needs, residencies_for
 from support.exit_bundles import exits_manifest
 
 MB = 10**6

@@ -18,9 +18,9 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError
 from nestforge.runtime.device.device import HostDevice
-from nestforge.runtime.engines.contract.residency import Residency
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.pool import EnginePool
+from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.exits import steps
 from nestforge.runtime.exits.batch_plan import BatchPlan
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun

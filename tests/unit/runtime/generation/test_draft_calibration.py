@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nestforge.bundle.device_files.host_records import MeasuredHost, this_host
+from nestforge.bundle.device_files.device_file import MeasuredHost, this_host
 from nestforge.bundle.manifest import DRAFTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
@@ -51,7 +51,7 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
 
 
 def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestforge.bundle.device_files.host_records._MAX_HOSTS", 1)
+    monkeypatch.setattr("nestforge.bundle.device_files.device_file._MAX_HOSTS", 1)
     keep_drafts(bundle, HERE)
     with pytest.raises(OutputError, match=r"drafts\.json: holds the records of 1 hosts, the most allowed"):
         keep_drafts(bundle, BOARD)

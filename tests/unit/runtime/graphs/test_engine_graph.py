@@ -14,9 +14,9 @@ import pytest
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
+from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runner_for
-from nestforge.runtime.graphs.engine_graph import store_initializers
+from nestforge.runtime.graphs.weight_store import store_initializers
 from onnx import ModelProto
 from support.sealing import reseal
 

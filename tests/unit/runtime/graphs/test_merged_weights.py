@@ -12,7 +12,7 @@ from nestforge.bundle.merged_task import BASE, MergedTask
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError
 from nestforge.runtime.graphs.initializers import Initializer
-from nestforge.runtime.graphs.merged_weights import merged_weights
+from nestforge.runtime.graphs.task_tensors import merged_weights
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-merged"
 RNG = np.random.default_rng(0)

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.files import FileIdentity
 from nestforge.bundle.manifest import WEIGHTS_NAME
-from nestforge.bundle.regular_file import FileIdentity
 from nestforge.errors import BundleCorruptError
 from nestforge.runtime.graphs.weight_store import MappedStore, mapped_store, tensor_spans
 

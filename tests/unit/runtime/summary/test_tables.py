@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nestforge.bundle.build_record import BuildRecord, Latency, LatencyPoint
+from nestforge.bundle.build_record import BuildRecord, Latency, LatencyPoint, Noise
 from nestforge.bundle.manifest import Manifest, Quality
-from nestforge.bundle.noise import Noise
 from nestforge.elastic import Axis
 from nestforge.runtime.summary.tables import (
     bundle_facts,

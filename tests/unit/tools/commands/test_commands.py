@@ -19,8 +19,8 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
+from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
-from nestforge.profiles.profile_data import profile_data
 from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
 from nestforge.runtime.engines.onnxruntime.mapped_cache import is_mapped
 from nestforge.runtime.engines.runner import runner_for

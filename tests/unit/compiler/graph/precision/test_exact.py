@@ -8,7 +8,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.compiler.graph.encodings import decoded, encode
 from nestforge.compiler.graph.precision.exact import exact, with_stored_weights
-from nestforge.profiles.encodings import INT4, INT8
+from nestforge.profiles.precision import INT4, INT8
 from support.encoded_engines import encoded_engines, run
 from support.tiny_compile import save_tiniest
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError
-from nestforge.runtime.engines.onnxruntime.errors import open_error
+from nestforge.runtime.engines.onnxruntime.session import open_error
 from onnx import TensorProto, helper
 
 

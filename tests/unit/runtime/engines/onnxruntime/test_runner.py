@@ -17,8 +17,8 @@ from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.engines.contract.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runnable_engines, runner_for
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.exit_bundles import write_exits_bundle

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import onnxruntime
 import pytest
-from nestforge.runtime.engines.onnxruntime import shared_arena as module
-from nestforge.runtime.engines.onnxruntime.shared_arena import use_shared_arena
+from nestforge.runtime.engines.onnxruntime import session as module
+from nestforge.runtime.engines.onnxruntime.session import use_shared_arena
 
 ENTRY = "session.use_env_allocators"
 

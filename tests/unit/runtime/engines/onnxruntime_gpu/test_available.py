@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from nestforge.runtime.engines.onnxruntime_gpu.available import provider_problem
+from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_problem
 
 
 def test_a_build_without_the_provider() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nestforge.errors import BundleError, InputError
 from nestforge.runtime.device.device import HostDevice
-from nestforge.runtime.engines.onnxruntime_gpu.bound import CALL_BY_CALL, BoundRun
+from nestforge.runtime.engines.onnxruntime_gpu.session import CALL_BY_CALL, BoundRun
 
 
 class Gpu(HostDevice):

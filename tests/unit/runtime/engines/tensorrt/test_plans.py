@@ -22,11 +22,10 @@ from nestforge.bundle.device_files.plan_index import (
     with_plan,
     write_plans,
 )
+from nestforge.bundle.files import KEY_VARIABLE, plan_key, private_folder, sealed_json
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.private_files import KEY_VARIABLE, plan_key, private_folder
-from nestforge.bundle.seal import sealed_json
 from nestforge.errors import BundleFormatError, BundleIncompatibleError, OutputError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.engines.tensorrt.available import require_tensorrt, tensorrt_problem
 from support.sealing import edit_sealed
 

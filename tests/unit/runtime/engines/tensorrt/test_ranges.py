@@ -17,11 +17,10 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.device_files.plan_index import Gpu, build_key, read_plans, write_plans
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.device.device import DeviceArray
-from nestforge.runtime.engines import measure_rounds
-from nestforge.runtime.engines.measure_bundle import measure_bundle
-from nestforge.runtime.engines.measure_rounds import measured_shapes
+from nestforge.runtime.engines import measure as measuring
+from nestforge.runtime.engines.measure import measure_bundle, measured_shapes
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu, list_plans
@@ -158,7 +157,7 @@ def test_memory_is_counted_for_the_largest_shape(bundle: Bundle, world: World) -
 
 def test_a_plan_is_measured_at_sizes_all_over_its_range(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_ROUND_SECONDS", "_SHAPE_SECONDS"):
-        monkeypatch.setattr(measure_rounds, name, 0.0)
+        monkeypatch.setattr(measuring, name, 0.0)
     measured = measure_bundle(bundle, lambda *_: None, threads=1, force=True).measurement
     assert [each.engine for each in measured.engines] == [engine.id for engine in bundle.manifest.engines]
     for each in measured.engines:

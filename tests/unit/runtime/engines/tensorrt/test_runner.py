@@ -24,7 +24,7 @@ from nestforge.bundle.device_files.plan_index import (
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.profiles.tensorrt_options import TensorRTOptions
+from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.inputs.feeds import random_feeds
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu, installed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nestforge.errors import SelectionError
-from nestforge.runtime.engines.needs import engine_needs
+from nestforge.runtime.engines.memory import engine_needs
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 

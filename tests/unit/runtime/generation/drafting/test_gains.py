@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.device_files.host_records import MeasuredHost
+from nestforge.bundle.device_files.device_file import MeasuredHost
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.entries.generation_entry import CACHED
 from nestforge.runtime.generation.calls.step_times import StepTimes

@@ -14,13 +14,13 @@ from typing import Any
 import nestforge
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.bundle.device_files.host_records import MeasuredHost
+from nestforge.bundle.device_files.device_file import MeasuredHost
 from nestforge.bundle.device_files.measurements import keep_measurement, read_measurements
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.engines import measure_bundle, measure_rounds
-from nestforge.runtime.engines.measure_rounds import measured_shapes
+from nestforge.runtime.engines import measure as measuring
+from nestforge.runtime.engines.measure import measured_shapes
 from nestforge.tools.cli import main
 from support.device_program import PROGRAM
 from support.exit_bundles import write_exits_bundle
@@ -48,9 +48,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         def share(self) -> float:
             return busy[0]
 
-    monkeypatch.setattr(measure_bundle, "others_now", lambda _: busy[0])
-    monkeypatch.setattr(measure_rounds, "OthersLoad", Load)
-    monkeypatch.setattr(measure_rounds, "_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(measuring, "others_now", lambda _: busy[0])
+    monkeypatch.setattr(measuring, "OthersLoad", Load)
+    monkeypatch.setattr(measuring, "_ROUND_SECONDS", 0.0)
     return busy
 
 
@@ -201,14 +201,14 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a test run in the background ignores it
         "from nestforge.tools.interruption import listen\n"
-        "from nestforge.runtime.engines import measure_rounds, measure_bundle\n"
-        "measure_bundle.others_now = lambda seconds: 0.0\n"
-        "real = measure_rounds.times_of\n"
+        "from nestforge.runtime.engines import measure as measuring\n"
+        "measuring.others_now = lambda seconds: 0.0\n"
+        "real = measuring.times_of\n"
         "def announced(*a, **k):\n"
         "    print('timing', flush=True)\n"
         "    time.sleep(60)\n"
         "    return real(*a, **k)\n"
-        "measure_rounds.times_of = announced\n"
+        "measuring.times_of = announced\n"
         "from nestforge.tools.cli import main\n"
         "listen()\n"
         f"main(['measure', {str(bundle)!r}, '--force'])\n",

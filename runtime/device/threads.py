@@ -7,8 +7,8 @@ import platform
 import threading
 from collections.abc import Sequence
 
-from ....errors import InputError
-from ....profiles.probe_host import probe_host
+from ...errors import InputError
+from ...profiles.probe_host import probe_host
 
 _lock = threading.Lock()
 _process_wide: int | None = None

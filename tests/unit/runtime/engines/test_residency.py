@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.errors import SelectionError
-from nestforge.runtime.engines.contract.residency import EngineNeed, Residency, assign_residencies
+from nestforge.runtime.engines.residency import EngineNeed, Residency, assign_residencies
 
 MB = 10**6
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from nestforge.errors import InputError
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.engines.contract.threads import process_wide_threads, threads_and_affinity, threads_or_default
+from nestforge.runtime.device.threads import process_wide_threads, threads_and_affinity, threads_or_default
 
 PROGRAM = """
 import sys

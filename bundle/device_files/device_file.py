@@ -1,0 +1,163 @@
+"""Files that a device adds to a bundle, such as calibrations: sealed JSON, some with a record for each host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ...errors import BundleCorruptError, BundleFormatError, OutputError
+from ...profiles.probe_host import probe_host
+from ...strict import parse_json, structure
+from ...whole_file import write_whole
+from ..files import sealed_json, unsealed
+from ..manifest import MANIFEST_NAME
+from ..open_bundle import Bundle, read_json
+from ..read_manifest import MAX_JSON_BYTES
+
+DEVICE_SCHEMA_VERSION = 1
+_MAX_HOSTS = 64
+_MAX_NAME_LENGTH = 200
+
+
+class _OfManifest(Protocol):
+    @property
+    def manifest_sha256(self) -> str: ...
+
+
+Record = TypeVar("Record", bound=_OfManifest)
+
+
+@dataclass(frozen=True)
+class MeasuredHost:
+    """What must be the same for figures to hold: the processor, the cores that may be used, and ONNX Runtime; of plans
+    also the ``gpu`` with its release of TensorRT."""
+
+    cpu: str
+    architecture: str
+    cores: int = field(metadata={"min": 1})
+    onnxruntime: str | None = None
+    gpu: str | None = None
+
+    def __str__(self) -> str:
+        release = f", ONNX Runtime {self.onnxruntime}" if self.onnxruntime else ""
+        return f"{self.cpu}, {self.cores} cores{release}{f', {self.gpu}' if self.gpu else ''}"
+
+
+class HostRecord(Protocol):
+    """What ``host`` found with ``threads`` cores per run; ``created`` is the time in UTC."""
+
+    @property
+    def host(self) -> MeasuredHost: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def created(self) -> str: ...
+
+
+R = TypeVar("R", bound=HostRecord)
+
+
+def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | None:
+    """The object that the file ``name`` holds, without its seal; None where there is no such file.
+
+    Raises BundleFormatError or BundleCorruptError, whose message ends with ``mend``.
+    """
+    path = bundle.path / name
+    if not os.path.lexists(path):
+        return None
+    raw = read_json(bundle.path, name)
+    try:
+        data = parse_json(raw)
+    except ValueError as failure:
+        raise BundleFormatError(f"{path}: not JSON ({failure}); {mend}") from failure
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if type(version) is not int or version != DEVICE_SCHEMA_VERSION:
+        raise BundleFormatError(
+            f"{path}: schema_version {str(version)[:80]!r}, expected {DEVICE_SCHEMA_VERSION}; use the nestforge "
+            f"release that wrote it, or {mend}"
+        )
+    return unsealed(raw, data, str(path), mend)
+
+
+def read_record(
+    bundle: Bundle,
+    name: str,
+    kind: type[Record],
+    problems: Callable[[Record, Bundle], Iterable[str]],
+    mend: str,
+) -> Record | None:
+    """The record of this very manifest that the file ``name`` holds, or None where there is no such file; ``problems``
+    says what its types do not.
+
+    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or a record of another manifest.
+    """
+    data, where = read_device_file(bundle, name, mend), str(bundle.path / name)
+    if data is None:
+        return None
+    record = structure(kind, data, where, lambda problem: BundleFormatError(f"{problem}; {mend}"))
+    if record.manifest_sha256 != bundle.build.manifest_sha256:
+        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {mend}")
+    for problem in problems(record, bundle):
+        raise BundleFormatError(f"{where}: {problem}; {mend}")
+    return record
+
+
+def write_device_file(bundle: Bundle, name: str, data: Mapping[str, Any], lost: str) -> Path:
+    """Writes ``data`` sealed, whole or not at all; never into another bundle that was put in this one's place.
+
+    Raises OutputError, which says that ``lost`` was not kept, or BundleCorruptError.
+    """
+    bundle.require_unchanged(MANIFEST_NAME)
+    path, raw = bundle.path / name, sealed_json(data)
+    if len(raw) > MAX_JSON_BYTES:
+        raise OutputError(
+            f"{path}: would have {len(raw)} bytes, more than the {MAX_JSON_BYTES} that are read; {lost} was not kept, "
+            "remove the file and make it again"
+        )
+    write_whole(path, lambda stream: stream.write(raw), lost)
+    return path
+
+
+def this_host() -> MeasuredHost:
+    """The identity of the host that this process runs on."""
+    facts = probe_host()
+    cpu = " ".join(facts.cpu.split())[:_MAX_NAME_LENGTH]
+    return MeasuredHost(cpu, facts.architecture, facts.cores, facts.backends.get("onnxruntime"))
+
+
+def nearest_record(records: Iterable[R], host: MeasuredHost, threads: int) -> R | None:
+    """The record of ``host`` with this number of threads, or the nearest to it; None where it has none."""
+    own = [each for each in records if each.host == host]
+    return min(own, key=lambda each: (abs(each.threads - threads), each.threads), default=None)
+
+
+def with_record(records: Sequence[R], new: R, path: Path) -> tuple[R, ...]:
+    """``records`` of the file at ``path`` with ``new`` in the place of an earlier one of its host and threads.
+
+    Raises OutputError where there are too many hosts.
+    """
+    others = [each for each in records if (each.host, each.threads) != (new.host, new.threads)]
+    if len(others) >= _MAX_HOSTS:
+        raise OutputError(
+            f"{path}: holds the records of {len(others)} hosts, the most allowed; remove it, or give this host a copy "
+            "of the bundle"
+        )
+    return tuple(sorted([*others, new], key=lambda each: (str(each.host), each.threads)))
+
+
+def record_problems(schema_version: int, records: Sequence[HostRecord]) -> Iterator[str]:
+    """What the types alone do not say of such a file."""
+    if schema_version != DEVICE_SCHEMA_VERSION:
+        yield f"schema_version {schema_version}, expected {DEVICE_SCHEMA_VERSION}"
+    if len(records) > _MAX_HOSTS:
+        yield f"{len(records)} hosts, expected at most {_MAX_HOSTS}"
+    if len({(each.host, each.threads) for each in records}) < len(records):
+        yield "a host with its number of threads stands twice"
+    for number, each in enumerate(records):
+        host = each.host
+        names = (host.cpu, host.architecture, each.created, host.onnxruntime or "", host.gpu or "")
+        if any(len(name) > _MAX_NAME_LENGTH for name in names):
+            yield f"hosts[{number}]: a name of more than {_MAX_NAME_LENGTH} characters"
