@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from pathlib import Path
 
 import click
 
 from ..profiles.probe_host import probe_host
 from ..tools.console import print_json, print_table, working
-from .harness import Row
-from .kept import CACHE, forget_what_others_made
+from .harness import BENCHMARKS, CACHE, Row, forget_what_others_made
 
-
-def benchmarks() -> dict[str, str]:
-    """The module of each benchmark by its name: ``bench_NAME`` in a folder of this one."""
-    root = Path(__file__).parent
-    found = {path.stem.removeprefix("bench_"): path for path in root.glob("*/bench_*.py")}
-    return {name: f"{__package__}.{path.parent.name}.{path.stem}" for name, path in sorted(found.items())}
+for topic in sorted(Path(__file__).parent.glob("*.py")):
+    if not topic.stem.startswith("__"):
+        import_module(f"{__package__}.{topic.stem}")
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice(benchmarks()))
+@click.argument("names", nargs=-1, type=click.Choice(sorted(BENCHMARKS)))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 def main(names: tuple[str, ...], as_json: bool) -> None:
     """Run benchmarks NAMES, or all of them. Exit code 1 if a bar is missed."""
     rows: list[Row] = []
-    modules = benchmarks()
-    chosen = names or tuple(modules)
+    chosen = names or tuple(sorted(BENCHMARKS))
     if forget_what_others_made(CACHE):
         click.echo(f"{CACHE}: made by other sources, emptied; what is measured is compiled anew", err=True)
     with working() as progress:
         for done, name in enumerate(chosen):
             progress("benchmarks", done, len(chosen))
-            rows += importlib.import_module(modules[name]).run()
+            rows += BENCHMARKS[name]()
         progress("benchmarks", len(chosen), len(chosen))
     if as_json:
         print_json(rows)

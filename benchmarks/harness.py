@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
@@ -19,6 +22,15 @@ class Row:
     bar: str
     reached: bool
     how: str
+
+
+BENCHMARKS: dict[str, Callable[[], list[Row]]] = {}
+
+
+def benchmark(function: Callable[[], list[Row]]) -> Callable[[], list[Row]]:
+    """Adds ``bench_NAME`` to the benchmarks that can be asked for by name."""
+    BENCHMARKS[function.__name__.removeprefix("bench_")] = function
+    return function
 
 
 def interleaved(
@@ -50,3 +62,30 @@ def milliseconds(call: Callable[[], object]) -> float:
     began = perf_counter()
     call()
     return 1e3 * (perf_counter() - began)
+
+
+CACHE = Path(".cache/bench")
+_PACKAGE = Path(__file__).parents[1]
+_MEASURED = ("bundle", "compiler", "exporters", "profiles", "runtime")
+_MARK = "sources.sha256"
+
+
+def forget_what_others_made(folder: Path, package: Path = _PACKAGE) -> bool:
+    """Empties ``folder`` where other sources of ``package`` filled it; returns whether there was anything to remove."""
+    mark, sources = folder / _MARK, sources_digest(package)
+    if mark.exists() and mark.read_text() == sources:
+        return False
+    found = folder.exists() and any(folder.iterdir())
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    mark.write_text(sources)
+    return found
+
+
+def sources_digest(package: Path) -> str:
+    """The SHA-256 of the modules that compile and answer, names and text; not of the tools around them."""
+    files = [path for room in _MEASURED for path in package.joinpath(room).rglob("*.py")]
+    total = hashlib.sha256()
+    for path in sorted([*files, *package.glob("*.py")]):
+        total.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+    return total.hexdigest()

@@ -29,7 +29,7 @@ from ..profiles.load_profile import load_profile
 from ..profiles.probe_host import probe_host
 from ..runtime.engines.runner import Runner, runner_for
 from ..runtime.inputs.feeds import random_feeds
-from .kept import CACHE
+from .harness import CACHE
 
 BUCKET = Bucket(1, 128)
 CORES = probe_host().cores

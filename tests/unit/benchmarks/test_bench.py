@@ -4,57 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from nestforge.benchmarks import __main__ as runner
-from nestforge.benchmarks.harness import Row, interleaved, ratio
+from nestforge.benchmarks.harness import BENCHMARKS, Row, forget_what_others_made, interleaved, ratio
 
-EXITS = ["exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_lengths", "exit_saving"]
-NESTED = ["ladder", "switch"]
-MIXERS = ["mixer", "moe"]
-COMMON = [
-    "between",
-    "bundle_size",
-    "check",
-    "compile",
-    "dispatch",
-    "eager",
-    "emit",
-    "memory",
-    "open",
-    "packed",
-    "prediction",
-    "startup",
+NAMES = [
+    *("beside", "between", "bundle_size", "coda", "coda_bytes", "compile", "correction", "dispatch", "draft", "eager"),
+    *("emit", "exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving", "generate", "generate_memory"),
+    *("ladder", "lengths", "memory", "mhe", "mhe_decode", "mixer", "open", "packed", "precision", "prediction"),
+    *("residency", "startup", "switch", "tasks"),
 ]
-THREADS = ["beside"]
-NAMES = sorted(
-    [
-        *COMMON,
-        *EXITS,
-        *NESTED,
-        *MIXERS,
-        *THREADS,
-        "adapters",
-        "coda",
-        "coda_bytes",
-        "correction",
-        "mhe",
-        "mhe_decode",
-        "mhe_long",
-        "draft",
-        "fusions",
-        "generate",
-        "generate_memory",
-        "lengths",
-        "precision",
-        "residency",
-        "shared_keys",
-        "tasks",
-        "windows",
-    ]
-)
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
 
@@ -66,28 +27,24 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, rows: list[Row], *arguments: str) -> tuple[int, str, list[str]]:
-    """Exit code, stdout, and the modules that were run, with every benchmark replaced by ``rows``."""
-    loaded: list[str] = []
-
-    def load(name: str) -> SimpleNamespace:
-        loaded.append(name.rpartition(".")[2])
-        return SimpleNamespace(run=lambda: rows)
-
-    monkeypatch.setattr(runner.importlib, "import_module", load)
+    """Exit code, stdout, and the benchmarks that were run, with every one replaced by ``rows``."""
+    asked: list[str] = []
+    for name in NAMES:
+        monkeypatch.setitem(BENCHMARKS, name, lambda name=name: asked.append(name) or rows)
     done = CliRunner().invoke(runner.main, arguments)
-    return done.exit_code, done.stdout, loaded
+    return done.exit_code, done.stdout, asked
 
 
 def test_every_figure_of_the_table_has_a_benchmark() -> None:
-    assert list(runner.benchmarks()) == NAMES
+    assert sorted(BENCHMARKS) == NAMES
 
 
 def test_without_a_name_all_run_and_a_missed_bar_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, text, loaded = run_with(monkeypatch, [REACHED])
-    assert (code, loaded) == (0, [f"bench_{name}" for name in NAMES])
+    code, text, asked = run_with(monkeypatch, [REACHED])
+    assert (code, asked) == (0, NAMES)
     assert text.count("reached") == len(NAMES)
-    code, text, loaded = run_with(monkeypatch, [REACHED, MISSED], "emit")
-    assert (code, loaded) == (1, ["bench_emit"])
+    code, text, asked = run_with(monkeypatch, [REACHED, MISSED], "emit")
+    assert (code, asked) == (1, ["emit"])
     assert "MISSED" in text
 
 
@@ -110,3 +67,29 @@ def test_alternatives_take_turns_and_each_round_begins_warm() -> None:
 
 def test_ratio_is_the_median_over_rounds() -> None:
     assert ratio({"plain": [2.0, 9.0, 30.0], "ours": [1.0, 3.0, 5.0]}, "plain", "ours") == 3.0
+
+
+def test_what_is_kept_is_of_the_sources(tmp_path: Path) -> None:
+    package, kept = tmp_path / "package", tmp_path / "kept"
+    (package / "compiler").mkdir(parents=True)
+    (package / "tools").mkdir()
+    source = package / "compiler" / "one.py"
+    source.write_text("a = 1\n")
+    assert not forget_what_others_made(kept, package)
+
+    (kept / "some.bundle").mkdir()
+    (package / "tools" / "bench.py").write_text("")
+    assert not forget_what_others_made(kept, package)
+    assert (kept / "some.bundle").exists()
+
+    source.write_text("a = 2\n")
+    assert forget_what_others_made(kept, package)
+    assert not (kept / "some.bundle").exists()
+    assert not forget_what_others_made(kept, package)
+
+
+def test_a_folder_without_a_mark_is_emptied(tmp_path: Path) -> None:
+    (tmp_path / "kept" / "old.bundle").mkdir(parents=True)
+    (tmp_path / "package").mkdir()
+    assert forget_what_others_made(tmp_path / "kept", tmp_path / "package")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["sources.sha256"]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ...bucket import Bucket
-from ...compiler.compile import compile_bundle
-from ...profiles.budget import BudgetSpec
-from ...profiles.precision import Precision
-from ..kept import CACHE
-from ..subjects import elsewhere
+from ..bucket import Bucket
+from ..compiler.compile import compile_bundle
+from ..profiles.budget import BudgetSpec
+from ..profiles.precision import Precision
+from .harness import CACHE
+from .subjects import elsewhere
 
 # Eight widths of its FFNs, the largest last.
 WIDTHS = tuple(f"ffn{width}" for width in range(256, 2049, 256))

@@ -10,20 +10,20 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ...bucket import Bucket
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.open_bundle import Bundle, open_bundle
-from ...compiler.compile import compile_bundle
-from ...errors import CheckpointError
-from ...examples.commands import is_made_from
-from ...examples.cost_eff.report import read_texts
-from ...profiles.load_profile import load_profile
-from ...runtime.calibrate.budget import parse_budget
-from ...runtime.calibrate.calibrate import calibrate
-from ...runtime.calibrate.data import read_data, split
-from ...runtime.exits.calibration import CalibratedPolicy
-from ...runtime.inputs.text import TextEncoder
-from ..kept import CACHE
+from ..bucket import Bucket
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.open_bundle import Bundle, open_bundle
+from ..compiler.compile import compile_bundle
+from ..errors import CheckpointError
+from ..examples.commands import is_made_from
+from ..examples.cost_eff.report import read_texts
+from ..profiles.load_profile import load_profile
+from ..runtime.calibrate.budget import parse_budget
+from ..runtime.calibrate.calibrate import calibrate
+from ..runtime.calibrate.data import read_data, split
+from ..runtime.exits.calibration import CalibratedPolicy
+from ..runtime.inputs.text import TextEncoder
+from .harness import CACHE
 
 # Texts are cut to 64 tokens, as they were in training; published costs are of 128.
 SEQUENCE, LONGEST = 64, 128

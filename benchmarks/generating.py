@@ -1,4 +1,4 @@
-"""Tokens a second of one row and of many, against others; what a step costs beside the engine, and by capacity."""
+"""Generation: tokens a second against other runtimes, and what a step costs beside its engine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from time import sleep
+from typing import Any
 
 import numpy as np
 
-from ... import load
-from ...bundle.entries.generation_entry import GenerationEntry
-from ...profiles.precision import Precision
-from ...runtime.generation.cache import Cache
-from ...runtime.generation.cached_engine import CachedEngine
-from ...runtime.model import ElasticModel
-from ..harness import Row, milliseconds
-from ..subjects import CORES
+from .. import load
+from ..bundle.entries.generation_entry import GenerationEntry
+from ..profiles.precision import Precision
+from ..runtime.generation.cache import Cache
+from ..runtime.generation.cached_engine import CachedEngine
+from ..runtime.generation.calls.generated import DraftedTokens, GeneratedRow
+from ..runtime.model import ElasticModel
+from .harness import Row, benchmark, milliseconds
+from .language_subjects import llama_bundle, llama_folder, llama_halves_bundle, tiny_llama_bundle
 from .peers import Generate, Timed, genai, openvino, transformers
-from .subject import llama_bundle, llama_folder, llama_halves_bundle, tiny_llama_bundle
+from .subjects import CORES
 
-_ROUNDS, _PAUSE = 7, 0.3
-_PROMPT, _NEW = 64, 64
+_GEN_ROUNDS, _GEN_PAUSE = 7, 0.3
+_GEN_PROMPT, _GEN_NEW = 64, 64
 _LONG_PROMPT = 256
 _ROWS = 32
 _CAPACITIES, _VALID = (256, 4096), 100
@@ -43,7 +45,9 @@ while True:
 _PROGRAMS = {"keeps one core busy": (0.1, 0.0), "computes 3 of every 9 ms": (0.003, 0.006)}
 
 
-def run() -> list[Row]:
+@benchmark
+def bench_generate() -> list[Row]:
+    """Tokens a second of one row and of many, against others; what a step costs beside the engine, and by capacity."""
     others = {"transformers": transformers(llama_folder())}
     peer = openvino(llama_folder())
     if peer is not None:
@@ -64,9 +68,9 @@ def _against_others(precision: Precision, others: dict[str, Generate]) -> list[R
         return []
     with load(llama_bundle(precision), threads=CORES) as model:
         calls: dict[str, Generate] = {"ours": lambda ids, tokens: _generated(model, ids, tokens), **others}
-        times = _in_turns(calls, prompt[:_PROMPT], _NEW)
+        times = _in_turns(calls, prompt[:_GEN_PROMPT], _GEN_NEW)
         firsts = _in_turns(calls, prompt, 2)
-    how = f"{_ROUNDS} rounds in turn, medians, {CORES} threads, Llama shape of 100 M parameters, {precision}"
+    how = f"{_GEN_ROUNDS} rounds in turn, medians, {CORES} threads, Llama shape of 100 M parameters, {precision}"
     rows = []
     for name in others:
         steps = [median(b.step_ms) / median(a.step_ms) for a, b in zip(times["ours"], times[name], strict=True)]
@@ -74,7 +78,7 @@ def _against_others(precision: Precision, others: dict[str, Generate]) -> list[R
         ours = median(median(timed.step_ms) for timed in times["ours"])
         rows += [
             Row(
-                f"tokens per second over {name}, {precision}, prompt of {_PROMPT}",
+                f"tokens per second over {name}, {precision}, prompt of {_GEN_PROMPT}",
                 f"{median(steps):.2f}x ({1e3 / ours:.1f} tokens/s)",
                 ">= 1.00x",
                 median(steps) >= 1,
@@ -101,11 +105,11 @@ def _on_a_busy_host() -> list[Row]:
         calls: dict[str, Generate] = {"ours": lambda ids, tokens: _generated(model, ids, tokens), "theirs": peer}
         for name, (burst, pause) in _PROGRAMS.items():
             with _another_program(burst, pause):
-                times = _in_turns(calls, _ids(_PROMPT), _NEW)
+                times = _in_turns(calls, _ids(_GEN_PROMPT), _GEN_NEW)
             ours, theirs = ([1e3 / median(timed.step_ms) for timed in times[who]] for who in ("ours", "theirs"))
             rate = median(a / b for a, b in zip(ours, theirs, strict=True))
             spread, other = ((max(rates) - min(rates)) / median(rates) for rates in (ours, theirs))
-            how = f"{_ROUNDS} rounds in turn, medians, {CORES} threads, Llama shape of 100 M parameters, fp32"
+            how = f"{_GEN_ROUNDS} rounds in turn, medians, {CORES} threads, Llama shape of 100 M parameters, fp32"
             beside = f"while another program {name}"
             figure = f"tokens per second over onnxruntime-genai {beside}"
             rows.append(Row(figure, f"{rate:.2f}x ({median(ours):.1f} tokens/s)", ">= 1.00x", rate >= 1, how))
@@ -126,12 +130,12 @@ def _another_program(burst_s: float, pause_s: float) -> Iterator[None]:
 
 def _many_rows(model: ElasticModel) -> Row:
     one, many = [], []
-    for _ in range(_ROUNDS):
-        one.append(median(_generated(model, _ids(_PROMPT), _STEPS).step_ms))
-        found = model.generate([_ids(_PROMPT, row) for row in range(_ROWS)], max_tokens=_STEPS, stop=[])
+    for _ in range(_GEN_ROUNDS):
+        one.append(median(_generated(model, _ids(_GEN_PROMPT), _STEPS).step_ms))
+        found = model.generate([_ids(_GEN_PROMPT, row) for row in range(_ROWS)], max_tokens=_STEPS, stop=[])
         many.append(median(found.rows[0].token_ms))
     rate = median(_ROWS * a / b for a, b in zip(one, many, strict=True))
-    how = f"{_ROUNDS} rounds in turn, medians of {_STEPS} steps"
+    how = f"{_GEN_ROUNDS} rounds in turn, medians of {_STEPS} steps"
     return Row(f"tokens per second of {_ROWS} rows together, over one row", f"{rate:.1f}x", ">= 6x", rate >= 6, how)
 
 
@@ -139,7 +143,7 @@ def _by_capacity(model: ElasticModel) -> Row:
     small, large = (_engine(model, capacity) for capacity in _CAPACITIES)
     ratios = _ratios(lambda: small.step([5], [_VALID]), lambda: large.step([5], [_VALID]))
     figure = f"a step at capacity {_CAPACITIES[1]}, {_VALID} valid tokens, over capacity {_CAPACITIES[0]}"
-    how = f"medians of {_STEPS} steps, {_ROUNDS} rounds in turn"
+    how = f"medians of {_STEPS} steps, {_GEN_ROUNDS} rounds in turn"
     return Row(figure, f"{ratios:.3f}x", "<= 1.05x", ratios <= 1.05, how)
 
 
@@ -147,15 +151,17 @@ def _beside() -> Row:
     """What ``generate`` takes for a token beyond the engine's own step at the same places."""
     differences = []
     with load(tiny_llama_bundle(), threads=1) as model:
-        engine, ids = _engine(model, 256, "ffn64"), _ids(_PROMPT)
-        for _ in range(_ROUNDS):
-            sleep(_PAUSE)
+        engine, ids = _engine(model, 256, "ffn64"), _ids(_GEN_PROMPT)
+        for _ in range(_GEN_ROUNDS):
+            sleep(_GEN_PAUSE)
             whole = _generated(model, ids, _STEPS).step_ms
             engine.extend(0, ids, 0, [])
-            alone = [milliseconds(partial(engine.step, [5], [at])) for at in range(_PROMPT, _PROMPT + _STEPS)]
+            alone = [milliseconds(partial(engine.step, [5], [at])) for at in range(_GEN_PROMPT, _GEN_PROMPT + _STEPS)]
             differences.append(1e3 * (median(whole) - median(alone)))
     beside = median(differences)
-    how = f"medians of {_STEPS} tokens, {_ROUNDS} rounds in turn; greedy, one layer of 64 and 32,000 tokens, 1 thread"
+    how = (
+        f"medians of {_STEPS} tokens, {_GEN_ROUNDS} rounds in turn; greedy, one layer of 64 and 32,000 tokens, 1 thread"
+    )
     return Row("work beside the engine per token", f"{beside:.0f} us", "<= 60 us", beside <= _BESIDE_US, how)
 
 
@@ -164,8 +170,8 @@ def _changing(model: ElasticModel) -> Row:
     cache = Cache.empty(_entry(model).layers, 1, 256)
     engines = [_engine(model, 256, submodel, cache) for submodel in ("ffn2048", "ffn1024")]
     rounds = []
-    for _ in range(_ROUNDS):
-        sleep(_PAUSE)
+    for _ in range(_GEN_ROUNDS):
+        sleep(_GEN_PAUSE)
         differences = []
         for _ in range(_STEPS):
             for engine in engines:
@@ -173,7 +179,7 @@ def _changing(model: ElasticModel) -> Row:
                 differences.append(1e3 * (changed - same))
         rounds.append(median(differences))
     change = median(rounds)
-    how = f"{_ROUNDS} rounds, each the median of {2 * _STEPS} differences between steps that follow each other"
+    how = f"{_GEN_ROUNDS} rounds, each the median of {2 * _STEPS} differences between steps that follow each other"
     figure = "changing the submodel between two tokens, over not changing it"
     measured = f"{change:.0f} us ({min(rounds):.0f} to {max(rounds):.0f})"
     return Row(figure, measured, f"<= {_CHANGE_US} us", change <= _CHANGE_US, how)
@@ -181,9 +187,9 @@ def _changing(model: ElasticModel) -> Row:
 
 def _in_turns(calls: dict[str, Generate], prompt: Sequence[int], tokens: int) -> dict[str, list[Timed]]:
     times: dict[str, list[Timed]] = {name: [] for name in calls}
-    for round_number in range(_ROUNDS + 1):
+    for round_number in range(_GEN_ROUNDS + 1):
         for name, call in calls.items():
-            sleep(_PAUSE)
+            sleep(_GEN_PAUSE)
             timed = call(prompt, tokens)
             if round_number:  # the first warms everything up
                 times[name].append(timed)
@@ -197,8 +203,8 @@ def _generated(model: ElasticModel, prompt: Sequence[int], tokens: int) -> Timed
 
 def _ratios(ours: Callable[[], object], theirs: Callable[[], object]) -> float:
     found = []
-    for _ in range(_ROUNDS):
-        sleep(_PAUSE)
+    for _ in range(_GEN_ROUNDS):
+        sleep(_GEN_PAUSE)
         base, other = (median(milliseconds(call) for _ in range(_STEPS)) for call in (ours, theirs))
         found.append(other / base)
     return median(found)
@@ -213,7 +219,7 @@ def _entry(model: ElasticModel) -> GenerationEntry:
 def _engine(model: ElasticModel, capacity: int, submodel: str = "ffn2048", cache: Cache | None = None) -> CachedEngine:
     """The very session that generates, on a cache whose first tokens are written."""
     entry = _entry(model)
-    model.generate(_ids(_PROMPT), max_tokens=2, submodel=submodel)
+    model.generate(_ids(_GEN_PROMPT), max_tokens=2, submodel=submodel)
     engine = next(engine for engine in entry.engines if engine.submodel == submodel)
     runner = model.generate._engines.get(engine)
     cached = CachedEngine(runner, engine, entry, cache or Cache.empty(entry.layers, 1, capacity))
@@ -223,3 +229,55 @@ def _engine(model: ElasticModel, capacity: int, submodel: str = "ffn2048", cache
 
 def _ids(count: int, seed: int = 0) -> list[int]:
     return [int(number) for number in np.random.default_rng(seed).integers(3, 32_000, count)]
+
+
+_DRAFT_ROUNDS, _DRAFT_PAUSE = 7, 0.3
+_DRAFT_PROMPT, _DRAFT_NEW = 64, 64
+_WAYS: dict[str, dict[str, Any]] = {
+    "ffn1024, 2 a run": {"draft": "ffn1024", "drafted": 2},
+    "n-gram, 4 a run": {"draft": "n-gram", "drafted": 4},
+    "auto": {"draft": "auto"},
+}
+# What turning itself off may cost.
+_LEAST_OF_AUTO = 0.95
+
+
+@benchmark
+def bench_draft() -> list[Row]:
+    """Tokens a second of one row with drafts over those without, on random weights: what a draft and its checks take is
+    real, how much of it is accepted says nothing of a trained model."""
+    ids = [int(number) for number in np.random.default_rng(0).integers(3, 32_000, _DRAFT_PROMPT)]
+    with load(llama_halves_bundle(), threads=CORES) as model:
+        rounds = [_round(model, ids) for _ in range(_DRAFT_ROUNDS + 1)][1:]  # the first opens and warms everything
+    rows = []
+    for way in _WAYS:
+        how = (
+            f"{_DRAFT_ROUNDS} rounds in turn, {_DRAFT_NEW} greedy tokens, {CORES} threads, Llama of 100 M parameters, "
+            f"random weights; last round: {_accepted(rounds[-1][way].drafts)}"
+        )
+        ratio = median(_rate(found[way]) / _rate(found[""]) for found in rounds)
+        same = all(found[way].tokens == found[""].tokens for found in rounds)
+        bar, reached = ("same text", same)
+        if way == "auto":
+            bar, reached = f"same text, >= {_LEAST_OF_AUTO}x", same and ratio >= _LEAST_OF_AUTO
+        rows.append(Row(f"tokens per second drafted by {way}, over none", f"{ratio:.2f}x", bar, reached, how))
+    return rows
+
+
+def _round(model: ElasticModel, ids: list[int]) -> dict[str, GeneratedRow]:
+    """One text in each way; without a draft it is called "" ."""
+    found = {}
+    for way, options in {"": {}, **_WAYS}.items():
+        sleep(_DRAFT_PAUSE)
+        found[way] = model.generate(ids, max_tokens=_DRAFT_NEW, stop=[], **options).rows[0]
+    return found
+
+
+def _rate(row: GeneratedRow) -> float:
+    assert row.tokens_per_second is not None
+    return row.tokens_per_second
+
+
+def _accepted(drafts: tuple[DraftedTokens, ...]) -> str:
+    each = [f"{one.accepted} of {one.drafted} tokens of {one.draft} in {one.runs} runs" for one in drafts]
+    return ", ".join(each) or "nothing drafted"

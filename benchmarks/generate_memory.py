@@ -10,13 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from ... import load
-from ...profiles.precision import Precision
-from ...runtime.engines.residency import Residency
-from ..harness import Row
-from ..subjects import CORES
+from .. import load
+from ..profiles.precision import Precision
+from ..runtime.engines.residency import Residency
+from .harness import Row, benchmark
+from .language_subjects import WIDTHS, llama_bundle, llama_folder, llama_widths_bundle
 from .peers import genai_folder
-from .subject import WIDTHS, llama_bundle, llama_folder, llama_widths_bundle
+from .subjects import CORES
 
 _PROMPT, _NEW = 64, 64
 _ROUNDS = 5
@@ -52,7 +52,9 @@ print(after[1] - before[1])
 """
 
 
-def run() -> list[Row]:
+@benchmark
+def bench_generate_memory() -> list[Row]:
+    """Memory of a process that generates: one width against others, and eight widths against the largest alone."""
     rows = [row for precision in ("fp32", "int4") for row in _against_genai(precision)]
     return [*rows, *_eight_widths("fp32"), *_eight_widths("int8-dynamic")]
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ...bucket import Bucket
-from ...runtime.inputs.feeds import random_feeds
-from ...runtime.load import load
+from ..bucket import Bucket
+from ..runtime.inputs.feeds import random_feeds
+from ..runtime.load import load
 
 
 def resident_bytes(bundle: Path) -> int:

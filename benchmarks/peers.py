@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..kept import CACHE
-from ..subjects import CORES
+from .harness import CACHE
+from .subjects import CORES
 
 
 class Timed(NamedTuple):

@@ -1,1 +1,0 @@
-"""Forms of attention whose heads share their projections."""

@@ -1,1 +1,0 @@
-"""What a compile makes, and how long it takes."""

@@ -1,1 +1,0 @@
-"""Encoders with conditional adapters."""

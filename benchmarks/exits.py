@@ -1,0 +1,305 @@
+"""Early exits: the chain against whole engines and PyTorch, and calibrated budgets on texts never seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import load
+from ..bucket import Bucket
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.open_bundle import Bundle
+from ..exporters.source import open_source
+from ..exporters.universal import load_universal
+from ..runtime.answer import Answer
+from ..runtime.calibrate.measure import measured_figure, spread, time_in_turns
+from ..runtime.engines.pool import EnginePool
+from ..runtime.exits.batch_plan import BatchPlan
+from ..runtime.exits.chain import ExitChain
+from ..runtime.exits.choice import OFF, AskedExits
+from ..runtime.exits.host_workspace import HostWorkspace
+from ..runtime.exits.policy import ExitPolicy, closed
+from ..runtime.inputs.arrays import Array
+from ..runtime.inputs.feeds import random_feeds
+from ..runtime.model import ElasticModel
+from .exit_subjects import (
+    BATCHES,
+    EXITS,
+    LONGEST,
+    calibrated,
+    deepest,
+    exits_bundle,
+    half_the_flops,
+    model_folder,
+    requests,
+    unseen,
+)
+from .harness import Row, benchmark, interleaved, milliseconds, ratio
+from .subjects import CORES
+
+_CHAIN_ROUNDS = {1: 60, 8: 30, 32: 15}
+
+
+@benchmark
+def bench_exit_chain() -> list[Row]:
+    """The chain with every exit closed against the monolithic engine of the same model."""
+    bundle = exits_bundle()
+    with load(bundle.path, residency="packed") as model:
+        return [_exit_chain_row(model, batch) for batch in BATCHES]
+
+
+def _exit_chain_row(model: ElasticModel, batch: int) -> Row:
+    feeds = random_feeds(model.bundle.manifest.inputs, Bucket(batch, LONGEST))
+    feeds["attention_mask"][:] = 1
+    policy = closed(len(EXITS))
+    calls = {"whole": lambda: model(feeds, exits=OFF), "chain": lambda: model(feeds, exits=policy)}
+    times = interleaved(calls, _CHAIN_ROUNDS[batch])
+    slower = 1 / ratio(times, "whole", "chain")
+    return Row(
+        f"chain with exits closed over one engine, batch {batch}",
+        f"{slower:.3f}x (best {min(times['chain']):.2f} against {min(times['whole']):.2f} ms)",
+        "<= 1.03x",
+        slower <= 1.03,
+        f"median ratio of {_CHAIN_ROUNDS[batch]} rounds, slender MiniLM, {len(EXITS)} exits, {LONGEST} tokens",
+    )
+
+
+_SAVED_REQUESTS = {1: 200, 8: 60, 32: 25}
+_SAVED_RUNS = 5
+
+
+@benchmark
+def bench_exit_saving() -> list[Row]:
+    """Time that a calibrated chain saves against the FLOPs that it saves, on real texts."""
+    bundle, policy = exits_bundle(), half_the_flops().policy()
+    engines = {engine.id: engine for engine in bundle.manifest.engines}
+    rows = []
+    with load(bundle.path, residency="packed") as model:
+        for batch in BATCHES:
+            whole_ms = chain_ms = whole_flops = chain_flops = 0.0
+            for feeds in requests(bundle, batch, _SAVED_REQUESTS[batch]):
+                whole, chain = model(feeds, exits=OFF), model(feeds, exits=policy)
+                assert chain.exits is not None
+                chain_flops += float(chain.exits.flops.sum())
+                whole_flops += batch * engines[whole.engine].flops / whole.bucket.batch
+                pairs = [_pair(model, feeds, policy) for _ in range(_SAVED_RUNS)]
+                whole_ms += median(pair[0] for pair in pairs)
+                chain_ms += median(pair[1] for pair in pairs)
+            time_saved, flops_saved = 1 - chain_ms / whole_ms, 1 - chain_flops / whole_flops
+            rows.append(
+                Row(
+                    f"calibrated chain, batch {batch}: time saved over FLOPs saved",
+                    f"{time_saved / flops_saved:.2f} ({time_saved:.1%} of the time, {flops_saved:.1%} of the FLOPs)",
+                    ">= 0.9",
+                    time_saved >= 0.9 * flops_saved,
+                    f"{_SAVED_REQUESTS[batch]} requests of test texts at their own lengths, medians of {_SAVED_RUNS} "
+                    "interleaved runs; thresholds calibrated to half of the FLOPs at batch 1",
+                )
+            )
+    return rows
+
+
+def _pair(model: ElasticModel, feeds: Mapping[str, Array], policy: ExitPolicy) -> tuple[float, float]:
+    return milliseconds(partial(model, feeds, exits=OFF)), milliseconds(partial(model, feeds, exits=policy))
+
+
+_LOOP_REQUESTS = {1: 100, 32: 10}
+_LOOP_ROUNDS = 7
+
+
+@benchmark
+def bench_exit_eager() -> list[Row]:
+    """The calibrated chain against an early-exit loop in PyTorch eager, at equal thresholds."""
+    module: Any = load_universal(open_source(model_folder())).module.model
+    torch.set_num_threads(CORES)
+    with load(exits_bundle().path, residency="packed") as model:
+        return [_exit_eager_row(model, module, batch) for batch in (1, 32)]
+
+
+def _exit_eager_row(model: ElasticModel, module: Any, batch: int) -> Row:
+    policy = half_the_flops().policy()
+    asked = requests(model.bundle, batch, _LOOP_REQUESTS[batch])
+    tensors = [[torch.from_numpy(array) for array in feeds.values()] for feeds in asked]
+    eager = [partial(_eager, module, inputs, policy.thresholds) for inputs in tensors]
+    chain = [partial(model, feeds, exits=policy) for feeds in asked]
+    same = sum(_equal_layers(theirs(), ours()) for theirs, ours in zip(eager, chain, strict=True))
+    # In blocks with a pause between, as every benchmark here: threads of one still spin when the other begins.
+    times = interleaved({"eager": partial(_all, eager), "chain": partial(_all, chain)}, _LOOP_ROUNDS, runs=1)
+    speed, rows = ratio(times, "eager", "chain"), batch * len(asked)
+    return Row(
+        f"calibrated chain against an eager early-exit loop, batch {batch}",
+        f"{speed:.2f}x; {same} of {rows} rows leave at the same layer",
+        ">= 2x" if batch == 1 else "works",
+        speed >= 2 if batch == 1 else same >= 0.99 * rows,
+        f"{len(asked)} requests of test texts at their own lengths, median of {_LOOP_ROUNDS} rounds in turns; the loop "
+        f"drops rows that left; {CORES} threads each",
+    )
+
+
+def _all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
+def _equal_layers(theirs: tuple[torch.Tensor, torch.Tensor], ours: Answer) -> int:
+    assert ours.exits is not None
+    return int((theirs[1].numpy() == ours.exits.layer).sum())
+
+
+@torch.inference_mode()
+def _eager(
+    module: Any, tensors: list[torch.Tensor], thresholds: tuple[float, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits ``[B, C]`` and layers ``[B]``: what people write, one segment after the other, rows that left dropped."""
+    ids, mask, types = tensors
+    hidden = module.embeddings(ids, types)
+    logits = torch.empty(len(ids), module.architecture.exits.classes)
+    layers = torch.full((len(ids),), EXITS[-1])
+    live = torch.arange(len(ids))
+    for first, last, threshold in zip((0, *EXITS), EXITS, (*thresholds, float("inf")), strict=False):
+        hidden = module.states_from(hidden, mask, first, last)[-1]
+        found, entropy = module.answer(last, hidden, mask)
+        leaves = entropy <= threshold
+        logits[live[leaves]], layers[live[leaves]] = found[leaves], last
+        if bool(leaves.all()):
+            break
+        if bool(leaves.any()):
+            hidden, mask, live = hidden[~leaves], mask[~leaves], live[~leaves]
+    return logits, layers
+
+
+_BATCH, _EXIT_GATE_REQUESTS, _EXIT_GATE_RUNS = 32, 20, 15
+
+
+@benchmark
+def bench_exit_gate() -> list[Row]:
+    """What gate and compaction cost at each exit, beside the engines and the copy."""
+    bundle, policy = exits_bundle(), half_the_flops().policy()
+    pool = _TimedPool(bundle, dict.fromkeys((e.id for e in bundle.manifest.engines), "packed"), CORES)
+    keep, moved = HostWorkspace.keep, [0.0]
+
+    def timed_keep(
+        self: HostWorkspace, positions: Array, old: BatchPlan, new: BatchPlan, source: int
+    ) -> tuple[Array, int]:
+        began = perf_counter()
+        result = keep(self, positions, old, new, source)
+        moved[0] += 1e3 * (perf_counter() - began)
+        return result
+
+    HostWorkspace.keep = timed_keep  # type: ignore[method-assign]
+    try:
+        chain = ExitChain(bundle, deepest(bundle), pool, bundle.build.latencies)
+        gates: list[float] = []
+        moving: list[float] = []
+        requests_us: list[float] = []
+        for feeds in requests(bundle, _BATCH, _EXIT_GATE_REQUESTS):
+            gated = max(1, int(chain.run(feeds, policy).index.max()))  # exits whose gate let rows on
+            taken = []
+            for _ in range(_EXIT_GATE_RUNS):
+                pool.calls.clear()
+                moved[0] = 0.0
+                total = milliseconds(partial(chain.run, feeds, policy))
+                between = sum(after[0] - before[1] for before, after in pairwise(pool.calls))
+                around = total - 1e3 * (pool.calls[-1][1] - pool.calls[0][0])
+                taken.append(((1e3 * between - moved[0]) / gated, moved[0] / gated, around))
+            for figures, column in zip((gates, moving, requests_us), zip(*taken, strict=True), strict=True):
+                figures.append(1e3 * median(column))
+    finally:
+        HostWorkspace.keep = keep  # type: ignore[method-assign]
+        pool.close()
+    gate = median(gates)
+    return [
+        Row(
+            f"gate and books per exit, batch {_BATCH}",
+            f"{gate:.0f} us, and {median(moving):.0f} us for moving rows together; {median(requests_us):.0f} us a "
+            "request for its checks, its filling and its answer",
+            "< 100 us beside the copy",
+            gate < 100,
+            "time from the end of an engine to the start of the next, without the moving, over exits whose gate let "
+            f"rows on; median over {_EXIT_GATE_REQUESTS} requests of {_EXIT_GATE_RUNS} runs",
+        )
+    ]
+
+
+class _TimedPool(EnginePool):
+    """A pool whose engines note when each run began and ended, in seconds."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.calls: list[tuple[float, float]] = []
+
+    def get(self, engine: EngineEntry) -> Any:
+        runner, pool = super().get(engine), self
+
+        class Timed:
+            def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+                call = runner.bind(feeds, outputs)
+
+                def timed() -> None:
+                    began = perf_counter()
+                    call()
+                    pool.calls.append((began, perf_counter()))
+
+                return timed
+
+        return Timed()
+
+
+_SHARES = (0.5, 0.7)
+_MEAN = "mean_latency_ms"
+
+
+@benchmark
+def bench_exit_budget() -> list[Row]:
+    """Calibrated mean latency, measured anew on texts that the search never saw, against the share asked for.
+
+    The machine itself gets faster and slower by more than the bar between the two. So the budget is a share of the
+    whole engine's latency, and both times the chain and the whole engine are timed in turns."""
+    bundle = exits_bundle()
+    texts = unseen(bundle)
+    with load(bundle.path, residency="packed") as model:
+        return [_exit_budget_row(model, bundle, texts, share) for share in _SHARES]
+
+
+def _exit_budget_row(model: ElasticModel, bundle: Bundle, texts: Sequence[Mapping[str, Array]], share: float) -> Row:
+    calibrated_to = calibrated(bundle, f"{_MEAN}<={100 * share:g}%")
+    policy = calibrated_to.policy()
+    timed = [texts[number] for number in _spread(model, texts, policy)]
+    whole, chain = _times(model, timed, [OFF, policy])
+
+    found = measured_figure(chain, _MEAN) / measured_figure(whole, _MEAN)
+    off = found / share - 1
+    fitted = calibrated_to.measured.costs.mean_latency_ms / calibrated_to.whole.costs.mean_latency_ms
+    # Of texts drawn at random, as many as calibrated and as many as check.
+    of_a_text = np.std(np.median(chain, axis=0) - found * np.median(whole, axis=0)) / np.median(whole, axis=0).mean()
+    chance = of_a_text * np.sqrt(1 / calibrated_to.measured.rows + 1 / len(texts)) / share
+    return Row(
+        f"calibrated latency against a budget of {share:.0%} of the whole engine",
+        f"{off:+.1%} ({found:.1%} of the whole engine)",
+        "within 5 %",
+        abs(off) <= 0.05,
+        f"mean over {len(timed)} texts that stand for the {len(texts)} unseen, in turns, batch 1; thresholds found on "
+        f"{calibrated_to.measured.rows} texts, measured there as {fitted:.1%}; by the draw of texts alone "
+        f"a standard deviation of {chance:.1%}",
+    )
+
+
+def _spread(model: ElasticModel, texts: Sequence[Mapping[str, Array]], policy: ExitPolicy) -> Array:
+    """The numbers of texts that leave where all do, at the lengths that all have."""
+    answers = [model(feeds, exits=policy) for feeds in texts]
+    lengths = [answer.bucket.sequence for answer in answers]
+    exits = [answer.exits.index[0] if answer.exits else -1 for answer in answers]
+    return spread(np.array(exits), np.array(lengths))
+
+
+def _times(model: ElasticModel, texts: Sequence[Mapping[str, Array]], ways: Sequence[AskedExits]) -> list[Array]:
+    """Milliseconds ``[rounds, texts]`` of each way, in turns."""
+    calls = [[partial(model, feeds, exits=way) for feeds in texts] for way in ways]
+    return time_in_turns(calls, lambda *_: None, "")

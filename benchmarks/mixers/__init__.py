@@ -1,1 +1,0 @@
-"""Experts of fixed capacity."""

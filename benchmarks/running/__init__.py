@@ -1,1 +1,0 @@
-"""Engines and the runtime that opens and asks them."""
