@@ -32,7 +32,7 @@ from ..exporters.families.mhe.model.attention import Attention
 from ..exporters.families.mhe.model.decoder import MheDecoder
 from ..exporters.families.mhe.model.forms import in_form
 from ..exporters.modules.cached_attention import Cache, cache_places, cached_attention
-from ..exporters.tracing.trace import Interface, quiet_export, trace
+from ..exporters.trace import Interface, quiet_export, trace
 from ..profiles.budget import BudgetSpec
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.measure_rates import measure_host_rates

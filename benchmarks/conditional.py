@@ -16,13 +16,13 @@ import torch
 from ..bucket import Bucket
 from ..bundle.open_bundle import open_bundle
 from ..compiler.compile import compile_bundle
+from ..exporters.architecture import hash_of
 from ..exporters.checkpoints.own_folder import save_model, save_tensors
 from ..exporters.families.coda.config import REDUCTION, CodaConfig, Router
 from ..exporters.families.coda.family import PRESETS
 from ..exporters.families.coda.model import CodaEncoder, load_model
 from ..exporters.families.coda.ops import is_of_task
 from ..exporters.families.coda.tasks import CodaTaskConfig
-from ..exporters.tasks.task_form import hash_of
 from ..runtime.inputs.feeds import random_feeds
 from ..runtime.load import load
 from .harness import CACHE, Row, benchmark, interleaved, ratio

@@ -12,9 +12,9 @@ from ..argument_types import checked, require_types
 from ..bucket import Bucket
 from ..elastic import ElasticSpec, Submodel
 from ..errors import PlanError
+from ..exporters.architecture import Task
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
-from ..exporters.tasks.task_form import Task
 from ..profiles.budget import BudgetSpec
 from ..profiles.device_profile import DeviceProfile, PromotionOrder
 from ..profiles.load_profile import load_profile

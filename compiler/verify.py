@@ -17,9 +17,9 @@ from ..bundle.merged_task import BASE
 from ..bundle.open_bundle import Bundle
 from ..elastic import DEPTH
 from ..errors import CheckpointError, ParityError
-from ..exporters.for_tasks.with_tasks import with_stated_tasks
 from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
+from ..exporters.tasks import with_stated_tasks
 from ..exporters.universal import UniversalModel, load_universal
 from ..notebook import as_html
 from ..profiles.device_profile import profile_precisions

@@ -1,28 +1,197 @@
-"""One model as its family reads it, once, from configuration and tensor headers."""
+"""One model as its family reads it, once, from configuration and tensor headers: what the compiler asks of it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from ..bucket import Bucket
+from ..bundle.entries.engine_entry import RoutingEntry
+from ..bundle.entries.task_entry import TaskKind
 from ..bundle.manifest import Proof
 from ..elastic import ElasticSpec, Submodel
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
 from .cached_form import CachedForm
-from .exits import Exits
-from .folded import Folded
-from .parameter_groups import is_table
-from .routing import Routing
+from .parts import Exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
-from .tasks.task_form import TaskForm
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
+
+# The last module, or the parameter itself, of a table: word_embeddings, embed_tokens, wte, lm_head...
+_TABLE_NAME = re.compile(r"(?:.+\.)?(?:(?:\w+_)?embeddings?|embed_\w+|wte|wpe|lm_head)(?:\.weight)?")
+
+_FFN_KIND = "ffn"
+
+
+@dataclass(frozen=True)
+class ParameterGroups:
+    """Counts of one submodel. ``embedding`` and ``ffn`` share no parameter; attention, norms... are in neither."""
+
+    total: int
+    embedding: int
+    ffn: int
+
+    @property
+    def non_embedding(self) -> int:
+        return self.total - self.embedding
+
+
+def is_table(parameter: str, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter looks like a table of tokens or positions, or like the matrix back to the vocabulary.
+
+    The rule goes by name: ``embeddings``, ``embed_...``, ``wte``, ``wpe`` or ``lm_head``, with two dimensions or more.
+    A tied matrix back to the vocabulary is no parameter of its own; an untied one counts as a table, so that the
+    non-embedding size of a model does not depend on tying.
+    """
+    return len(shape) > 1 and _TABLE_NAME.fullmatch(parameter) is not None
+
+
+def parameter_groups(
+    spec: ElasticSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    submodel: Submodel,
+    is_embedding: Callable[[str, tuple[int, ...]], bool] = is_table,
+) -> ParameterGroups:
+    """Counts of ``submodel``, given the ``shapes`` of the universal model's parameters by name.
+
+    ``ffn`` are the parameters that an axis of kind ``ffn`` slices, weights and biases alike; a bias that no slice
+    changes, such as that of the down-projection, is not among them. ``is_embedding(parameter, full_shape)`` says which
+    of the others are tables.
+    """
+    total = embedding = ffn = 0
+    feed_forward = {axis.name for axis in spec.axes if axis.kind == _FFN_KIND}
+    for name, shape in shapes.items():
+        if not spec.has(name, submodel):
+            continue
+        count = prod(spec.shape_of(name, shape, submodel))
+        total += count
+        if any(cut.axis in feed_forward for cut in spec.slices_of(name)):
+            ffn += count
+        elif is_embedding(name, shape):
+            embedding += count
+    return ParameterGroups(total, embedding, ffn)
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """``shapes`` of every such tensor of the universal model by name; ``ElasticSpec.folded`` says how they shrink.
+
+    ``make(module, name)`` makes one of the parameters of ``module``, what ``Architecture.load`` returned, in the order
+    that these have now. A slice of it must be, to the bit, what is made of the slices: ``lower`` gives its module the
+    same tensors, made of a narrowed module, as parameters of these names.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    make: Callable[[torch.nn.Module, str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class JudgedRoutes:
+    """The routes of one tensor that a pass was made to take, judged by the scores that the pass had where it took them.
+
+    ``score_gap``: by how much the worst of its ``made`` single choices is worse than the pass's own, in units of the
+    score; 0 where equal, infinite where no score explains it. ``where`` names that choice. ``differing`` of them are
+    not the pass's own. ``shares`` are figures such as ``tokens_dropped``.
+    """
+
+    score_gap: float
+    where: str
+    made: int
+    differing: int
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One pass of a model that was made to take given routes, each tensor of them judged, by name."""
+
+    outputs: tuple[torch.Tensor, ...]
+    routes: Mapping[str, JudgedRoutes]
+
+
+class Routing(ABC):
+    """The routes of one model. Its traced module (``Architecture.lower``) returns them after its outputs, in order."""
+
+    @abstractmethod
+    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
+        """Names and shapes of the routes (int64) that an engine returns."""
+
+    @abstractmethod
+    def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
+        """Static numbers and rules of an engine that no shape of it shows, for the manifest."""
+
+    @abstractmethod
+    def orders(self, name: str) -> Mapping[int, str]:
+        """The dimensions of the routes ``name`` that count steps which may be permuted, each with the name of its order
+        (``ElasticSpec.orders``)."""
+
+    @abstractmethod
+    def replay(
+        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
+    ) -> Replay:
+        """A pass of ``module`` (what ``Architecture.load`` returned, perhaps narrowed) with the routes ``given``, by
+        name, in place of its own.
+
+        Raises ParityError naming routes that no model of these shapes can take, such as a token out of range.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a folder holds of one task: float32 ``tensors`` by the names of ``TaskForm.tensors``, with the steps of each
+    axis where the checkpoint has them.
+
+    ``choices`` are the values that the task was made for, of axes with choices. ``base_sha256`` is the hash that the
+    folder states of the frozen weights, None where its format has none. ``facts`` are what else it states.
+    """
+
+    folder: Path
+    tensors: Mapping[str, np.ndarray]
+    files: tuple[Path, ...]
+    base_sha256: str | None = None
+    choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    facts: Mapping[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class TaskForm:
+    """How one model takes tasks of a ``kind``.
+
+    ``tensors`` are parameters and constants of the module, by name, that every task has its own of. ``read(folder)``
+    reads one; it raises CheckpointError for another model's, and for one whose structure engines do not have.
+    ``reference(module)`` is what the gate compares with where that is not ``module`` with the task's tensors in it, and
+    ``merged_workload`` the cost of a pass with a task in the weights, where it is another.
+    """
+
+    kind: TaskKind
+    tensors: frozenset[str]
+    read: Callable[[Path], Task]
+    reference: Callable[[torch.nn.Module], torch.nn.Module] | None = None
+    merged_workload: Callable[[Submodel, Bucket], list[Op]] | None = None
+
+
+def hash_of(tensors: Mapping[str, np.ndarray]) -> str:
+    """The hash of named float32 arrays: of each, by name, a line of JSON with name and shape, then its bytes
+    (little-endian, row-major)."""
+    digest = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        digest.update(json.dumps([name, list(array.shape)]).encode() + b"\n")
+        digest.update(np.ascontiguousarray(array, np.dtype("<f4")).data)
+    return digest.hexdigest()
+
 
 # What is computed in one of several equal ways, to variant, to its operations; the first is what figures without a
 # device count.
@@ -125,3 +294,15 @@ class Architecture:
                 places[part] = Place(tensor, whole, slice(start, start + rows))
                 start += rows
         return places
+
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+
+if TYPE_CHECKING:  # plans are made without torch
+    import torch

@@ -19,7 +19,7 @@ from ..bundle.entries.generation_entry import (
 )
 from ..elastic import Submodel
 from ..workload import Op
-from .part import Part
+from .parts import Part
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch

@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from ..errors import UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
+from ..strict import nearest
 from .architecture import Architecture
 from .checkpoints.checkpoint import Checkpoint
+
+PREFIX = "preset:"
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,21 @@ def family_of(checkpoint: Checkpoint) -> Family:
         f"{checkpoint.folder / 'config.json'}: model_type {model_type!r:.80} is not supported; supported are "
         f"{supported}; docs/writing-a-family.md shows how to add one"
     )
+
+
+def presets() -> dict[str, Mapping[str, Any]]:
+    """Name to what ``config.json`` would hold, of every family."""
+    return {name: config for family in families() for name, config in family.presets.items()}
+
+
+def preset_checkpoint(name: str) -> Checkpoint:
+    """The untrained model that ``preset:name`` stands for. Raises CheckpointError for an unknown name."""
+    known = presets()
+    if name not in known:
+        raise CheckpointError(f"{PREFIX}{name[:80]}: no preset of this name{nearest(name[:80], known)}")
+    where = f"{PREFIX}{name}"
+    missing = (
+        f"{where}: a preset has no weights; `nestforge inspect` and `nestforge plan` work without, everything else "
+        "needs a trained model folder"
+    )
+    return Checkpoint(Path(where), known[name], {}, missing)

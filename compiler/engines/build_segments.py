@@ -13,7 +13,7 @@ from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.exits import Exits
+from ...exporters.parts import Exits
 from ...runtime.inputs.arrays import Arrays
 from ...strict import structure, unstructure
 from ..parity.evidence.cases import Case

@@ -12,7 +12,7 @@ from ...bucket import Bucket
 from ...bundle.entries.engine_entry import RoutingEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...elastic import Submodel
-from ...exporters.tracing.trace import Interface
+from ...exporters.trace import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import TRACED, Encoding, Precision, precision_of

@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 from functools import partial
 
 from ...bundle.entries.generation_entry import GenerationEntry
-from ...exporters.checkpoints.chat_template import read_chat_template
-from ...exporters.checkpoints.generation_defaults import read_generation_defaults
+from ...exporters.checkpoints.generation_defaults import read_chat_template, read_generation_defaults
 from ...exporters.source import ModelSource
 from ...runtime.generation.sampling import Sampling
 from ..work.staging import Stage, write_synced

@@ -17,7 +17,7 @@ from ...bundle.entries.generation_entry import POSITIONS
 from ...bundle.manifest import WEIGHTS_NAME
 from ...elastic import ElasticSpec
 from ...errors import SliceError
-from ...exporters.tracing.trace import Interface, Trace, trace
+from ...exporters.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
 from .encodings import table_name
 from .passes.cached.flatten_rows import flatten_rows

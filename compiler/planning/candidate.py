@@ -8,8 +8,8 @@ from typing import Protocol
 
 from ...bucket import Bucket
 from ...elastic import Submodel
-from ...exporters.parameter_groups import ParameterGroups
-from ...exporters.weight_bytes import WeightBytes
+from ...exporters.architecture import ParameterGroups
+from ...exporters.source import WeightBytes
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import Precision, precision_of
 from .cost_model import Correction, Cost, predict, predict_memory_bytes

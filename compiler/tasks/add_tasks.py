@@ -18,8 +18,8 @@ from ...bundle.manifest import FileEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import InputError
+from ...exporters.architecture import Task
 from ...exporters.checkpoints.checkpoint import sha256_of
-from ...exporters.tasks.task_form import Task
 from ...exporters.universal import UniversalModel
 from ...runtime.graphs.task_tensors import task_tensors
 from ..parity.evidence.cases import Case

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import PlanError
-from ...exporters.for_tasks.with_tasks import with_tasks
+from ...exporters.architecture import Task
 from ...exporters.source import ModelSource
-from ...exporters.tasks.task_form import Task
+from ...exporters.tasks import with_tasks
 from ...profiles.device_profile import DeviceProfile
 
 

@@ -12,8 +12,8 @@ from safetensors.numpy import save as save_bytes
 
 from ...bundle.entries.task_entry import TasksEntry, TaskTensor
 from ...errors import CheckpointError
+from ...exporters.architecture import Task, hash_of
 from ...exporters.ranking import permuted_steps
-from ...exporters.tasks.task_form import Task, hash_of
 from ...exporters.universal import UniversalModel
 from ..graph.store import Store, laid_out, stored_name
 

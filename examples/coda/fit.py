@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from ...compiler.convert_coda import convert_coda
-from ...exporters.checkpoints.offline_transformers import offline_transformers
+from ...exporters.checkpoints.config import offline_transformers
 from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.coda.config import KeysOf
 from ...exporters.families.coda.convert import ConversionSettings

@@ -1,21 +1,63 @@
-"""A model of ours as a folder of ``config.json`` and ``model.safetensors``: written by training, read by families."""
+"""A model of ours as a folder: ``config.json``, read strictly into a frozen dataclass, and ``model.safetensors``.
+
+Configurations are read without torch.
+"""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from ...errors import CheckpointError
+from ...strict import structure, unstructure
 from .checkpoint import Checkpoint
-from .own_config import OwnConfig
 
-M = TypeVar("M", bound=torch.nn.Module)
+if TYPE_CHECKING:  # plans are made without torch
+    import torch
+
+# Said by many tools in a config.json, and nothing about the graph.
+_IGNORED_KEYS = ("architectures", "_name_or_path")
+
+
+class OwnConfig(ABC):
+    """The base of such a dataclass, whose fields are the keys of ``config.json``."""
+
+    @abstractmethod
+    def problem(self) -> str | None:
+        """What makes no sense among the values, as ``key: problem``, or None."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``config.json`` holds, which reads back as this configuration."""
+        data: dict[str, Any] = unstructure(self)
+        return data
+
+
+C = TypeVar("C", bound=OwnConfig)
+
+
+def config_from_json(cls: type[C], data: Mapping[str, Any], where: str) -> C:
+    """Reads ``data`` as ``cls``; ``where`` names the document.
+
+    Raises CheckpointError for an unknown or missing key, and for values that make no model.
+    """
+    stated = {key: value for key, value in data.items() if key not in _IGNORED_KEYS}
+    config = structure(cls, stated, where, CheckpointError)
+    if problem := config.problem():
+        raise CheckpointError(f"{where}: {problem}")
+    return config
+
+
+def read_config(checkpoint: Checkpoint, cls: type[C]) -> C:
+    """The configuration of the model in ``checkpoint``. Raises CheckpointError as ``config_from_json`` does."""
+    return config_from_json(cls, checkpoint.config, str(checkpoint.folder / "config.json"))
+
+
+M = TypeVar("M", bound="torch.nn.Module")
 
 
 def save_model(
@@ -33,6 +75,9 @@ def save_model(
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], config: OwnConfig, folder: Path) -> Path:
     """Writes ``config.json``, and ``tensors`` in float32 as ``model.safetensors``, into ``folder``; returns it."""
+    import torch
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
     weights = {name: value.detach().to("cpu", torch.float32) for name, value in tensors.items()}
@@ -46,6 +91,8 @@ def with_weights(make: Callable[[], M], checkpoint: Checkpoint) -> M:
 
     Raises CheckpointError if a tensor is missing, has another shape or is not finite.
     """
+    import torch
+
     with torch.device("meta"):
         module = make()
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -75,6 +122,8 @@ def read_tensors(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) 
 
 def stored_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     """The tensor that files call ``name``, in float32. Raises CheckpointError for numbers that are not finite."""
+    import torch
+
     with safe_open(checkpoint.folder / checkpoint.tensors[name].file, framework="pt") as file:
         tensor: torch.Tensor = file.get_tensor(name).to(torch.float32)
     if not torch.isfinite(tensor).all():

@@ -21,7 +21,7 @@ from ...outside import library_errors, printable
 from ...outside_file import read_file
 from ...runtime.inputs.text import open_tokenizer
 from .checkpoint import read_json
-from .offline_transformers import offline_transformers
+from .config import offline_transformers
 
 # The largest vocabularies that are published take 40 MB.
 _MAX_BYTES = 2**28

@@ -11,11 +11,11 @@ import torch
 
 from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.offline_transformers import offline_transformers
+from ..checkpoints.config import offline_transformers
 from ..sentence_transformers.head import SentenceHead
 from ..sentence_transformers.modules import TOKENS
 from ..signature import Signature
-from .sentence_interface import EMBEDDING, HIDDEN, POOLING_MASK
+from .interface import EMBEDDING, HIDDEN, POOLING_MASK
 
 # In transformers' masking_utils: finds where the next of several sequences in one row begins.
 _SEARCH = "find_packed_sequence_indices"

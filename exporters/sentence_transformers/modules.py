@@ -7,12 +7,16 @@ have in its ``model.safetensors``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from ...bucket import Bucket
+from ...errors import CheckpointError
+from ...strict import structure
 from ...workload import Op, elementwise, linear
+from ..checkpoints.checkpoint import read_json
 
 Value = Literal["token_embeddings", "sentence_embedding"]
 TOKENS: Value = "token_embeddings"
@@ -133,3 +137,139 @@ Module = Pooling | Dense | Normalize | LayerNorm
 
 def _rows(value: Value, bucket: Bucket) -> int:
     return bucket.tokens if value == TOKENS else bucket.batch
+
+
+# Flags of older configs, in the order in which their results are joined.
+_POOLING_FLAGS: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_OLD_WIDTH_KEY, _WIDTH_KEY = "word_embedding_dimension", "embedding_dimension"
+# Classes of torch.nn that need no argument, have no parameter and work element by element.
+ACTIVATIONS = frozenset(
+    [
+        *("ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish", "ReLU"),
+        *("ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign", "Tanh", "Tanhshrink"),
+    ]
+)
+_DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
+
+
+@dataclass(frozen=True)
+class _Pooling:
+    embedding_dimension: int = field(metadata={"min": 1})
+    pooling_mode: PoolingMode | tuple[PoolingMode, ...] = "mean"
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True)
+class _Dense:
+    in_features: int = field(metadata={"min": 1})
+    out_features: int = field(metadata={"min": 1})
+    bias: bool = True
+    activation_function: str = _DEFAULT_ACTIVATION
+    module_input_name: str = SENTENCE
+    module_output_name: str | None = None
+    use_residual: bool = False
+
+
+@dataclass(frozen=True)
+class _Normalize:
+    module_input_name: str = SENTENCE
+    module_output_name: str | None = None
+
+
+@dataclass(frozen=True)
+class _LayerNorm:
+    dimension: int = field(metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class _Dropout:
+    dropout: float = 0.2
+
+
+Widths = Mapping[Value, int]
+
+
+def read_module(kind: str, folder: Path, widths: Widths) -> Module | None:
+    """The module of class ``kind`` (one of ``KINDS``) whose ``config.json`` lies in ``folder``, or None for one that
+    computes nothing outside training. ``widths`` are those of the values that are there when it runs.
+
+    Raises CheckpointError for a key or value that is not understood.
+    """
+    path = folder / "config.json"
+    return KINDS[kind](path, read_json(path) if path.is_file() else {}, widths)
+
+
+def _pooling(path: Path, data: dict[str, Any], _: Widths) -> Pooling:
+    if _OLD_WIDTH_KEY in data and _WIDTH_KEY not in data:
+        data[_WIDTH_KEY] = data.pop(_OLD_WIDTH_KEY)
+    flags = {key: data.pop(key) for key in _POOLING_FLAGS if key in data}
+    for key, value in flags.items():
+        if type(value) is not bool:
+            raise CheckpointError(f"{path}: {key}: expected true or false, got {value!r:.80}")
+    if flags and "pooling_mode" not in data:
+        data["pooling_mode"] = [mode for key, mode in _POOLING_FLAGS.items() if flags.get(key)] or "mean"
+    stated = structure(_Pooling, data, str(path), CheckpointError)
+    modes = (stated.pooling_mode,) if isinstance(stated.pooling_mode, str) else stated.pooling_mode
+    if not modes:
+        raise CheckpointError(f"{path}: pooling_mode: expected at least one of {', '.join(POOLING_MODES)}")
+    return Pooling(modes, stated.embedding_dimension, stated.include_prompt)
+
+
+def _dense(path: Path, data: dict[str, Any], _: Widths) -> Dense:
+    stated = structure(_Dense, data, str(path), CheckpointError)
+    package, activation = stated.activation_function.rpartition(".")[::2]
+    if not (package == "torch.nn" or package.startswith("torch.nn.modules.")) or activation not in ACTIVATIONS:
+        raise CheckpointError(
+            f"{path}: activation_function {stated.activation_function[:120]!r} is not supported; expected torch.nn's "
+            f"{', '.join(sorted(ACTIVATIONS))}"
+        )
+    return Dense(
+        takes=stated.in_features,
+        gives=stated.out_features,
+        bias=stated.bias,
+        activation=activation,
+        residual=stated.use_residual,
+        reads=(reads := _value(path, "module_input_name", stated.module_input_name)),
+        writes=_written(path, stated.module_output_name, reads),
+    )
+
+
+def _normalize(path: Path, data: dict[str, Any], widths: Widths) -> Normalize:
+    stated = structure(_Normalize, data, str(path), CheckpointError)
+    reads = _value(path, "module_input_name", stated.module_input_name)
+    return Normalize(widths.get(reads, 0), reads, _written(path, stated.module_output_name, reads))
+
+
+def _layer_norm(path: Path, data: dict[str, Any], _: Widths) -> LayerNorm:
+    return LayerNorm(structure(_LayerNorm, data, str(path), CheckpointError).dimension)
+
+
+def _dropout(path: Path, data: dict[str, Any], _: Widths) -> None:
+    structure(_Dropout, data, str(path), CheckpointError)
+
+
+def _value(path: Path, key: str, name: str) -> Value:
+    for value in (TOKENS, SENTENCE):
+        if name == value:
+            return value
+    raise CheckpointError(f"{path}: {key} {name[:80]!r} is not supported; expected {TOKENS!r} or {SENTENCE!r}")
+
+
+def _written(path: Path, name: str | None, reads: Value) -> Value:
+    return reads if name is None else _value(path, "module_output_name", name)
+
+
+KINDS: Mapping[str, Callable[[Path, dict[str, Any], Widths], Module | None]] = {
+    "Pooling": _pooling,
+    "Dense": _dense,
+    "Normalize": _normalize,
+    "LayerNorm": _layer_norm,
+    "Dropout": _dropout,
+}

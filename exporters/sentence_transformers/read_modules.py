@@ -16,9 +16,8 @@ from ...errors import CheckpointError
 from ...strict import structure
 from ...workload import Op
 from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint, TensorHeader, read_headers, read_json_list
-from .model_config import read_model_config
-from .modules import SENTENCE, TOKENS, Module, Pooling, Shape, Value
-from .read_module import KINDS, read_module
+from .modules import KINDS, SENTENCE, TOKENS, Module, Pooling, Shape, Value, read_module
+from .text_settings import read_model_config
 
 # The attribute of a universal model under which the modules lie; their parameters start with it.
 HEAD = "sentence_head"

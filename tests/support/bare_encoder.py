@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from nestforge.bucket import Bucket
 from nestforge.elastic import Axis, ElasticSpec, Submodel
-from nestforge.exporters.parameter_groups import ParameterGroups
-from nestforge.exporters.weight_bytes import WeightBytes
+from nestforge.exporters.architecture import ParameterGroups
+from nestforge.exporters.source import WeightBytes
 from nestforge.workload import Op
 
 

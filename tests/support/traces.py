@@ -23,7 +23,7 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.graph import make_template
-from nestforge.exporters.tracing.trace import Interface, Trace, trace
+from nestforge.exporters.trace import Interface, Trace, trace
 from support.operator_tables import tables_kept
 from support.shared_folder import shared_folder
 from torch.onnx._internal.exporter._core import TorchTensor

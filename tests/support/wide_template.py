@@ -9,7 +9,7 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
-from nestforge.exporters.tracing.trace import Interface
+from nestforge.exporters.trace import Interface
 from nestforge.exporters.universal import UniversalModel, load_universal
 
 

@@ -35,7 +35,7 @@ OUTSIDE = {
 }
 # `nestforge plan` reads headers, and of MHE models a few tensors in numpy: what it imports must not load torch.
 TORCH_FREE = {
-    *("exporters.family", "exporters.source", "exporters.exits", "exporters.presets"),
+    *("exporters.family", "exporters.source", "exporters.parts", "exporters.architecture", "exporters.tasks"),
     *("exporters.families.matformer.architecture", "exporters.families.sparse_mixer.architecture"),
     *("exporters.families.mhe.architecture", "exporters.families.coda.config", "exporters.families.coda.ops"),
 }

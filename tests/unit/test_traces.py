@@ -10,7 +10,7 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.graph import make_template
 from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
-from nestforge.exporters.tracing.trace import trace
+from nestforge.exporters.trace import trace
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support import traces
 from support.operator_tables import tables_anew

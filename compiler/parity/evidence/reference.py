@@ -25,7 +25,7 @@ import torch
 from ....bundle.entries.engine_entry import ParityRouting, RoutingEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....errors import ParityError
-from ....exporters.routing import JudgedRoutes, Routing
+from ....exporters.architecture import JudgedRoutes, Routing
 from ....runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....bundle.entries.exits_entry import SegmentEntry
-from ....exporters.exits import Exits
+from ....exporters.parts import Exits
 from .reference import Reference
 from .replayed import Replayed
 

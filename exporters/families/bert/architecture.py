@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import MOST_LAYERS, read_number
-from ...checkpoints.stored_tensors import compare_with_headers
-from ...hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
-from ...hugging_face.tensor_names import parameter_names
-from ...hugging_face.transformers_config import read_classes, read_pad, refuse_unhonoured
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.config import MOST_LAYERS, read_classes, read_number, read_pad, refuse_unhonoured
+from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes, parameter_names
 from .heads import Head, Size
 from .layouts import LAYOUTS, Layout
 

@@ -18,10 +18,9 @@ from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....workload import Op, elementwise, linear, lookup, self_attention
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import read_nesting
+from ...checkpoints.config import read_nesting
 from ...family import Family
-from ...hugging_face.attention_forms import attention_problems
-from ...hugging_face.sentence_interface import with_modules
+from ...hugging_face.interface import attention_problems, with_modules
 from ...sentence_transformers.read_modules import read_modules
 from ...signature import Signature
 from .architecture import BertArchitecture, names_in_files, read_bert

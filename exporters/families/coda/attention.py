@@ -13,9 +13,8 @@ from functools import cached_property
 import torch
 from torch.nn import functional
 
-from ...modules.additive_mask import additive_mask
-from ...modules.positions import Positions, rotary
-from ...modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
+from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
+from ...modules.attention import Positions, additive_mask, rotary
 from .config import CodaConfig
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...checkpoints.elastic_config import MOST_LAYERS, granularity_problem
-from ...checkpoints.own_config import OwnConfig
+from ...checkpoints.config import MOST_LAYERS, granularity_problem
+from ...checkpoints.own_folder import OwnConfig
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 AdapterKind = Literal["parallel", "sequential", "lora"]

@@ -11,7 +11,7 @@ import torch
 from ....errors import PlanError, UnsupportedModelError
 from ....strict import unstructure
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import config_from_json
+from ...checkpoints.own_folder import config_from_json
 from ..bert.layouts import LAYOUTS
 from ..t5.architecture import names_in_files as t5_names
 from ..t5.architecture import read_t5, scales_outputs

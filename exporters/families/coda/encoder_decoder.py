@@ -17,10 +17,9 @@ import torch
 from torch.nn import functional
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ...checkpoints.offline_transformers import offline_transformers
-from ...checkpoints.own_config import read_config
-from ...checkpoints.own_folder import with_weights
-from ...modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH
+from ...checkpoints.config import offline_transformers
+from ...checkpoints.own_folder import read_config, with_weights
+from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
 from ..t5.generating import cached_pass, empty_cache, own_keys, source_keys
 from ..t5.load import look_up_distances
 from .encoder_decoder_config import CodaEncoderDecoderConfig

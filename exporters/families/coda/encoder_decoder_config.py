@@ -11,10 +11,9 @@ from typing import Literal
 from ....bucket import Bucket
 from ....elastic import Axis, ElasticSpec, Submodel
 from ....workload import Op
-from ...checkpoints.elastic_config import MOST_LAYERS
-from ...checkpoints.own_config import OwnConfig
-from ...hugging_face.layer_shapes import Shape
-from ...modules.relative_distance import RELATIVE_BUCKETS
+from ...checkpoints.config import MOST_LAYERS
+from ...checkpoints.own_folder import OwnConfig
+from ...hugging_face.tensors import RELATIVE_BUCKETS, Shape
 from ..t5.architecture import HEAD, T5Architecture, ffn_axes
 from ..t5.forward_ops import decoder_ops, source_ops
 from . import ops as encoder_ops

@@ -19,13 +19,11 @@ from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
 from ....errors import ParityError
-from ...architecture import Architecture
+from ...architecture import Architecture, Replay, Routing
 from ...cached_form import CachedForm, EncoderForm
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
-from ...checkpoints.stored_tensors import compare_with_headers
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.own_folder import read_config
 from ...family import Family
-from ...routing import Replay, Routing
 from ...signature import Signature
 from ..t5.forward_ops import step_ops
 from .config import IDS, MASK, REDUCTION

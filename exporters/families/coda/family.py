@@ -17,14 +17,11 @@ from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
-from ...architecture import Architecture
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
-from ...checkpoints.stored_tensors import compare_with_headers
+from ...architecture import Architecture, Replay, Routing, Task, TaskForm
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.own_folder import read_config
 from ...family import Family
-from ...routing import Replay, Routing
 from ...signature import Signature
-from ...tasks.task_form import Task, TaskForm
 from .config import IDS, MASK, PIXELS, ROUTES, SCHEDULE, TYPE_IDS, CodaConfig, KeysOf
 from .ops import (
     TABLES,

@@ -14,8 +14,7 @@ import torch
 
 from ....errors import InputError
 from ...checkpoints.checkpoint import open_checkpoint
-from ...checkpoints.own_config import read_config
-from ...checkpoints.own_folder import with_weights
+from ...checkpoints.own_folder import read_config, with_weights
 from .attention import ACTIVATIONS, Attention, LowRank, Places, RelativeBias, make_adapter
 from .config import MASK, CodaConfig, ImageInput
 from .ops import layer_tokens

@@ -11,8 +11,7 @@ from ....bucket import Bucket
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....errors import PlanError
 from ....workload import Op, added_rows, elementwise, linear, lookup, one_hot_product
-from ...hugging_face.layer_shapes import Shape, linear_shapes
-from ...modules.relative_distance import RELATIVE_BUCKETS
+from ...hugging_face.tensors import RELATIVE_BUCKETS, Shape, linear_shapes
 from .config import REDUCTION, CodaConfig, tokens_of_layers
 
 DISPATCH, COMBINE = "coda.dispatch", "coda.combine"

@@ -14,7 +14,7 @@ import torch
 
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import stored_tensor
-from ...modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH
+from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
 from ..bert.architecture import names_in_files as bert_names
 from ..bert.architecture import read_bert
 from ..t5.architecture import ENCODER as T5_ENCODER

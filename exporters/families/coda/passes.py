@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ....errors import ParityError
+from ...architecture import JudgedRoutes, Replay
 from ...modules.top_tokens import indices_problem, ranking_gap, repeated_token, taken, traced_highest
-from ...routing import JudgedRoutes, Replay
-from ...tracing.top_rows import top_places
+from ...onnx_translations import top_places
 from .config import ROUTES
 from .model import CodaEncoder, Layer
 from .routing import Selection, TracedRows

@@ -13,8 +13,7 @@ import torch
 from torch.nn import functional
 
 from ...modules.top_tokens import highest
-from ...tracing.add_rows import add_rows
-from ...tracing.token_rows import one_hot, table_rows
+from ...onnx_translations import add_rows, one_hot, table_rows
 from .config import CodaConfig, SoftTopK
 from .ops import COMBINE, DISPATCH
 

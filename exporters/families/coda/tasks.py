@@ -13,11 +13,9 @@ from typing import Literal
 import numpy as np
 
 from ....errors import CheckpointError
-from ...checkpoints.checkpoint import open_checkpoint
-from ...checkpoints.own_config import OwnConfig, read_config
-from ...checkpoints.own_folder import read_tensors, save_tensors
-from ...checkpoints.stored_tensors import compare_with_headers
-from ...tasks.task_form import Task, hash_of
+from ...architecture import Task, hash_of
+from ...checkpoints.checkpoint import compare_with_headers, open_checkpoint
+from ...checkpoints.own_folder import OwnConfig, read_config, read_tensors, save_tensors
 from .config import REDUCTION, CodaConfig, SoftTopK
 from .encoder_decoder import load_model as load_pair
 from .encoder_decoder_config import ENCODER, CodaEncoderDecoderConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...hugging_face.layer_shapes import Shape, linear_shapes
+from ...hugging_face.tensors import Shape, linear_shapes
 from .sidecar import ExitSpec
 
 

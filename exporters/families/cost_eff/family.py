@@ -20,7 +20,7 @@ from ....elastic import DEPTH, Axis, ElasticSpec, PrefixSlice, Submodel
 from ....runtime.inputs.arrays import Arrays
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import Nesting, read_nesting
+from ...checkpoints.config import Nesting, read_nesting
 from ...family import Family
 from ...signature import Signature
 from .architecture import CostEffArchitecture

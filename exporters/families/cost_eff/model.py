@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from ...modules.additive_mask import additive_mask
+from ...modules.attention import additive_mask
 from .architecture import CostEffArchitecture, Widths
 from .entropy import entropy
 

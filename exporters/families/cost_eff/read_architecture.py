@@ -14,7 +14,7 @@ from typing import Any
 from ....errors import CheckpointError
 from ....strict import nearest
 from ...checkpoints.checkpoint import Checkpoint
-from ...hugging_face.transformers_config import read_classes, read_pad, refuse_unhonoured
+from ...checkpoints.config import read_classes, read_pad, refuse_unhonoured
 from .architecture import CostEffArchitecture, Widths
 from .sidecar import SIDECAR_NAME, Sidecar
 

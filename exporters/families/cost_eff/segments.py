@@ -10,7 +10,7 @@ from ....bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....elastic import Submodel
 from ....workload import Op
-from ...exits import Exits
+from ...parts import Exits
 from .architecture import CostEffArchitecture
 from .forward_ops import segment_ops
 from .sidecar import Sidecar

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...hugging_face.decoder_interface import DecoderInterface
-from ...hugging_face.layer_shapes import Shape, linear_shapes
+from ...hugging_face.interface import DecoderInterface
+from ...hugging_face.tensors import Shape, linear_shapes
 from .gemma3n import Gemma3nParts
 
 

@@ -17,8 +17,7 @@ from ...architecture import Architecture
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
 from ...family import Family
-from ...hugging_face.attention_forms import attention_problems
-from ...hugging_face.sentence_interface import with_modules
+from ...hugging_face.interface import attention_problems, with_modules
 from ...sentence_transformers.read_modules import read_modules
 from ...signature import Signature
 from .architecture import DecoderArchitecture

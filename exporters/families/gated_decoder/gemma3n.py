@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ....bucket import Bucket
 from ....workload import Op, elementwise, linear, lookup
-from ...hugging_face.layer_shapes import Shape
+from ...hugging_face.tensors import Shape
 
 
 @dataclass(frozen=True)

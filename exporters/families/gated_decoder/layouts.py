@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ...hugging_face.decoder_interface import NEXT_TOKEN, QUESTION, SEQUENCE, TOKEN, DecoderHead
+from ...hugging_face.interface import NEXT_TOKEN, QUESTION, SEQUENCE, TOKEN, DecoderHead
 from .windows import (
     Window,
     of_a_pattern,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import Nesting, read_nesting
+from ...checkpoints.config import Nesting, read_nesting
 from .architecture import DecoderArchitecture
 
 # E4B was trained with FFNs of 16384 neurons and with their first 8192, which make E2B; no smaller ones are known.

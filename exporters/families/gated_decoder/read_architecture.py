@@ -10,13 +10,11 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ....strict import structure
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import MOST_LAYERS, read_widths
-from ...checkpoints.stored_tensors import compare_with_headers
-from ...hugging_face.decoder_interface import TOKEN, DecoderInterface, read_interface
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.config import MOST_LAYERS, read_widths, refuse_unhonoured
+from ...hugging_face.interface import TOKEN, DecoderInterface, read_interface
 from ...hugging_face.rotary_positions import constant_positions
-from ...hugging_face.tensor_names import parameter_names
-from ...hugging_face.transformers_config import refuse_unhonoured
+from ...hugging_face.tensors import parameter_names
 from .architecture import DecoderArchitecture
 from .gemma3n import Gemma3nParts
 from .layouts import LAYOUTS, Layout

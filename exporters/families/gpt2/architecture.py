@@ -6,13 +6,10 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import MOST_LAYERS, read_number, read_widths
-from ...checkpoints.stored_tensors import compare_with_headers
-from ...hugging_face.decoder_interface import DecoderHead, DecoderInterface, read_interface
-from ...hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
-from ...hugging_face.tensor_names import parameter_names
-from ...hugging_face.transformers_config import refuse_unhonoured
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.config import MOST_LAYERS, read_number, read_widths, refuse_unhonoured
+from ...hugging_face.interface import DecoderHead, DecoderInterface, read_interface
+from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes, parameter_names
 
 _DECODER = "transformer"
 # Neurons of every layer, or a list with one number for each; four times the hidden size where config.json is silent.

@@ -16,10 +16,9 @@ from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....workload import Op, elementwise, linear, lookup, pre_norm_layer
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import read_nesting
+from ...checkpoints.config import read_nesting
 from ...family import Family
-from ...hugging_face.attention_forms import attention_problems
-from ...hugging_face.sentence_interface import with_modules
+from ...hugging_face.interface import attention_problems, with_modules
 from ...sentence_transformers.read_modules import read_modules
 from .architecture import Gpt2Architecture, names_in_files, read_gpt2
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ...checkpoints.own_config import read_config
-from ...checkpoints.own_folder import with_weights
+from ...checkpoints.own_folder import read_config, with_weights
 from .architecture.config import MatformerConfig, MatformerVitConfig
 from .model.language_model import MatformerLM
 from .model.vision_model import MatformerViT

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from ....bundle.entries.generation_entry import CachedLayer
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import TextEntry
-from ...architecture import Architecture
+from ...architecture import Architecture, is_table
 from ...cached_form import CachedForm, KeptAxes
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
+from ...checkpoints.own_folder import read_config
 from ...family import Family
-from ...parameter_groups import is_table
 from ...signature import Signature
 from .architecture.config import MatformerConfig
 from .architecture.forward_ops import language_model_ops

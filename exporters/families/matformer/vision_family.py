@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ....bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
+from ...checkpoints.own_folder import read_config
 from ...family import Family
 from ...signature import Signature
 from .architecture.config import MatformerVitConfig

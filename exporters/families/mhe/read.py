@@ -11,13 +11,12 @@ from ....bucket import Bucket
 from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
 from ....workload import Op
-from ...architecture import Architecture
+from ...architecture import Architecture, Folded
 from ...cached_form import CachedForm
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
+from ...checkpoints.own_folder import read_config
 from ...family import Family
-from ...folded import Folded
-from ...hugging_face.layer_shapes import Shape
+from ...hugging_face.tensors import Shape
 from ...signature import Signature
 from .architecture.config import MheConfig
 from .architecture.folded_shapes import folded_shapes

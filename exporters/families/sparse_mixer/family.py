@@ -16,7 +16,7 @@ from ....elastic import SEQUENCE, Submodel
 from ....workload import Op
 from ...architecture import Architecture, Variants
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_config import read_config
+from ...checkpoints.own_folder import read_config
 from ...family import Family
 from ...signature import Signature
 from .architecture.config import CAPACITY, EXPERTS, GROUP, SparseMixerConfig

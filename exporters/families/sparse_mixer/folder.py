@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ...checkpoints.own_config import read_config
-from ...checkpoints.own_folder import with_weights
+from ...checkpoints.own_folder import read_config, with_weights
 from .architecture.config import SparseMixerConfig
 from .model.encoder import SparseMixer
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import RoutingEntry
 from ....elastic import Submodel
-from ...routing import Replay, Routing
+from ...architecture import Replay, Routing
 from .architecture.capacity import routing
 from .architecture.config import EXPERTS, ROUTES, SparseMixerConfig
 

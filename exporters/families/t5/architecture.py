@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ....elastic import Axis, PrefixSlice
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import MOST_LAYERS, read_number
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.config import LEARNED, MOST_LAYERS, read_number, read_pad, refuse_unhonoured
 from ...checkpoints.generation_defaults import read_decoder_start
-from ...checkpoints.stored_tensors import compare_with_headers
-from ...hugging_face.layer_shapes import Shape, linear_shapes
-from ...hugging_face.tensor_names import parameter_names
-from ...hugging_face.transformers_config import LEARNED, read_pad, refuse_unhonoured
+from ...hugging_face.tensors import Shape, linear_shapes, parameter_names
 
 ENCODER, GENERATOR = "T5EncoderModel", "T5ForConditionalGeneration"
 _HEADLESS = "T5Model"

@@ -15,14 +15,12 @@ from ....bundle.entries.generation_entry import CachedLayer
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import TextEntry
 from ....elastic import ElasticSpec
-from ...architecture import Architecture
+from ...architecture import Architecture, is_table
 from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import read_nesting
+from ...checkpoints.config import read_nesting
 from ...family import Family
-from ...hugging_face.attention_forms import attention_problems
-from ...hugging_face.sentence_interface import with_modules
-from ...parameter_groups import is_table
+from ...hugging_face.interface import attention_problems, with_modules
 from ...sentence_transformers.read_modules import read_modules
 from ...signature import Signature
 from .architecture import MOST_TOKENS, TABLE, T5Architecture, ffn_axes, names_in_files, read_t5

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ...checkpoints.offline_transformers import offline_transformers
+from ...checkpoints.config import offline_transformers
+from ...modules.attention import hidden_beyond
 from ...modules.cached_attention import (
     Cache,
     CachePlaces,
@@ -18,7 +19,6 @@ from ...modules.cached_attention import (
     caches_of,
     tokens_so_far,
 )
-from ...modules.positions import hidden_beyond
 
 
 class SourceEncoder(torch.nn.Module):

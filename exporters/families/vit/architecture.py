@@ -11,12 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import MOST_LAYERS, read_number, read_widths
-from ...checkpoints.stored_tensors import compare_with_headers
-from ...hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
-from ...hugging_face.tensor_names import parameter_names
-from ...hugging_face.transformers_config import read_classes, refuse_unhonoured
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.config import MOST_LAYERS, read_classes, read_number, read_widths, refuse_unhonoured
+from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes, parameter_names
 
 # A convolution of one pixel, which makes the pixels of a patch.
 _RECONSTRUCTION_HEAD = "decoder.0"

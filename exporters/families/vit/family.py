@@ -18,7 +18,7 @@ from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....workload import Op, elementwise, linear, pre_norm_layer
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.elastic_config import read_nesting
+from ...checkpoints.config import read_nesting
 from ...family import Family
 from ...signature import Signature
 from .architecture import VitArchitecture, names_in_files, read_vit

@@ -10,9 +10,9 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.graph.make_template import make_template
 from nestforge.elastic import Axis, ElasticSpec, PrefixSlice
-from nestforge.exporters.hugging_face.transformers_config import LEARNED
+from nestforge.exporters.checkpoints.config import LEARNED
 from nestforge.exporters.signature import Signature
-from nestforge.exporters.tracing.trace import trace
+from nestforge.exporters.trace import trace
 from transformers.activations import ACT2CLS, ACT2FN
 
 NAMES = sorted(ACT2CLS.keys() - set(LEARNED))

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 
 from .....elastic import Axis, ElasticSpec, PrefixSlice
 from .....errors import CheckpointError
-from ....checkpoints.checkpoint import Checkpoint
-from ....checkpoints.stored_tensors import compare_with_headers
-from ....hugging_face.layer_shapes import Shape, linear_shapes, norm_shapes
-from ....modules.relative_distance import RELATIVE_BUCKETS
+from ....checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ....hugging_face.tensors import RELATIVE_BUCKETS, Shape, linear_shapes, norm_shapes
 from .config import MatformerConfig, MatformerVitConfig, NestedConfig
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ....modules.attention import rotary
 from ....modules.cached_attention import Cache, cache_places, cached_attention, caches_of, tokens_so_far
-from ....modules.positions import rotary
 from .language_model import Places, places_of
 from .relative_bias import buckets_between
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ....modules.attention import Attend, NestedAttention
-from ....modules.positions import Positions, causal_mask, rotary
+from ....modules.attention import Attend, NestedAttention, Positions, causal_mask, rotary
 from ..architecture.config import MatformerConfig
 from .nested_ffn import NestedFFN
 from .per_layer import one_per_layer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ....modules.relative_distance import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
+from ....hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
 
 
 class RelativeBias(torch.nn.Module):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
-from ....checkpoints.own_config import OwnConfig
+from ....checkpoints.config import MOST_LAYERS, granularity_problem
+from ....checkpoints.own_folder import OwnConfig
 
 # Sections 2.1 to 2.4: which projections a head has of its own, and which it shares.
 AttentionKind = Literal["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"]

@@ -16,7 +16,7 @@ front as the layout of the model says:
 from __future__ import annotations
 
 from .....elastic import PrefixSlice
-from ....hugging_face.layer_shapes import Shape
+from ....hugging_face.tensors import Shape
 from .config import MheConfig
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from ....modules.positions import Positions
+from ....modules.attention import Positions
 from ..architecture.config import MheConfig
 from ..architecture.shapes import ROLES, attention_shapes, table
 from .layout import by_head, joined, split

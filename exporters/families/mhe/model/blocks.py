@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ....modules.positions import Positions
+from ....modules.attention import Positions
 from ..architecture.config import MheConfig
 from .attention import Attend, Attention, Kept
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ....modules.positions import Positions, causal_mask, rotary
+from ....modules.attention import Positions, causal_mask, rotary
 from ..architecture.config import MheDecoderConfig
 from .blocks import Embeddings, Layer, draw_weights
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ....modules.additive_mask import additive_mask
-from ....modules.positions import rotary
+from ....modules.attention import additive_mask, rotary
 from ..architecture.config import MheEncoderConfig
 from .blocks import Embeddings, Layer, draw_weights
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ....modules.positions import causal_mask
+from ....modules.attention import causal_mask
 from ..architecture.config import MheEncoderDecoderConfig
 from .blocks import Embeddings, Layer, ReadingLayer, draw_weights
 from .encoder import padding_mask

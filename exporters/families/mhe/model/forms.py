@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ....modules.positions import Positions
+from ....modules.attention import Positions
 from ..architecture.config import MheConfig
 from ..architecture.folded_shapes import folded_shapes
 from .attention import Attend, Attention, Kept, attend_to_all

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ....modules.attention import Positions
 from ....modules.cached_attention import Cache, CachePlaces, cache_places, cached_attention, caches_of
-from ....modules.positions import Positions
 from ..architecture.forms import cached_form
 from .attention import Attend, Attention
 from .forms import in_form

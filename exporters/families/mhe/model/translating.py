@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ....modules.attention import hidden_beyond
 from ....modules.cached_attention import cache_places, caches_of
-from ....modules.positions import hidden_beyond
 from .generating import Recording, as_cached, over_cache
 from .lower import copied
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .....elastic import SEQUENCE
-from ....checkpoints.elastic_config import MOST_LAYERS, granularity_problem
-from ....checkpoints.own_config import OwnConfig
+from ....checkpoints.config import MOST_LAYERS, granularity_problem
+from ....checkpoints.own_folder import OwnConfig
 
 # Hartley: real minus imaginary part of the DFT with negative exponents, as the reference code has it, or plus, as the
 # paper prints it; of the 2-D DFT, or of each axis by itself. Four different functions. With positive exponents plus is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....modules.additive_mask import additive_mask
+from ....modules.attention import additive_mask
 
 
 def attention_mask(input_ids: torch.Tensor, pad: int, like: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .....errors import ParityError
+from ....architecture import JudgedRoutes, Replay
 from ....modules.top_tokens import indices_problem, repeated_token, taken
-from ....routing import JudgedRoutes, Replay
 from ..architecture.capacity import Routing
 from ..architecture.config import ROUTES
 from .encoder import SparseMixer

@@ -24,8 +24,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from ....tracing.add_rows import add_rows
-from ....tracing.token_rows import one_hot, table_rows
+from ....onnx_translations import add_rows, one_hot, table_rows
 from ..architecture.capacity import capacity, token_groups
 from .moe import MoE
 from .router import DROPPED, Routes

@@ -171,12 +171,12 @@ def compiled(folder: Path, **options: Any) -> Path:
 
 
 def test_attention_of_another_scale_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nestforge.exporters.hugging_face import cached_decoder
+    from nestforge.exporters.hugging_face import generating
 
     def wrong(query: Any, new: Any, past: Any, places: Any, scale: float, *rest: Any) -> Any:
         return cached_attention.cached_attention(query, new, past, places, 1.02 * scale, *rest)
 
-    monkeypatch.setattr(cached_decoder, "cached_attention", wrong)
+    monkeypatch.setattr(generating, "cached_attention", wrong)
     folder = save_decoder(tmp_path / "llama", num_hidden_layers=1, head_dim=8, max_position_embeddings=38)
     with pytest.raises(ParityError, match=r"cached@b1_64-s1_38: .*first to diverge: model.layers.0.self_attn"):
         compiled(folder)
@@ -185,13 +185,13 @@ def test_attention_of_another_scale_stops_the_compile(tmp_path: Path, monkeypatc
 
 def test_a_window_of_one_token_more_stops_the_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is longer than the texts that every submodel gets."""
-    from nestforge.exporters.hugging_face import cached_decoder
+    from nestforge.exporters.hugging_face import generating
 
     def wrong(*given: Any) -> Any:
         *others, window = given
         return cached_attention.cached_attention(*others, window + 1)
 
-    monkeypatch.setattr(cached_decoder, "cached_attention", wrong)
+    monkeypatch.setattr(generating, "cached_attention", wrong)
     short = {"num_hidden_layers": 1, "head_dim": 8, "sliding_window": 60, "max_position_embeddings": 90}
     folder = save_decoder(tmp_path / "mistral", "mistral", **short)
     with pytest.raises(ParityError, match=r"case longer than the window: .*first to diverge: model.layers.0.self_attn"):

@@ -13,9 +13,9 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import CheckpointError, PlanError
-from nestforge.exporters.for_tasks.low_rank import ranks_of, with_low_rank
+from nestforge.exporters.adapter_folder import read_adapter
 from nestforge.exporters.source import open_source
-from nestforge.exporters.tasks.adapter_folder import read_adapter
+from nestforge.exporters.tasks import ranks_of, with_low_rank
 from support.tiny_compile import board
 
 PEFT = Path(__file__).parents[3] / "golden" / "peft"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from nestforge.compiler.tasks.task_layout import frozen_sha256, with_task
 from nestforge.errors import CheckpointError
-from nestforge.exporters.for_tasks.with_tasks import with_tasks
+from nestforge.exporters.architecture import Task, hash_of
 from nestforge.exporters.source import open_source
-from nestforge.exporters.tasks.task_form import Task, hash_of
+from nestforge.exporters.tasks import with_tasks
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.coda_tasks import SETTINGS, save_tiny_task
 from support.tiny_coda import save_tiny_coda

@@ -12,7 +12,7 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.errors import CheckpointError
-from nestforge.exporters.checkpoints.offline_transformers import offline_transformers
+from nestforge.exporters.checkpoints.config import offline_transformers
 from nestforge.exporters.checkpoints.tokenizer_file import tokenizer_content
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board, save_tiniest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
-from nestforge.exporters.tracing.trace import trace
+from nestforge.exporters.trace import trace
 from nestforge.exporters.universal import load_universal
 from support.gated_decoders import save_decoder
 from transformers import masking_utils

@@ -12,7 +12,7 @@ import pytest
 from nestforge.bundle.manifest import TextEntry
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.sentence_transformers.text_settings import with_text_settings
+from nestforge.exporters.sentence_transformers.text_settings import ModelConfig, read_model_config, with_text_settings
 
 TEXT = TextEntry("tokenizer.json", "input_ids", "attention_mask", None, None)
 PROMPTS = {"prompts": {"query": "q: "}, "default_prompt_name": "query"}
@@ -72,3 +72,42 @@ def test_case_length_and_prompts(
 def test_other_tokens_of_a_text_are_refused(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(message)):
         with_text_settings(folder_of(tmp_path, modules={}, **files), TEXT, None)
+
+
+def written(folder: Path, data: dict[str, Any]) -> Path:
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_without_the_file_nothing_is_stated(tmp_path: Path) -> None:
+    assert read_model_config(tmp_path) == ModelConfig()
+
+
+def test_prompts_and_width(tmp_path: Path) -> None:
+    stated = {"prompts": {"query": "q: ", "document": None}, "default_prompt_name": "query", "truncate_dim": 8}
+    config = read_model_config(written(tmp_path, {**stated, "__version__": {"pytorch": "2"}}))
+    assert (config.texts, config.default_prompt_name, config.truncate_dim) == (
+        {"query": "q: ", "document": ""},
+        "query",
+        8,
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"promts": {}}, "unknown key 'promts'; did you mean 'prompts'?"),
+        ({"truncate_dim": 0}, "truncate_dim: expected at least 1, got 0"),
+        (
+            {"model_type": "SparseEncoder"},
+            "model_type 'SparseEncoder', which gives sparse vectors over a vocabulary, is not supported",
+        ),
+        (
+            {"default_prompt_name": "quary", "prompts": {"query": ""}},
+            "default_prompt_name 'quary'; did you mean 'query'?",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path: Path, data: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read_model_config(written(tmp_path, data))

@@ -10,8 +10,7 @@ import pytest
 import torch
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.exporters.sentence_transformers.head import DenseModule
-from nestforge.exporters.sentence_transformers.modules import POOLING_MODES, SENTENCE, Dense
-from nestforge.exporters.sentence_transformers.read_module import ACTIVATIONS
+from nestforge.exporters.sentence_transformers.modules import ACTIVATIONS, POOLING_MODES, SENTENCE, Dense
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.gated_decoders import save_text_decoder

@@ -31,8 +31,8 @@ from nestforge.compiler.parity.evidence.rounding import Rounding
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import ParityError
+from nestforge.exporters.architecture import JudgedRoutes
 from nestforge.exporters.ranking import permute_axis
-from nestforge.exporters.routing import JudgedRoutes
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from onnx import helper, numpy_helper

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
-from nestforge.exporters.checkpoints.own_config import read_config
+from nestforge.exporters.checkpoints.own_folder import read_config
 from nestforge.exporters.families.coda.config import CodaConfig
 from nestforge.exporters.families.coda.tasks import read_task
 from support.coda_tasks import SETTINGS, save_tiny_task

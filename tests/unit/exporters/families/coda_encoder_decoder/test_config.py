@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from nestforge.elastic import Axis, Submodel
-from nestforge.exporters.checkpoints.own_config import config_from_json
+from nestforge.exporters.checkpoints.own_folder import config_from_json
 from nestforge.exporters.families.coda.encoder_decoder_config import CodaEncoderDecoderConfig, of_encoder
 from support.tiny_coda import OF_IMAGES
 from support.tiny_coda_t5 import encoder_config, pair_config

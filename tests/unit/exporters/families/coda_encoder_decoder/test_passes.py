@@ -16,7 +16,7 @@ from nestforge.exporters.families.coda.encoder_decoder import (
     SourceEncoder,
     lower,
 )
-from nestforge.exporters.tracing.trace import trace
+from nestforge.exporters.trace import trace
 from support.tiny_coda_t5 import encoder_config, pair_config, tiny_pair
 
 CONFIG = pair_config(encoder_config(reduction=3))

@@ -15,7 +15,7 @@ from nestforge.compiler.graph import make_template
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
-from nestforge.exporters.tracing.trace import trace
+from nestforge.exporters.trace import trace
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.exits.policy import ExitPolicy
 from support.cost_eff_models import CONFIG, SIDECAR, random_weights, save_folder, save_tiny, shapes_of

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from nestforge.errors import CheckpointError
-from nestforge.exporters.checkpoints.own_config import config_from_json
+from nestforge.exporters.checkpoints.own_folder import config_from_json
 from nestforge.exporters.families.coda.config import CodaConfig, stated_tokens_problem, tokens_of_layers
 from support.tiny_coda import coda_config
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from nestforge.errors import CheckpointError
-from nestforge.exporters.checkpoints.own_config import config_from_json
+from nestforge.exporters.checkpoints.own_folder import config_from_json
 from nestforge.exporters.families.mhe.architecture.config import (
     MheDecoderConfig,
     MheEncoderConfig,

@@ -1,1 +1,0 @@
-"""A model opened for tasks: its engines take their tensors as inputs."""

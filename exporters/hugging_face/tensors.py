@@ -1,0 +1,80 @@
+"""Shapes of the parameters of usual layers, and which tensor of the weight files each is (no torch here).
+
+Names are resolved as transformers does it. Files may hold the base model's names with its prefix or without, whatever
+class ``config.json`` names: a classifier made from a bare encoder, an encoder read from a language model's folder. They
+may also hold older names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from ...errors import CheckpointError
+from ..checkpoints.checkpoint import Checkpoint
+
+Shape = tuple[int, ...]
+
+
+def linear_shapes(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, Shape]:
+    """Of a linear layer called ``name``."""
+    return {f"{name}.weight": (outputs, inputs), **({f"{name}.bias": (outputs,)} if bias else {})}
+
+
+def norm_shapes(name: str, width: int) -> dict[str, Shape]:
+    """Of a LayerNorm called ``name``."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+# What to replace in a name, and by what; in this order.
+Renamings = Sequence[tuple[str, str]]
+# Of TensorFlow's days; bert-base-uncased is still published so.
+_LEGACY_RENAMINGS: Renamings = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+
+
+def parameter_names(
+    checkpoint: Checkpoint, parameters: Collection[str], prefix: str, renamed: Renamings = ()
+) -> dict[str, str]:
+    """Parameter to tensor, for every tensor of the files; those without a place keep their own name (renamed).
+
+    ``parameters`` are the module's; ``prefix`` is the attribute under which its class keeps the base model.
+    Raises CheckpointError where two tensors are the same parameter.
+    """
+    found: dict[str, str] = {}
+    for name in checkpoint.tensors:
+        parameter = _placed(_renamed(name, renamed), parameters, f"{prefix}.")
+        if parameter in found:
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensors {found[parameter]!r:.200} and {name!r:.200} are both parameter "
+                f"{parameter}; keep one of them"
+            )
+        found[parameter] = name
+    return found
+
+
+def _renamed(name: str, renamed: Renamings) -> str:
+    for old, new in (*_LEGACY_RENAMINGS, *renamed):
+        name = name.replace(old, new)
+    return name
+
+
+def _placed(name: str, parameters: Collection[str], prefix: str) -> str:
+    if name.startswith(prefix) and name.removeprefix(prefix) in parameters:
+        return name.removeprefix(prefix)
+    return f"{prefix}{name}" if f"{prefix}{name}" in parameters else name
+
+
+# As in T5: the buckets of a relative bias, and the distance from which on all keys share the last of them.
+RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
+
+
+def distance_bucket(distance: int, buckets: int, reach: int) -> int:
+    """The bucket, of ``buckets``, of a key ``distance`` >= 0 tokens away; from ``reach`` on all share the last.
+
+    Distances below half of ``buckets`` have one each.
+    """
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    share = math.log(distance / exact) / math.log(reach / exact)
+    return min(exact + int(share * (buckets - exact)), buckets - 1)

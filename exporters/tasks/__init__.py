@@ -1,1 +1,0 @@
-"""Folders of tasks on a frozen model: what they hold."""

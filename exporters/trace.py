@@ -1,0 +1,193 @@
+"""Traces a torch module into an ONNX graph for one bucket, with every parameter under its own name."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+from typing import Any, Protocol
+
+import onnx_ir as ir
+import torch
+from torch.export import Dim
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from ..bucket import Bucket
+from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..errors import ExportError
+from .onnx_translations import TRANSLATIONS
+from .universal import PREFIX
+
+_METHOD_NAME = "from_torchlib"
+
+_ORIGINAL_METHOD = vars(ONNXRegistry)[_METHOD_NAME]
+
+_read = cache(ONNXRegistry.from_torchlib)
+
+_patched = Lock()
+
+
+_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+# Sizes that no other dimension of a traced model is likely to have.
+_EXAMPLE_BATCH = 3
+_EXAMPLE_SEQUENCE = 7
+_EXAMPLE_OTHERS = {CAPACITY: 11, LOGIT_COUNT: 2, SOURCE: 13, WINDOW: 10}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced graph, its weights still torch tensors, and the value that each submodule returns (its first output)."""
+
+    model: ir.Model
+    module_outputs: dict[str, str]
+
+
+class Interface(Protocol):
+    """Inputs and outputs of a traced module, by position: those of a whole model or of a segment."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+
+def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int) -> Trace:
+    """Traces ``module``; dimensions that ``bucket`` leaves free, or does not know, keep their names, all others are
+    static.
+
+    A module that needs so many tokens to be traced for any number of them says so by ``example_tokens``. Weights are
+    not folded, so every initializer keeps its parameter's name. Raises ExportError with torch's reason if the module
+    does not export, or is another one for every size of a dimension that is to be free.
+    """
+    at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))
+    example = tuple(
+        torch.ones(spec.shape(at, _EXAMPLE_OTHERS), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs
+    )
+    try:
+        with quiet_export(), torchlib_read_once():
+            program = torch.onnx.export(
+                module,
+                example,
+                dynamo=True,
+                optimize=False,
+                opset_version=opset,
+                input_names=[spec.name for spec in interface.inputs],
+                output_names=[spec.name for spec in interface.outputs],
+                custom_translation_table=TRANSLATIONS,
+                dynamic_shapes=_free_dims(module, interface, bucket),
+                verbose=False,
+            )
+    except Exception as failure:  # torch.export raises many unrelated types for models it cannot trace
+        reason = _reason(failure)
+        raise ExportError(f"{type(module).__name__} at {bucket.label}: torch.onnx.export failed: {reason}") from failure
+    assert program is not None
+    model = program.model
+    _require_free(module, interface, bucket, model)
+    own = _own_names(module)
+    for name, value in list(model.graph.initializers.items()):
+        value.name = own.get(name, name).removeprefix(PREFIX)
+    return Trace(model, _module_outputs(model))
+
+
+def _reason(failure: BaseException) -> str:
+    """The first line of what torch.export itself said, which torch.onnx.export wraps in advice."""
+    while failure.__cause__ is not None:
+        failure = failure.__cause__
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+
+
+def _example_shape(bucket: Bucket, tokens: int) -> Bucket:
+    """A small shape inside ``bucket``, of ``tokens`` if it may have so many; torch.export would take a free dimension
+    of 1 to be always 1."""
+    least = bucket.smallest
+    return Bucket(
+        least.batch if bucket.min_batch is None else min(bucket.batch, max(least.batch, _EXAMPLE_BATCH)),
+        least.sequence if bucket.min_sequence is None else min(bucket.sequence, max(least.sequence, tokens)),
+    )
+
+
+def _free_dims(module: torch.nn.Module, interface: Interface, bucket: Bucket) -> Any:
+    """The names of free dimensions by input and position, in the structure of ``module.forward``'s parameters."""
+    dims = {
+        name: Dim(name, min=getattr(bucket.smallest, name), max=getattr(bucket.largest, name)) for name in bucket.free
+    }
+    dims |= {name: Dim(name) for spec in interface.inputs for name in spec.dims if name in _EXAMPLE_OTHERS}
+    if not dims:
+        return None
+    named = tuple({i: dims[dim] for i, dim in enumerate(spec.dims) if dim in dims} for spec in interface.inputs)
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    first = next((number for number, each in enumerate(parameters) if each.kind is each.VAR_POSITIONAL), len(named))
+    return (*named[:first], named[first:]) if first < len(named) else named
+
+
+def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket, model: ir.Model) -> None:
+    """What was to be free is free: where the module fixes a size, torch.onnx.export goes back to a static graph."""
+    for spec, value in zip(interface.inputs, model.graph.inputs, strict=True):
+        found = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape or ())
+        if found != spec.declared(bucket):
+            raise ExportError(
+                f"{type(module).__name__} at {bucket}: the module is made for one size, input {spec.name} has shape "
+                f"{list(found)} where {list(spec.declared(bucket))} was asked for; ask for static buckets"
+            )
+
+
+def _own_names(module: torch.nn.Module) -> dict[str, str]:
+    """Every name of a parameter to its first, which is its own: torch.export may choose another of a tied one."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+
+
+def _module_outputs(model: ir.Model) -> dict[str, str]:
+    """Module name to the value it returns: the last value made inside the module's scope."""
+    outputs: dict[str, str] = {}
+    for node in model.graph:
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES_KEY, "[]"))[:-1]
+        for scope in scopes:
+            if scope:
+                outputs[scope.removeprefix(PREFIX)] = node.outputs[0].name or ""
+    return outputs
+
+
+@contextlib.contextmanager
+def quiet_export() -> Iterator[None]:
+    """torch.onnx.export prints progress and warns about its own internals; neither helps the user."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def torchlib_read_once() -> Iterator[None]:
+    """An export inside takes the registry that the first one built, as a copy to which it may add translations."""
+    with _patched:
+        setattr(ONNXRegistry, _METHOD_NAME, staticmethod(_copy))
+        try:
+            yield
+        finally:
+            setattr(ONNXRegistry, _METHOD_NAME, _ORIGINAL_METHOD)
+
+
+def _copy(opset_version: int) -> ONNXRegistry:
+    registry = copy.copy(_read(opset_version))
+    registry.functions = {target: list(functions) for target, functions in registry.functions.items()}
+    return registry

@@ -1,1 +1,0 @@
-"""PyTorch modules to ONNX graphs."""

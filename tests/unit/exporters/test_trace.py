@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.errors import ExportError
+from nestforge.exporters.signature import Signature
+from nestforge.exporters.source import open_source
+from nestforge.exporters.trace import Trace, quiet_export, torchlib_read_once, trace
+from nestforge.exporters.universal import load_universal
+from support.tiny_compile import save_tiniest
+from torch.onnx._internal.exporter import _registration
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+BUCKET = Bucket(2, 5)
+SIGNATURE = Signature(
+    (TensorSpec("x", "float32", ("batch", "sequence", 4)), TensorSpec("mask", "int64", ("batch", "sequence"))),
+    (TensorSpec("y", "float32", ("batch", "sequence", 3)), TensorSpec("total", "float32", ("batch",))),
+    16,
+)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(4, 6)
+        self.down = torch.nn.Linear(6, 3)
+        self.register_buffer("scale", torch.tensor([2.0, 3.0, 4.0]))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.down(torch.nn.functional.gelu(self.up(x))) * self.scale * mask.unsqueeze(-1)
+        return y, y.sum((1, 2))
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.model(*tensors)
+
+
+@pytest.fixture(scope="module")
+def traced() -> Trace:
+    torch.manual_seed(0)
+    return trace(Wrapper(Net()).eval().requires_grad_(False), SIGNATURE, BUCKET, 20)
+
+
+def test_inputs_and_outputs_are_the_signatures_at_the_bucket(traced: Trace) -> None:
+    shapes = {
+        value.name: tuple(value.shape.numpy()) for value in (*traced.model.graph.inputs, *traced.model.graph.outputs)
+    }
+    assert shapes == {"x": (2, 5, 4), "mask": (2, 5), "y": (2, 5, 3), "total": (2,)}
+    assert traced.model.opset_imports[""] == 20
+
+
+def test_every_parameter_keeps_its_name_and_its_values(traced: Trace) -> None:
+    torch.manual_seed(0)
+    expected = dict(Net().named_parameters())
+    initializers = traced.model.graph.initializers
+    for name, parameter in expected.items():
+        tensor = initializers[name].const_value
+        assert tensor is not None
+        assert tensor.numpy().tolist() == parameter.tolist()
+
+
+def test_modules_return_the_values_that_they_return(traced: Trace) -> None:
+    """The value named for a module is the one that PyTorch's module returns, by shape and by the graph around it."""
+    values = {value.name: value for node in traced.model.graph for value in node.outputs}
+    assert {"up", "down"} <= traced.module_outputs.keys()
+    assert tuple(values[traced.module_outputs["up"]].shape.numpy()) == (2, 5, 6)
+    assert tuple(values[traced.module_outputs["down"]].shape.numpy()) == (2, 5, 3)
+    (user,) = {use.node.op_type for use in values[traced.module_outputs["up"]].uses()}
+    assert user == "Gelu"
+
+
+def test_tracing_is_quiet_and_leaves_no_setting_behind(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("torch.onnx")
+    before = (logger.level, warnings.filters[:], torch.is_grad_enabled())
+    module = Wrapper(Net()).eval()
+    trace(module, SIGNATURE, Bucket(1, 2), 20)
+    assert (logger.level, warnings.filters[:], torch.is_grad_enabled()) == before
+    assert capfd.readouterr() == ("", "")
+    assert next(module.parameters()).requires_grad
+
+
+class Undecided(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if x.sum() > 0:
+            return x[..., :3], mask.sum(1).float()
+        return -x[..., :3], mask.sum(1).float()
+
+
+class Broken(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise KeyError("first line\nsecond line")
+
+
+@pytest.mark.parametrize("module", [Undecided(), Broken()], ids=lambda module: type(module).__name__)
+def test_what_does_not_export_is_one_line(module: torch.nn.Module) -> None:
+    with pytest.raises(ExportError) as failure:
+        trace(module, SIGNATURE, BUCKET, 20)
+    message = str(failure.value)
+    assert message.startswith(f"{type(module).__name__} at b2-s5: torch.onnx.export failed: ")
+    assert "\n" not in message
+    assert failure.value.__cause__ is not None
+
+
+def test_a_trace_is_the_same_every_time(tmp_path: Path) -> None:
+    model = load_universal(open_source(save_tiniest(tmp_path / "m", num_hidden_layers=1)))
+    once, again = (trace(model.module, model.source.signature, Bucket(1, 4), 20) for _ in range(2))
+    assert once.module_outputs == again.module_outputs
+    texts = [ir.to_proto(traced.model).SerializeToString(deterministic=True) for traced in (once, again)]
+    assert texts[0] == texts[1]
+
+
+def export(**options: object) -> bytes:
+    program = torch.onnx.export(torch.nn.GELU(), (torch.ones(2, 3),), dynamo=True, verbose=False, **options)
+    assert program is not None
+    return program.model_proto.graph.SerializeToString()
+
+
+def test_torchlib_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torchlib_read_once(), quiet_export():
+        export()
+    monkeypatch.setattr(_registration.onnxscript_apis, "get_torchlib_ops", None)  # a second reading would fail
+    with torchlib_read_once(), quiet_export():
+        export()
+
+
+def test_graphs_are_those_of_a_registry_of_their_own() -> None:
+    with quiet_export():
+        expected = export(optimize=False)
+        with torchlib_read_once():
+            assert export(optimize=False) == expected
+
+
+def test_a_translation_that_one_export_adds_is_not_seen_by_the_next() -> None:
+    def as_relu(x: object, approximate: str = "none") -> object:
+        from onnxscript import opset20
+
+        return opset20.Relu(x)
+
+    with quiet_export(), torchlib_read_once():
+        plain = export(optimize=False)
+        assert export(optimize=False, custom_translation_table={torch.ops.aten.gelu.default: as_relu}) != plain
+        assert export(optimize=False) == plain
+    assert isinstance(vars(ONNXRegistry)["from_torchlib"], classmethod)  # its own again
