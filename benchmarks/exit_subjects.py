@@ -35,7 +35,6 @@ _BUCKETS = (
     *(Bucket(batch, sequence) for sequence in (32, SEQUENCE) for batch in (1, 2, 4, 8, 16, 32)),
     *(Bucket(batch, LONGEST) for batch in BATCHES),
 )
-_RANGE = Bucket(8, LONGEST, 1, 1)
 
 
 def model_folder() -> Path:
@@ -52,12 +51,6 @@ def exits_bundle() -> Bundle:
     return _compiled("exits.bundle", _BUCKETS)
 
 
-@cache
-def exits_range_bundle() -> Bundle:
-    """The same model on engines of one range; once per training."""
-    return _compiled("exits-range.bundle", (_RANGE,))
-
-
 def _compiled(name: str, buckets: Sequence[Bucket]) -> Bundle:
     path = CACHE / name
     if path.exists() and not is_made_from(path, model_folder()):
@@ -66,11 +59,6 @@ def _compiled(name: str, buckets: Sequence[Bucket]) -> Bundle:
         profile = replace(load_profile("host-cpu"), buckets=tuple(buckets), budgets={})
         compile_bundle(model_folder(), profile, path, exits=EXITS, levels={"depth": (1.0,)}, include="budgets")
     return open_bundle(path)
-
-
-def deepest(bundle: Bundle) -> str:
-    """The id of the submodel with every layer."""
-    return max(bundle.manifest.submodels, key=lambda entry: entry.parameters).id
 
 
 def whole_engine(bundle: Bundle, bucket: Bucket) -> EngineEntry:

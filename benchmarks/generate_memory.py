@@ -14,8 +14,7 @@ from .. import load
 from ..profiles.precision import Precision
 from ..runtime.engines.residency import Residency
 from .harness import Row, benchmark
-from .language_subjects import WIDTHS, llama_bundle, llama_folder, llama_widths_bundle
-from .peers import genai_folder
+from .peers import WIDTHS, genai_folder, llama_bundle, llama_folder, llama_widths_bundle
 from .subjects import CORES
 
 _PROMPT, _NEW = 64, 64

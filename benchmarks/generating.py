@@ -6,24 +6,43 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from time import sleep
 from typing import Any
 
 import numpy as np
+import torch
 
 from .. import load
+from ..bucket import Bucket
 from ..bundle.entries.generation_entry import GenerationEntry
+from ..compiler.compile import compile_bundle
+from ..exporters.checkpoints.own_folder import save_model
+from ..exporters.families.mhe.architecture.config import MheDecoderConfig
+from ..exporters.families.mhe.architecture.presets import PRESETS
+from ..exporters.families.mhe.model.decoder import MheDecoder
+from ..profiles.budget import BudgetSpec
 from ..profiles.precision import Precision
 from ..runtime.generation.cache import Cache
 from ..runtime.generation.cached_engine import CachedEngine
 from ..runtime.generation.calls.generated import DraftedTokens, GeneratedRow
 from ..runtime.model import ElasticModel
-from .harness import Row, benchmark, milliseconds
-from .language_subjects import llama_bundle, llama_folder, llama_halves_bundle, tiny_llama_bundle
-from .peers import Generate, Timed, genai, openvino, transformers
-from .subjects import CORES
+from .harness import CACHE, Row, benchmark, milliseconds
+from .peers import (
+    Generate,
+    Timed,
+    genai,
+    llama_bundle,
+    llama_folder,
+    llama_halves_bundle,
+    openvino,
+    tiny_llama_bundle,
+    transformers,
+)
+from .subjects import CORES, elsewhere
 
 _GEN_ROUNDS, _GEN_PAUSE = 7, 0.3
 _GEN_PROMPT, _GEN_NEW = 64, 64
@@ -281,3 +300,47 @@ def _rate(row: GeneratedRow) -> float:
 def _accepted(drafts: tuple[DraftedTokens, ...]) -> str:
     each = [f"{one.accepted} of {one.drafted} tokens of {one.draft} in {one.runs} runs" for one in drafts]
     return ", ".join(each) or "nothing drafted"
+
+
+_LONG_VALID, _LONG_NEW, _POSITIONS = 2048, 32, 2304
+_LONG_ROUNDS, _LONG_PAUSE = 5, 0.3
+_LONG_FASTER = 1.5
+
+
+@benchmark
+def bench_mhe_decode() -> list[Row]:
+    """Tokens a second behind a long text: a decoder with MHE attention against one with ordinary heads."""
+    with load(_mhe_bundle("mhe-mul"), threads=CORES) as ours, load(_mhe_bundle("mha"), threads=CORES) as other:
+        steps = [(_long_step_ms(ours), _long_step_ms(other)) for _ in range(_LONG_ROUNDS)]
+    speed = median(theirs / own for own, theirs in steps)
+    rates = [1e3 / median(each) for each in zip(*steps, strict=True)]
+    return [
+        Row(
+            f"tokens per second of mhe_mul over mha, {_LONG_VALID} valid tokens",
+            f"{speed:.2f}x ({rates[0]:.1f} against {rates[1]:.1f} tokens/s)",
+            f">= {_LONG_FASTER}x",
+            speed >= _LONG_FASTER,
+            f"{_LONG_ROUNDS} rounds in turn, medians of {_LONG_NEW} greedy tokens, decoders of base shape, "
+            f"random weights, {CORES} threads",
+        )
+    ]
+
+
+def _long_step_ms(model: ElasticModel) -> float:
+    sleep(_LONG_PAUSE)
+    prompt = np.random.default_rng(0).integers(3, 50_000, _LONG_VALID).tolist()
+    return median(model.generate(prompt, max_tokens=_LONG_NEW, stop=[]).rows[0].token_ms)
+
+
+def _mhe_bundle(kind: str) -> Path:
+    path, folder = CACHE / f"{kind}-decoder.bundle", CACHE / f"{kind}-decoder-checkpoint"
+    if not folder.exists():
+        preset = PRESETS[f"{kind}-decoder-base"]
+        assert isinstance(preset, MheDecoderConfig)
+        config = replace(preset, max_position_embeddings=_POSITIONS, elastic_heads=False)
+        torch.manual_seed(0)
+        save_model(MheDecoder(config), config, folder)
+    if not path.exists():
+        device = replace(elsewhere(), buckets=(Bucket(1, 16),), budgets={"full": BudgetSpec()})
+        compile_bundle(folder, device, path, include="budgets", generate=True)
+    return path

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +15,12 @@ from typing import Any, TypeVar
 import click
 
 from ..bundle.open_bundle import open_bundle
+from ..compiler.publish.report import markdown
 from ..compiler.publish.write_bundle import source_entries
 from ..errors import NestforgeError, OutputError
 from ..exporters.source import open_source
+from ..runtime.summary.table import Table
+from ..tools.console import print_table
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -71,6 +74,18 @@ def run(*command: str) -> None:
 def nestforge(*arguments: str) -> None:
     """Runs the ``nestforge`` of this environment. Raises CalledProcessError if it fails."""
     run(str(Path(sys.executable).with_name("nestforge")), *arguments)
+
+
+def show(folder: Path, heading: str, tables: Mapping[str, Table]) -> None:
+    """Prints ``tables`` under their titles, and writes them as the page ``report.md`` in ``folder``."""
+    sections = [f"# {heading}"]
+    for title, table in tables.items():
+        print(f"\n{title}\n", flush=True)
+        print_table(table.columns, table.rows)
+        sections += [f"## {title}", markdown(table)]
+    report = folder / "report.md"
+    report.write_text("\n\n".join(sections) + "\n")
+    print(f"\nThe tables as a page: {report.resolve()}")
 
 
 def compile_once(model: Path, bundle: Path, *options: str) -> bool:

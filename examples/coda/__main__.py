@@ -18,15 +18,14 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.device_files.task_index import read_tasks
 from ...bundle.open_bundle import open_bundle
-from ...compiler.publish.report import markdown
 from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ...exporters.families.coda.config import REDUCTION, KeysOf
 from ...exporters.source import open_source
 from ...runtime.load import load
 from ...runtime.summary.table import Table
-from ...tools.console import print_table, working
+from ...tools.console import working
 from ...workload import macs
-from ..commands import compile_once, demonstrate, run
+from ..commands import compile_once, demonstrate, run, show
 from ..matformer.tasks import read_digits
 from ..training import RECORDS_NAME
 from .fit import KEYS, REDUCTIONS, TASKS, of_task
@@ -39,14 +38,7 @@ BUCKETS = (Bucket(1, 1), Bucket(64, 1))
 def steps() -> None:
     run(sys.executable, "-m", "nestforge.examples.coda.train", "--output", str(FOLDER))
     records = json.loads((FOLDER / RECORDS_NAME).read_bytes())
-    sections = ["# Conditional adapters: two tasks on one frozen ViT"]
-    for title, table in tables(records).items():
-        print(f"\n{title}\n", flush=True)
-        print_table(table.columns, table.rows)
-        sections += [f"## {title}", markdown(table)]
-    report = FOLDER / "report.md"
-    report.write_text("\n\n".join(sections) + "\n")
-    print(f"\nThe tables as a page: {report.resolve()}")
+    show(FOLDER, "Conditional adapters: two tasks on one frozen ViT", tables(records))
 
 
 def tables(records: Mapping[str, Any]) -> dict[str, Table]:

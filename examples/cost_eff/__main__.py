@@ -8,9 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ...compiler.publish.report import markdown
-from ...tools.console import print_table
-from ..commands import compile_once, demonstrate, nestforge, run
+from ..commands import compile_once, demonstrate, nestforge, run, show
 from .report import exit_report, read_texts
 
 FOLDER = Path("demo/exits")
@@ -23,9 +21,13 @@ def steps() -> None:
     run(sys.executable, "-m", "nestforge.examples.cost_eff.train", "--output", str(FOLDER))
     for model in MODELS:
         _compile_and_calibrate(FOLDER / model, FOLDER / f"{model}.bundle")
-    report = FOLDER / "report.md"
-    report.write_text(_compared())
-    print(f"\nThe same as a page: {report.resolve()}")
+    texts = read_texts(FOLDER / "test.jsonl")
+    tables = {
+        f"{what.capitalize()} model: {heading}": table
+        for model, what in MODELS.items()
+        for heading, table in exit_report(FOLDER / f"{model}.bundle", texts)
+    }
+    show(FOLDER, f"Early exits on {len(texts.texts)} texts that nothing was trained or calibrated on", tables)
 
 
 def _compile_and_calibrate(model: Path, bundle: Path) -> None:
@@ -36,18 +38,6 @@ def _compile_and_calibrate(model: Path, bundle: Path) -> None:
     plot.unlink(missing_ok=True)
     asked = ["--data", str(calibration), "--truncate", "--budget", BUDGET, "--name", "demo", "--plot", str(plot)]
     nestforge("calibrate", str(bundle), *asked)
-
-
-def _compared() -> str:
-    """Prints the tables of both models on texts that neither training nor calibration saw; the same as Markdown."""
-    texts = read_texts(FOLDER / "test.jsonl")
-    sections = [f"# Early exits on {len(texts.texts)} texts that nothing was trained or calibrated on"]
-    for model, what in MODELS.items():
-        for heading, table in exit_report(FOLDER / f"{model}.bundle", texts):
-            print(f"\n{what} model: {heading}\n", flush=True)
-            print_table(table.columns, table.rows)
-            sections += [f"## {what.capitalize()} model: {heading}", markdown(table)]
-    return "\n\n".join(sections) + "\n"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.open_bundle import open_bundle
 from ...compiler.planning.variants import chosen_variants
-from ...compiler.publish.report import markdown
 from ...exporters.families.mhe.architecture.forms import ATTENTION, FORMS
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile
@@ -29,8 +28,8 @@ from ...runtime.engines.runner import runner_for
 from ...runtime.inputs.feeds import random_feeds
 from ...runtime.load import load
 from ...runtime.summary.table import Table
-from ...tools.console import print_table, working
-from ..commands import compile_once, demonstrate, run
+from ...tools.console import working
+from ..commands import compile_once, demonstrate, run, show
 from ..training import RECORDS_NAME
 from .fit import KINDS, RECIPE
 from .tables import CAVEAT, Timed, Trained, Writing, forms_table, perplexity, quality_table, writing_table
@@ -45,14 +44,8 @@ _WHOLE = ("--profile", "host-cpu", "--no-measure", "--include", "budgets", "--bu
 def steps() -> None:
     run(sys.executable, "-m", "nestforge.examples.mhe.train", "--output", str(FOLDER))
     records = json.loads((FOLDER / RECORDS_NAME).read_bytes())
-    sections = [f"# Seven attentions, trained equally\n\n{CAVEAT}"]
-    for title, table in tables(records).items():
-        print(f"\n{title}\n", flush=True)
-        print_table(table.columns, table.rows)
-        sections += [f"## {title}", markdown(table)]
-    report = FOLDER / "report.md"
-    report.write_text("\n\n".join(sections) + "\n")
-    print(f"\n{CAVEAT}\n\nThe tables as a page: {report.resolve()}")
+    show(FOLDER, f"Seven attentions, trained equally\n\n{CAVEAT}", tables(records))
+    print(f"\n{CAVEAT}")
 
 
 def tables(records: Mapping[str, Any]) -> dict[str, Table]:

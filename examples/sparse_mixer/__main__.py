@@ -13,10 +13,9 @@ from pathlib import Path
 
 from ...bucket import Bucket
 from ...bundle.open_bundle import Bundle, open_bundle
-from ...compiler.publish.report import markdown
 from ...runtime.summary.table import Table
-from ...tools.console import print_table, working
-from ..commands import compile_once, demonstrate, run
+from ...tools.console import working
+from ..commands import compile_once, demonstrate, run, show
 from ..training import RECORDS_NAME
 from .fit import MODELS
 from .report import HiddenTokens, measure_engines, read_hidden_tokens
@@ -46,14 +45,8 @@ def steps() -> None:
     for name in MODELS:
         _compile(name)
         bundles[name] = open_bundle(_bundle(name))
-    sections = ["# Sparse Mixers of fixed capacity beside a BERT of their depth and width"]
-    for title, table in _tables(bundles, read_hidden_tokens(FOLDER / TEST_NAME)).items():
-        print(f"\n{title}\n", flush=True)
-        print_table(table.columns, table.rows)
-        sections += [f"## {title}", markdown(table)]
-    report = FOLDER / "report.md"
-    report.write_text("\n\n".join(sections) + "\n")
-    print(f"\nThe tables as a page: {report.resolve()}")
+    tables = _tables(bundles, read_hidden_tokens(FOLDER / TEST_NAME))
+    show(FOLDER, "Sparse Mixers of fixed capacity beside a BERT of their depth and width", tables)
 
 
 def submodels(name: str) -> list[str]:

@@ -12,8 +12,8 @@ from nestforge.benchmarks.harness import BENCHMARKS, Row, forget_what_others_mad
 
 NAMES = [
     *("beside", "between", "bundle_size", "coda", "coda_bytes", "compile", "correction", "dispatch", "draft", "eager"),
-    *("emit", "exit_budget", "exit_chain", "exit_eager", "exit_gate", "exit_saving", "generate", "generate_memory"),
-    *("ladder", "lengths", "memory", "mhe", "mhe_decode", "mixer", "open", "packed", "precision", "prediction"),
+    *("emit", "exit_budget", "exit_chain", "exit_eager", "exit_saving", "generate", "generate_memory"),
+    *("ladder", "lengths", "memory", "mhe_decode", "mixer", "open", "packed", "precision", "prediction"),
     *("residency", "startup", "switch", "tasks"),
 ]
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
