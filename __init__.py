@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .compiler.compile import compile_bundle as compile
     from .compiler.convert_coda import convert_coda
     from .compiler.nest.nest import nest
-    from .compiler.request import CompileRequest, plan
+    from .compiler.request import plan
     from .compiler.verify import verify_bundle as verify
     from .errors import (
         BuildError,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from .exporters.families.coda.convert import ConversionSettings
+    from .profiles.compile_request import CompileRequest
     from .runtime.answer import Answer
     from .runtime.device.threads import use_process_wide_threads
     from .runtime.generation.calls.generated import Generated
@@ -116,7 +117,7 @@ _HOMES = {
     **{name: ("errors", name) for name in __all__ if name.endswith("Error")},
     "Answer": ("runtime.answer", "Answer"),
     "Bundle": ("bundle.open_bundle", "Bundle"),
-    "CompileRequest": ("compiler.request", "CompileRequest"),
+    "CompileRequest": ("profiles.compile_request", "CompileRequest"),
     "ConversionSettings": ("exporters.families.coda.convert", "ConversionSettings"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "Generated": ("runtime.generation.calls.generated", "Generated"),

@@ -8,6 +8,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar, Union
 
@@ -90,3 +91,9 @@ def _named(hint: Any) -> str:
     if origin is collections.abc.Callable:
         return "a function"
     return "None" if hint is type(None) else str((origin or hint).__name__)
+
+
+def option(help: str, default: Any = None, **bounds: Any) -> Any:
+    """A dataclass field with the text that explains it, its bounds and its ``unit``, from which
+    commands, docstrings and checks are made."""
+    return field(default=default, metadata={"help": help, **bounds})

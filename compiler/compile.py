@@ -1,15 +1,14 @@
-"""The main job: one checkpoint in, one verified bundle out. Read ``compile_request`` from top to bottom."""
+"""The main job: one checkpoint in, one verified bundle out. Read ``compile_bundle`` from top to bottom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..argument_types import checked
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
@@ -20,9 +19,10 @@ from ..errors import BuildError, InputError, ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
+from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.precision import TRACED
-from ..profiles.probe_host import HOST_PROFILE_NAME, is_this_host
+from ..profiles.probe_host import is_this_host
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
 from .engines.build_engine import EngineBuilder
@@ -52,49 +52,24 @@ from .publish.write_bundle import (
     write_manifest,
     written_bundle,
 )
-from .request import CompileRequest, Resolved, resolve
+from .request import Resolved, resolve
 from .tasks.add_tasks import add_tasks, require_names
 from .tasks.task_layout import frozen_sha256, require_base, tasks_entry
 from .tensorrt.build_bundle import build_plans
 from .verify import verify_engines
-from .work.clock import Clock, Progress, silent
+from .work.clock import Clock
 from .work.staging import Stage, publish, staged
 
 
-@checked
-def compile_bundle(
-    model: str | Path,
-    profile: str | Path | DeviceProfile = HOST_PROFILE_NAME,
-    output: str | Path = "model.bundle",
-    *,
-    command: Sequence[str] = (),
-    progress: Progress = silent,
-    overwrite: bool = False,
-    **options: Any,
-) -> Path:
-    """Compiles the checkpoint in folder ``model`` into the bundle ``output``, which must not exist; with ``overwrite``
-    a bundle may, which is replaced in one step once the new one is whole.
+@takes_request(CompileRequest)
+def compile_bundle(request: CompileRequest) -> Path:
+    """Compiles the checkpoint of a request into a bundle, whose path it returns.
 
-    ``options`` are the other fields of ``CompileRequest``, which documents them. Plans for TensorRT are built here,
-    unless ``emit_only`` leaves them to `nestforge build` on the device. ``progress(stage, done, total)`` is called as
-    work proceeds.
-    Raises a NestforgeError and publishes nothing if an input is bad or a gate fails; an interrupted compile goes on
-    where it was when called again with the same arguments.
+    The arguments are the fields of ``CompileRequest``. Plans for TensorRT are built here, unless ``emit_only`` leaves
+    them to `nestforge build` on the device. Raises a NestforgeError and publishes nothing if an input is bad or a gate
+    fails; an interrupted compile goes on where it was when called again with the same arguments.
     """
-    request = CompileRequest(model, profile, **options)
-    return compile_request(request, output, command=command, progress=progress, overwrite=overwrite)
-
-
-def compile_request(
-    request: CompileRequest,
-    output: str | Path,
-    *,
-    command: Sequence[str] = (),
-    progress: Progress = silent,
-    overwrite: bool = False,
-) -> Path:
-    """Compiles what ``request`` asks for into the bundle ``output``; see ``compile_bundle``."""
-    clock, output = Clock(progress), Path(output)
+    clock, output, overwrite = Clock(request.progress), Path(request.output), request.overwrite
     with clock.unreported("plan"):  # what would fail later fails here
         require_names(None, list(request.tasks))
         resolved = resolve(request)
@@ -106,7 +81,7 @@ def compile_request(
         require_examples(device.precisions, corpus)
     with staged(output, _key(resolved, corpus), (MANIFEST_NAME, BUILD_NAME) if overwrite else ()) as stage:
         if stage.is_published:  # an earlier call was stopped after that
-            return _with_plans(output, resolved, progress)
+            return _with_plans(output, resolved)
         with clock("load"):
             universal = load_universal(source)
             base_sha256 = frozen_sha256(universal) if source.tasks is not None else ""
@@ -167,18 +142,18 @@ def compile_request(
         manifest = write_manifest(stage, completed, proofs)
         with clock("verify"):  # the written files, through the runtime
             _verify_written(stage, written_bundle(stage, completed.build), builder.references, clock)
-        write_build_record(stage, manifest, command, clock, latencies)
+        write_build_record(stage, manifest, request.command, clock, latencies)
         if resolved.tasks:
             with clock("tasks"):  # each proven on the written files, as one that is added later
                 add_tasks(open_bundle(stage.folder), universal, builder.cases, resolved.tasks, clock)
         publish(stage, output)
-        return _with_plans(output, resolved, progress)
+        return _with_plans(output, resolved)
 
 
-def _with_plans(output: Path, resolved: Resolved, progress: Progress) -> Path:
+def _with_plans(output: Path, resolved: Resolved) -> Path:
     """The published bundle, with plans where they are to be built here; the stage is kept until they are."""
     if resolved.profile.backend == "tensorrt" and not resolved.request.emit_only:
-        build_plans(output, progress)
+        build_plans(output, resolved.request.progress)
     return output
 
 

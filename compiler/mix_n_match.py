@@ -12,6 +12,7 @@ from ..errors import PlanError
 from ..exporters.source import ModelSource
 from ..exporters.universal import load_universal
 from ..profiles.budget import LIMITS, BudgetSpec
+from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import PRECISIONS
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
@@ -20,7 +21,7 @@ from .planning.candidate import figures_of
 from .planning.ladder import PROMOTION_ORDERS
 from .planning.plan import Plan
 from .planning.search_assignments import Found, Sizes, search_assignments
-from .request import CompileRequest, resolve
+from .request import resolve
 from .work.clock import Clock, Progress, silent
 from .work.staging import Stage
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from ..elastic import Axis
 from ..exporters.source import ModelSource
+from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import Precision
 from ..runtime.summary.cache_sizes import CacheSize, cache_sizes, sizes_at
 from ..workload import macs
 from .planning.variants import VariantView, variant_views, variant_workload
-from .request import CompileRequest, resolve
+from .request import resolve
 
 
 @dataclass(frozen=True)

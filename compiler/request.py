@@ -1,4 +1,4 @@
-"""What a compile is asked for, and what that means for one model on one device: resolved once, used by everything."""
+"""A compile request resolved: its meaning for one model on one device, made once and used by everything."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..argument_types import checked, require_types
+from ..argument_types import checked
 from ..bucket import Bucket
 from ..elastic import ElasticSpec, Submodel
 from ..errors import PlanError
 from ..exporters.architecture import Task
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
-from ..profiles.budget import BudgetSpec
-from ..profiles.device_profile import DeviceProfile, PromotionOrder
+from ..profiles.compile_request import CompileRequest, takes_request
+from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import Precision, precision_problem
-from ..profiles.probe_host import HOST_PROFILE_NAME
+from ..profiles.precision import precision_problem
 from .generation.asked import generation_notes, require_cached_form, require_that_generate
 from .planning.assignments import read_assignment
 from .planning.candidate import Corrections
@@ -30,59 +29,8 @@ from .planning.levels import levels as make_levels
 from .planning.plan import Plan, make_plan
 from .tasks.asked_tasks import asked_tasks
 
-Include = Literal["budgets", "levels", "ladder"]
 # Of the options that a bundle states: the axes along which its weights are not laid out.
 WHOLE_ALONG = "whole_along"
-
-
-@dataclass(frozen=True)
-class CompileRequest:
-    """A model folder, a device, and what to take in place of the profile's own; what is left out is the profile's.
-
-    ``text`` is a file with one text per line: part calibrates the ranking, the rest is held out and shows quality.
-    ``data`` is the same for models of anything else: an NPZ file with an array per input, and perhaps ``labels``.
-    ``levels`` maps an axis kind to fractions of its size, ``promotion_order`` says which layers the ladder between
-    them promotes first, and ``budgets`` replace the profile's. ``exits`` are the layers after which a
-    multi-exit model is cut, by default all that have an exit; the last always is one. ``variants`` maps what engines
-    may compute in several equal ways, such as ``moe.combine``, to one of them, where the cheapest is not wanted.
-    ``buckets`` are shapes of engines, such as "1x128", or ranges of them, "1x1..512".
-    ``budget_at`` is the shape at which budgets limit latency and FLOPs, one that an engine can run at or fill up.
-    ``precisions`` replace the profile's; of several a budget takes the widest that it affords. ``include``
-    says which submodels to build: the ones that budgets chose, also every level, or every rung of the ladder;
-    ``submodels`` (ids or labels) come on top, and so do ``slices``, folders that hold a published slice of the model.
-    ``generate`` adds engines to a causal language model that keep a cache of keys and values.
-    ``emit_only`` leaves plans for TensorRT to `nestforge build` on the device. Without ``measure`` nothing is timed:
-    latencies are predicted from the profile's rates, as for any device that is not this host.
-    ``tasks`` maps names to folders: of tasks on this model, whose tensors engines then take as inputs. ``lora_rank`` is
-    the least rank that engines have for adapters of PEFT; by default the largest of those. ``mergeable`` adds an engine
-    beside each, into whose weights a task can be merged when it is opened.
-    """
-
-    model: str | Path
-    profile: str | Path | DeviceProfile = HOST_PROFILE_NAME
-    text: str | Path | None = None
-    data: str | Path | None = None
-    levels: Mapping[str, Sequence[float]] | None = None
-    promotion_order: PromotionOrder | None = None
-    budgets: Mapping[str, BudgetSpec] | None = None
-    submodels: Sequence[str] = ()
-    slices: Sequence[str | Path] = ()
-    buckets: Sequence[str | Bucket] | None = None
-    budget_at: str | Bucket | None = None
-    exits: Sequence[int] | None = None
-    variants: Mapping[str, str] | None = None
-    precisions: Sequence[Precision] | None = None
-    include: Include = "levels"
-    generate: bool = False
-    emit_only: bool = False
-    measure: bool = True
-    tasks: Mapping[str, str | Path] = field(default_factory=dict)
-    lora_rank: int | None = None
-    mergeable: bool = False
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a field of another type."""
-        require_types(type(self), vars(self))
 
 
 @dataclass(frozen=True)
@@ -215,14 +163,14 @@ def _published(source: ModelSource, folders: Sequence[str | Path]) -> tuple[Subm
     return tuple(read_slice(source, Path(folder)) for folder in folders)
 
 
-def plan(model: str | Path, profile: str | Path | DeviceProfile = HOST_PROFILE_NAME, **options: Any) -> Plan:
+@takes_request(CompileRequest)
+def plan(request: CompileRequest) -> Plan:
     """Which submodel each budget gets and why; nothing is traced, latencies are predicted.
 
-    ``options`` are the other fields of ``CompileRequest``, as for ``compile``; fields that say how engines are made
-    change nothing here.
+    The arguments are the fields of ``CompileRequest``; those that say how engines are made change nothing here.
     Raises as ``resolve``, and PlanError if no submodel keeps a budget.
     """
-    return resolve(CompileRequest(model, profile, **options)).plan()
+    return resolve(request).plan()
 
 
 def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSource) -> DeviceProfile:

@@ -21,8 +21,8 @@ import torch
 
 from ..bundle.files import to_json
 from ..compiler.work.staging import write_synced
+from ..progress import Progress
 from ..strict import unstructure
-from ..tools.console import Progress
 
 Record = dict[str, Any]
 R = TypeVar("R", bound=Hashable)

@@ -13,6 +13,7 @@ from ..errors import SelectionError
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..profiles.host_load import OthersLoad
 from ..profiles.probe_host import is_this_host
+from ..progress import Progress
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.latencies import predicted_at
 from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_use
@@ -21,7 +22,6 @@ from ..runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped
 from ..runtime.engines.onnxruntime_gpu.provider import Provider
 from ..runtime.engines.runner import RESIDENCIES, Residency, runnable_engines, runner_for
 from ..runtime.inputs.feeds import random_feeds
-from .console import Progress
 
 if TYPE_CHECKING:
     from ..runtime.engines.onnxruntime.node_times import NodeKind

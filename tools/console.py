@@ -13,18 +13,16 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..outside import printable
+from ..progress import Progress
 from ..strict import unstructure
 from .terminal_table import print_on_terminal
-
-# (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole.
-Progress = Callable[[str, int, int], None]
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%| ±[\d.]+)?|-|")
 

@@ -19,6 +19,7 @@ from ..bucket import Bucket
 from ..bundle.device_files.measurements import keep_measurement, read_measurements
 from ..bundle.open_bundle import open_bundle
 from ..errors import InputError
+from ..progress import Progress, silent
 from ..runtime.calibrate.budget import parse_budget
 from ..runtime.calibrate.calibrate import calibrate as calibrate_exits
 from ..runtime.calibrate.drafts import DEFAULT_TEXTS
@@ -37,14 +38,9 @@ from ..runtime.retrieval import Comparison, Found, Index, compare_submodels
 from ..runtime.rows import Corpus
 from ..whole_file import require_writable
 from .bundle_bench import BundleBench, bench_bundle
-from .console import Progress
 from .traffic_bench import TrafficBench, bench_traffic
 
 PathOf = str | os.PathLike[str]
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """Reports nothing."""
 
 
 @checked

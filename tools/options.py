@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
 from ..bucket import Bucket
 from ..errors import ProfileError
 from ..profiles.budget import BudgetSpec, parse_budget
-from ..profiles.device_profile import PromotionOrder
+from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.engines.onnxruntime_gpu.provider import PROVIDERS
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
@@ -143,76 +148,84 @@ class PrecisionsType(click.ParamType):  # type: ignore[type-arg]  # as above
         return tuple(precision for name in names for precision in PRECISIONS if precision == name)
 
 
-def once_each(
-    ctx: click.Context, param: click.Parameter, stated: tuple[tuple[str, Any], ...]
-) -> tuple[tuple[str, Any], ...]:
+def once_each(ctx: click.Context, param: click.Parameter, stated: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     """Callback of a repeatable ``NAME=...`` option: a name said twice is refused, where the last would win."""
     names = [name for name, _ in stated]
     for name in names:
         if names.count(name) > 1:
             raise click.BadParameter(f"{name} is given {names.count(name)} times; say it once", ctx, param)
-    return stated
+    return dict(stated)
 
 
-bucket_option = click.option(
-    "--bucket",
-    "buckets",
-    type=BucketType(),
-    multiple=True,
-    help="Input shape, such as 1x128, or a range of them, such as 1x1..128; repeatable. Default: the profile's.",
-)
-budget_at_option = click.option(
-    "--budget-at",
-    type=ShapeType(),
-    help="The shape at which budgets limit latency and FLOPs, such as 1x128. Default: the profile's.",
-)
-levels_option = click.option(
-    "--levels",
-    type=LevelsType(),
-    multiple=True,
-    callback=once_each,
-    help="Granularities of an axis kind, such as ffn=0.25,0.5,1; repeatable. Default: the profile's, else S/M/L/XL.",
-)
-budget_option = click.option(
-    "--budget",
-    "budgets",
-    type=BudgetType(),
-    multiple=True,
-    help="A budget in place of the profile's, such as 'ffn_parameters<=94.4M' or 'latency_ms<=50 %'; repeatable.",
-)
-submodel_option = click.option(
-    "--submodel",
-    "submodels",
-    multiple=True,
-    metavar="ID",
-    help="This submodel too, by label (M+2: two layers promoted from M) or id (ffn768x4_1536x2); repeatable.",
-)
-slice_option = click.option(
-    "--slice",
-    "slices",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FOLDER",
-    help="The submodel that this folder holds as a published slice of the model, too; repeatable.",
-)
-tasks_option = click.option(
-    "--task",
-    "tasks",
-    type=TaskType(),
-    multiple=True,
-    callback=once_each,
-    help="A task on the frozen model, by name; repeatable. Engines then take its tensors as inputs.",
-)
+_UNIONS = (Union, UnionType)
+# Values of fields that the command line reads in a way of its own.
+_TYPES: dict[str, Any] = {
+    "profile": click.STRING,
+    "levels": LevelsType(),
+    "budgets": BudgetType(),
+    "buckets": BucketType(),
+    "budget_at": ShapeType(),
+    "exits": LayersType(),
+    "variants": VariantType(),
+    "precisions": PrecisionsType(),
+    "tasks": TaskType(),
+}
+
+
+def field_options(request: type[Any], *names: str) -> Callable[[F], F]:
+    """Decorates a command with an option for each of these fields of ``request``, a dataclass whose metadata state the
+    help and bounds; the command gets them under their names."""
+    stated, hints = {field.name: field for field in fields(request)}, get_type_hints(request)
+
+    def decorate(command: F) -> F:
+        for name in reversed(names):
+            command = _field_option(stated[name], hints[name])(command)
+        return command
+
+    return decorate
+
+
+def _field_option(field: Field[Any], hint: Any) -> Callable[[F], F]:
+    stated, flag = field.metadata, f"--{field.metadata.get('option', field.name).replace('_', '-')}"
+    settings: dict[str, Any] = {"help": stated["help"], "metavar": stated.get("metavar")}
+    if field.default not in (MISSING, None, (), False):
+        settings |= {"default": field.default, "show_default": True}
+    if hint is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}" if field.default else flag, field.name, is_flag=True, **settings)
+    kind, inner = _TYPES.get(field.name), _alternatives(hint)
+    is_mapping = get_origin(inner[0]) is Mapping
+    if is_mapping or (get_origin(inner[0]) is Sequence and not isinstance(kind, LayersType | PrecisionsType)):
+        settings |= {"multiple": True, "help": f"{stated['help']} Repeatable."}
+    if is_mapping:
+        settings["callback"] = once_each
+    return click.option(flag, field.name, type=kind or _value_type(stated, inner), **settings)
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The types that a value may have, None left out; of a sequence those of its items are asked for separately."""
+    return [one for one in get_args(hint) if one is not type(None)] if get_origin(hint) in _UNIONS else [hint]
+
+
+def _value_type(stated: Mapping[str, Any], alternatives: Sequence[Any]) -> Any:
+    """How a value of one of these types is read."""
+    first = alternatives[0]
+    if get_origin(first) is Sequence:
+        return _value_type(stated, _alternatives(get_args(first)[0]))
+    if get_origin(first) is Literal:
+        return click.Choice(get_args(first))
+    if first is int:
+        return click.IntRange(stated.get("min"), stated.get("max"))
+    if first is float:
+        above = stated.get("above")
+        return click.FloatRange(stated.get("min", above), stated.get("max"), min_open=above is not None)
+    return click.Path(path_type=Path) if Path in alternatives else click.STRING
+
+
 task_option = click.option("--task", metavar="NAME", help="The task that answers. Default: the base.")
 merge_option = click.option(
     "--merge",
     is_flag=True,
     help="With the task merged into the weights of engines of its own, in place of inputs.",
-)
-exits_option = click.option(
-    "--exits",
-    type=LayersType(),
-    help="Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit.",
 )
 
 
@@ -223,34 +236,6 @@ def merged_tasks(task: str | None, merge: bool) -> tuple[str, ...]:
     return (task,) if merge and task is not None else ()
 
 
-promotion_order_option = click.option(
-    "--promotion-order",
-    type=click.Choice(get_args(PromotionOrder)),
-    help="Which layers are promoted first between two levels. Default: the profile's, else increasing (the last ones).",
-)
-variant_option = click.option(
-    "--variant",
-    "variants",
-    type=VariantType(),
-    multiple=True,
-    callback=once_each,
-    help="The variant that engines get of a computation, such as moe.combine=one_hot; repeatable. Default: the "
-    "profile's, else the cheapest on the device.",
-)
-precision_option = click.option(
-    "--precision",
-    "precisions",
-    type=PrecisionsType(),
-    help="Precision of engines, such as fp16; of several, such as fp32,int8, a budget takes the widest that it "
-    "affords. Default: the profile's.",
-)
-profile_option = click.option(
-    "--profile",
-    metavar="NAME|FILE",
-    default="host-cpu",
-    show_default=True,
-    help="Built-in device profile or a YAML file; an unknown name lists the built-in ones.",
-)
 provider_option = click.option(
     "--provider",
     type=click.Choice(PROVIDERS),
@@ -258,8 +243,6 @@ provider_option = click.option(
     show_default=True,
     help="Where ONNX Runtime runs engines: the processor, CUDA with one copy of the weights, or TensorRT inside it.",
 )
-overwrite_option = click.option(
-    "--overwrite", is_flag=True, help="Replace an output that exists, in one step, once the new one is whole."
-)
+overwrite_option = field_options(CompileRequest, "overwrite")
 model_argument = click.argument("model", type=click.Path(path_type=Path))
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))

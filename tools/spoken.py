@@ -37,10 +37,10 @@ def options_of(root: click.Context) -> dict[str, click.Option]:
 
 def _option(found: re.Match[str], options: dict[str, click.Option]) -> str:
     name, value = found[1], found[2]
-    option = options.get(f"no_{name}" if value == "False" else name)
+    option = options.get(name)
     if option is None:
         return found[0]
-    flag = option.opts[-1]
+    flag = (option.secondary_opts if value == "False" and option.secondary_opts else option.opts)[-1]
     return f"`{flag}`" if value is None or option.is_flag else f"`{' '.join(f'{flag} {one}' for one in _words(value))}`"
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from ..bucket import Bucket
 from ..errors import SelectionError
 from ..profiles.host_load import OthersLoad
+from ..progress import Progress
 from ..runtime.engines.measure import LatencyStats, latency_stats
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.feeds import random_feeds
 from ..runtime.model import ElasticModel
-from .console import Progress
 
 _SECONDS = 2.0  # of requests per submodel, at least
 _MIN_REQUESTS = 20  # for each thread

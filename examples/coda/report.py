@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ...bucket import Bucket
+from ...progress import Progress
 from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.inputs.arrays import Array
 from ...runtime.model import ElasticModel
 from ...runtime.summary.table import Table
-from ...tools.console import Progress
 
 _TIMED = 8  # requests in one turn
 

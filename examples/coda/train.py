@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ...tools.console import Progress, print_table, working
+from ...progress import Progress
+from ...tools.console import print_table, working
 from ..commands import one_line_errors, output_option
 from ..matformer.tasks import read_digits
 from ..training import Record, Stage, Stages, train_missing

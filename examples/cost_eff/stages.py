@@ -10,8 +10,8 @@ from pathlib import Path
 from ...bundle.files import to_json
 from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ...exporters.families.cost_eff.model import CostEffModel
+from ...progress import Progress
 from ...runtime.inputs.text import open_tokenizer
-from ...tools.console import Progress
 from ..training import Record, Stages, parameters_of, replace_file, replace_folder
 from .fit import Distillation, Stretch, exit_quality, fit, label_loss, majority
 from .slender import (

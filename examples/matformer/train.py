@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 
 from ...exporters.checkpoints.checkpoint import sha256_of
-from ...tools.console import Progress, print_table, working
+from ...progress import Progress
+from ...tools.console import print_table, working
 from ..commands import one_line_errors, output_option
 from ..training import Record, Stage, Stages, one_thread, replace_file, train_missing
 from .fit import Run, measure_ladder, train

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from ...tools.console import Progress, print_table, working
+from ...progress import Progress
+from ...tools.console import print_table, working
 from ..commands import one_line_errors, output_option
 from ..training import Record, Stage, Stages, train_missing
 from .fit import MODELS, RECIPE, Run, Trainer

@@ -17,13 +17,13 @@ from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
+from ...progress import Progress
 from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.consistency.distributions import log_softmax, negative_log_likelihood
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.npz import read_npz
-from ...tools.console import Progress
 
 _TIMED = 8  # calls of an engine in one turn
 _MOST_BYTES = 2**28

@@ -12,7 +12,8 @@ import click
 import numpy as np
 import torch
 
-from ...tools.console import Progress, print_table, working
+from ...progress import Progress
+from ...tools.console import print_table, working
 from ..byte_windows import MaskedRows
 from ..commands import one_line_errors, output_option
 from ..training import Record, Stage, Stages, replace_file, train_missing

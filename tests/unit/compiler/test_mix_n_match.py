@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from nestforge.compiler import mix_n_match as module
 from nestforge.compiler.mix_n_match import Comparison, compare_assignments
-from nestforge.compiler.request import CompileRequest
 from nestforge.elastic import Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles.budget import parse_budget
+from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.device_profile import DeviceProfile
 from nestforge.strict import unstructure
 from support.tiny_compile import board

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from nestforge.bucket import Bucket
 from nestforge.compiler.model_view import view_model
-from nestforge.compiler.request import CompileRequest, plan
+from nestforge.compiler.request import plan
 from nestforge.exporters.source import open_source
+from nestforge.profiles.compile_request import CompileRequest
 from nestforge.runtime.summary.cache_sizes import CacheSize
 from nestforge.workload import macs
 from support.gated_decoders import save_decoder

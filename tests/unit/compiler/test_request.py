@@ -10,9 +10,10 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.request import CompileRequest, plan, resolve
+from nestforge.compiler.request import plan, resolve
 from nestforge.errors import NestforgeError, PlanError
 from nestforge.profiles.budget import BudgetSpec
+from nestforge.profiles.compile_request import CompileRequest
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board
 

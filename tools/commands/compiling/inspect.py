@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from ....bucket import Bucket
 from ....bundle.manifest import MANIFEST_NAME
 from ....bundle.open_bundle import open_bundle
+from ....profiles.compile_request import CompileRequest
 from ....runtime.summary.cache_sizes import cache_facts
 from ....runtime.summary.short_names import ShortNames
 from ....runtime.summary.tables import describe_axes
 from ...bundle_view import bundle_data, print_bundle, print_ids
 from ...console import print_facts, print_json, print_table, say, working
-from ...options import bucket_option, budget_at_option, exits_option, json_option, levels_option, profile_option
+from ...options import field_options, json_option
 from ...variant_view import print_variants, shared_variants
 
 if TYPE_CHECKING:
@@ -32,25 +32,14 @@ Examples:
 """
 
 
+FIELDS = ("profile", "buckets", "budget_at", "levels", "exits")
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("model_or_bundle", type=click.Path(path_type=Path))
-@profile_option
-@bucket_option
-@budget_at_option
-@levels_option
-@exits_option
+@field_options(CompileRequest, *FIELDS)
 @json_option
-@click.pass_context
-def command(
-    ctx: click.Context,
-    model_or_bundle: Path,
-    profile: str,
-    buckets: tuple[Bucket, ...],
-    budget_at: Bucket | None,
-    levels: tuple[tuple[str, tuple[float, ...]], ...],
-    exits: tuple[int, ...] | None,
-    as_json: bool,
-) -> None:
+def command(model_or_bundle: Path, as_json: bool, **settings: Any) -> None:
     """Show what a model offers, or what a bundle holds.
 
     For a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
@@ -58,13 +47,8 @@ def command(
     manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exits are for models.
     """
     if os.path.exists(model_or_bundle / MANIFEST_NAME):
-        if (
-            buckets
-            or budget_at
-            or levels
-            or exits
-            or ctx.get_parameter_source("profile") is not ParameterSource.DEFAULT
-        ):
+        source = click.get_current_context().get_parameter_source
+        if any(source(name) is not ParameterSource.DEFAULT for name in FIELDS):
             raise click.UsageError(
                 "--profile, --bucket, --budget-at, --levels and --exits are for models; a bundle's are fixed"
             )
@@ -75,13 +59,9 @@ def command(
             print_bundle(bundle)
         return
     from ....compiler.model_view import view_model
-    from ....compiler.request import CompileRequest
 
-    request = CompileRequest(
-        model_or_bundle, profile, levels=dict(levels), buckets=buckets, exits=exits, budget_at=budget_at
-    )
     with working():  # the first use of host-cpu measures this host
-        view = view_model(request)
+        view = view_model(CompileRequest(model_or_bundle, **settings))
     if as_json:
         print_json(view)
     else:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ....profiles.compile_request import CompileRequest
 from ...console import print_facts, print_json, print_table, working
-from ...options import BudgetType, json_option, levels_option, model_argument, profile_option
+from ...options import BudgetType, field_options, json_option, model_argument
 
 if TYPE_CHECKING:
     from ....compiler.mix_n_match import Comparison
@@ -30,8 +31,7 @@ Examples:
     help="UTF-8 text, one example a line, that the model was not trained on.",
 )
 @click.option("--budget", required=True, type=BudgetType(), help="One limit, such as 'ffn_parameters<=94.4M'.")
-@profile_option
-@levels_option
+@field_options(CompileRequest, "profile", "levels")
 @click.option(
     "--evaluations",
     type=click.IntRange(min=4),
@@ -46,7 +46,7 @@ def command(
     text: Path,
     budget: tuple[str, BudgetSpec],
     profile: str,
-    levels: tuple[tuple[str, tuple[float, ...]], ...],
+    levels: dict[str, tuple[float, ...]],
     evaluations: int,
     seed: int,
     as_json: bool,
@@ -58,9 +58,8 @@ def command(
     held-out texts, and the table shows the loss on the other half.
     """
     from ....compiler.mix_n_match import compare_assignments
-    from ....compiler.request import CompileRequest
 
-    request = CompileRequest(model, profile, levels=dict(levels), budgets=dict([budget]))
+    request = CompileRequest(model, profile, levels=levels, budgets=dict([budget]))
     with working() as progress:
         compared = compare_assignments(request, text, evaluations=evaluations, seed=seed, progress=progress)
     if as_json:

@@ -5,38 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....bucket import Bucket
+from ....profiles.compile_request import CompileRequest
 from ....runtime.summary.cache_sizes import CacheSize, cache_facts
 from ....runtime.summary.short_names import ShortNames
 from ....strict import unstructure
 from ...bundle_view import print_ids
 from ...console import print_facts, print_json, print_table, say, working
-from ...options import (
-    bucket_option,
-    budget_at_option,
-    budget_option,
-    exits_option,
-    json_option,
-    levels_option,
-    model_argument,
-    precision_option,
-    profile_option,
-    promotion_order_option,
-    submodel_option,
-    variant_option,
-)
+from ...options import field_options, json_option, model_argument
 from ...spoken import in_options
 from ...variant_view import print_variants, shared_variants
 
 if TYPE_CHECKING:
     from ....compiler.planning.plan import Plan
     from ....compiler.planning.variants import VariantView
-    from ....profiles.budget import BudgetSpec
-    from ....profiles.device_profile import PromotionOrder
     from ....profiles.precision import Precision
 
 _LISTED = 4  # rejected candidates shown per budget
@@ -49,33 +34,17 @@ Examples:
 """
 
 
+FIELDS = (
+    *("profile", "levels", "promotion_order", "budgets", "submodels", "buckets", "budget_at", "exits", "variants"),
+    "precisions",
+)
+
+
 @click.command(epilog=EXAMPLES)
 @model_argument
-@profile_option
-@levels_option
-@promotion_order_option
-@budget_option
-@submodel_option
-@bucket_option
-@budget_at_option
-@exits_option
-@variant_option
-@precision_option
+@field_options(CompileRequest, *FIELDS)
 @json_option
-def command(
-    model: Path,
-    profile: str,
-    levels: tuple[tuple[str, tuple[float, ...]], ...],
-    promotion_order: PromotionOrder | None,
-    budgets: tuple[tuple[str, BudgetSpec], ...],
-    submodels: tuple[str, ...],
-    buckets: tuple[Bucket, ...],
-    budget_at: Bucket | None,
-    exits: tuple[int, ...] | None,
-    variants: tuple[tuple[str, str], ...],
-    precisions: tuple[Precision, ...] | None,
-    as_json: bool,
-) -> None:
+def command(model: Path, as_json: bool, **settings: Any) -> None:
     """Show which submodel each budget gets, and why.
 
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
@@ -83,24 +52,10 @@ def command(
     """
     from ....compiler.model_view import cache_of
     from ....compiler.planning.variants import variant_views
-    from ....compiler.request import CompileRequest, resolve
+    from ....compiler.request import resolve
 
     with working():  # the first use of host-cpu measures this host
-        resolved = resolve(
-            CompileRequest(
-                model,
-                profile,
-                levels=dict(levels),
-                promotion_order=promotion_order,
-                budgets=dict(budgets),
-                submodels=submodels,
-                buckets=buckets,
-                budget_at=budget_at,
-                exits=exits,
-                variants=dict(variants),
-                precisions=precisions,
-            )
-        )
+        resolved = resolve(CompileRequest(model, **settings))
     source, device, made = resolved.source, resolved.profile, resolved.plan()
     variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
     cache = cache_of(source, device)

@@ -251,7 +251,7 @@ def test_a_compile_that_measured_noise_warns(
 ) -> None:
     quiet[0] = 0.6
     assert run("measure", bundle, "--force").exit_code == 0
-    monkeypatch.setattr("nestforge.compiler.compile.compile_request", lambda *_, **__: bundle)
+    monkeypatch.setattr("nestforge.compiler.compile.compile_bundle", lambda *_, **__: bundle)
     shown = run("compile", tmp_path / "model", "--output", tmp_path / "out")
     assert shown.exit_code == 0, shown.output
     *others, line = [line for line in shown.stdout.splitlines() if line.startswith("warning: ")]

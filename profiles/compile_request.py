@@ -1,0 +1,141 @@
+"""A compile request: the model, the device, and what replaces the profile's own settings.
+
+Every field states its meaning once, as the ``help`` of its metadata: the options of the command line, their help, the
+reference pages and the signatures of ``nestforge.compile`` and ``nestforge.plan`` come from here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Literal, ParamSpec, TypeVar
+
+from ..argument_types import option, require_types
+from ..bucket import Bucket
+from ..progress import Progress, silent
+from .budget import BudgetSpec
+from .device_profile import DeviceProfile, PromotionOrder
+from .precision import Precision
+from .probe_host import HOST_PROFILE_NAME
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Include = Literal["budgets", "levels", "ladder"]
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """The arguments of ``nestforge.compile`` and ``nestforge.plan``; a plan ignores those that say how engines are
+    made. Raises InputError for a field of another type."""
+
+    model: str | Path = field(
+        metadata={"help": "Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights."}
+    )
+    profile: str | Path | DeviceProfile = option(
+        "Built-in device profile or a YAML file; an unknown name lists the built-in ones.",
+        HOST_PROFILE_NAME,
+        metavar="NAME|FILE",
+    )
+    output: str | Path = option("Folder to write; must not exist.", "model.bundle")
+    overwrite: bool = option("Replace an output that exists, in one step, once the new one is whole.", False)
+    text: str | Path | None = option(
+        "UTF-8 text, one example a line: ranks the axes and measures quality. Without it: magnitude, no quality."
+    )
+    data: str | Path | None = option(
+        "The same for models that take no text: .npz with an array per input, rows first, perhaps 'labels'."
+    )
+    levels: Mapping[str, Sequence[float]] | None = option(
+        "Granularities of an axis kind, such as ffn=0.25,0.5,1. Default: the profile's, else S/M/L/XL."
+    )
+    promotion_order: PromotionOrder | None = option(
+        "Which layers are promoted first between two levels. Default: the profile's, else increasing (the last ones)."
+    )
+    budgets: Mapping[str, BudgetSpec] | None = option(
+        "A budget in place of the profile's, such as 'ffn_parameters<=94.4M' or 'latency_ms<=50 %'.", option="budget"
+    )
+    submodels: Sequence[str] = option(
+        "This submodel too, by label (M+2: two layers promoted from M) or id (ffn768x4_1536x2).",
+        (),
+        option="submodel",
+        metavar="ID",
+    )
+    slices: Sequence[str | Path] = option(
+        "The submodel that this folder holds as a published slice of the model, too.",
+        (),
+        option="slice",
+        metavar="FOLDER",
+    )
+    buckets: Sequence[str | Bucket] | None = option(
+        "Input shape, such as 1x128, or a range of them, such as 1x1..128. Default: the profile's.", option="bucket"
+    )
+    budget_at: str | Bucket | None = option(
+        "Shape at which budgets limit latency and FLOPs, such as 1x128. Default: the profile's."
+    )
+    exits: Sequence[int] | None = option(
+        "Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit."
+    )
+    variants: Mapping[str, str] | None = option(
+        "The variant that engines get of a computation, such as moe.combine=one_hot. Default: the profile's, else the "
+        "cheapest on the device.",
+        option="variant",
+    )
+    precisions: Sequence[Precision] | None = option(
+        "Precision of engines, such as fp16; of several, such as fp32,int8, a budget takes the widest that it affords. "
+        "Default: the profile's.",
+        option="precision",
+    )
+    tasks: Mapping[str, str | Path] = field(
+        default_factory=dict,
+        metadata={
+            "help": "A task on the frozen model, by name. Engines then take its tensors as inputs.",
+            "option": "task",
+        },
+    )
+    lora_rank: int | None = option(
+        "Least rank of engines for PEFT adapters, so that add-task takes larger ones. Default: the largest given.",
+        min=1,
+        max=2**16,
+    )
+    mergeable: bool = option(
+        "Also engines into whose weights a task is merged when they are opened: faster, at a model's memory each.",
+        False,
+    )
+    include: Include = option(
+        "Submodels to build: those that budgets chose; also every level; also every rung between.", "levels"
+    )
+    emit_only: bool = option(
+        "For TensorRT: write proven graphs alone; `nestforge build BUNDLE` makes their plans on the device.", False
+    )
+    generate: bool = option(
+        "Also KV-cache (decode) engines of a causal language model: `nestforge generate` runs them.", False
+    )
+    measure: bool = option("Time engines on this host; else latencies are predicted from the profile's rates.", True)
+    command: Sequence[str] = option("The command line to record in the bundle.", ())
+    progress: Progress = field(
+        default=silent, compare=False, repr=False, metadata={"help": "Called as work proceeds: stage, done, total."}
+    )
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a field of another type."""
+        require_types(type(self), vars(self))
+
+
+def takes_request(make: Callable[P, CompileRequest]) -> Callable[[Callable[[CompileRequest], R]], Callable[P, R]]:
+    """Decorates a function of a request, which is then called with the request's fields: ``compile(model, levels=...)``
+    in place of ``compile(CompileRequest(model, levels=...))``; ``make`` is the class itself, whose signature it takes.
+    """
+
+    def of(act: Callable[[CompileRequest], R]) -> Callable[P, R]:
+        @wraps(act)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return act(make(*args, **kwargs))
+
+        returned = inspect.signature(act).return_annotation
+        # what help() shows
+        call.__signature__ = inspect.signature(make).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return call
+
+    return of
