@@ -22,7 +22,7 @@ from ..bundle.build_record import Latency, LatencyPoint
 from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..compiler.compile import compile_bundle
-from ..compiler.engines.measure_latency import rungs_to_measure
+from ..compiler.engines.measure import rungs_to_measure
 from ..compiler.planning.cost_model import fit_correction, predict
 from ..examples.encoder.corpus import demo_checkpoint
 from ..exporters.checkpoints.own_folder import save_model

@@ -19,9 +19,9 @@ from ..argument_types import checked
 from ..errors import BundleCorruptError, BundleFormatError
 from ..path_kinds import is_hub_id, what_it_is
 from .build_record import BuildRecord
+from .entries.task_entry import MergedTask
 from .files import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256
 from .manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME, Manifest
-from .merged_task import MergedTask
 from .read_manifest import MAX_JSON_BYTES, read_build_record, read_manifest
 
 Check = Literal["fast", "full"]

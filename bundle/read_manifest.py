@@ -13,9 +13,7 @@ from ..elastic import ElasticSpec
 from ..errors import BundleFormatError, PlanError
 from ..strict import parse_json, structure
 from .build_record import BuildRecord, LatencyPoint
-from .check_exits import exit_problems
-from .check_generation import generation_problems
-from .check_tasks import task_problems
+from .check_parts import exit_problems, generation_problems, task_problems
 from .entries.engine_entry import EngineEntry
 from .entries.generation_entry import ENCODER
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec

@@ -1,21 +1,40 @@
-"""A job: one more task for a bundle, proven against PyTorch before the bundle lists it."""
+"""A job: one more task for a bundle, laid out as its engines take it, proven against PyTorch on the written files, and
+listed."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.numpy import load_file
+from safetensors.numpy import save as save_bytes
 
 from ..argument_types import checked
+from ..bucket import Bucket
+from ..bundle.device_files.task_index import TaskEntry, keep_task, name_problem, read_tasks, require_new_name, task_file
+from ..bundle.entries.task_entry import TasksEntry, TaskTensor
+from ..bundle.manifest import FileEntry
 from ..bundle.open_bundle import Bundle, open_bundle
-from ..errors import BundleIncompatibleError, CheckpointError
-from ..exporters.ranking import permute_axis
+from ..elastic import Submodel
+from ..errors import BundleIncompatibleError, CheckpointError, InputError
+from ..exporters.architecture import Task, hash_of
+from ..exporters.checkpoints.checkpoint import sha256_of
+from ..exporters.ranking import permute_axis, permuted_steps
 from ..exporters.universal import UniversalModel, load_universal
+from ..runtime.graphs.task_tensors import task_tensors
 from ..whole_file import require_writable
-from .tasks.add_tasks import add_tasks, orders_of, require_names
-from .tasks.task_layout import frozen_sha256
+from .graph.store import Store, laid_out, stored_name
+from .parity.cases import Case
+from .parity.references import References
+from .prove_task import prove_task
 from .verify import cases_of, require_same_interface, source_of
 from .work.clock import Clock, Progress, silent
+
+# By order of the spec: the step of the checkpoint that lies at each place.
+Orders = Mapping[str, np.ndarray]
 
 
 @checked
@@ -57,3 +76,119 @@ def _require_base(universal: UniversalModel, bundle: Bundle) -> None:
             f"{universal.source.checkpoint.folder}: its frozen weights have the hash {found[:16]}..., those of "
             f"{bundle.path} {stated.base_sha256[:16]}...; the bundle was made from another model"
         )
+
+
+def require_names(bundle: Bundle | None, names: Sequence[str]) -> None:
+    """Raises InputError for a name that no task may have, or that two have, or that ``bundle`` has already."""
+    for number, name in enumerate(names):
+        if problem := name_problem(name):
+            raise InputError(problem)
+        if name.lower() in (other.lower() for other in names[:number]):
+            raise InputError(f"task {name}: given twice; choose another name")
+        if bundle is not None:
+            require_new_name(read_tasks(bundle), name)
+
+
+def orders_of(bundle: Bundle) -> Orders:
+    """The orders in which the weights of ``bundle`` lie."""
+    file = bundle.manifest.ranking.order_file
+    return read_orders(None if file is None else bundle.file(file))
+
+
+def add_tasks(
+    bundle: Bundle,
+    universal: UniversalModel,
+    cases: Mapping[Bucket, Sequence[Case]],
+    tasks: Mapping[str, Task],
+    clock: Clock,
+) -> None:
+    """Adds ``tasks``, by name, to ``bundle``, which ``universal``, in its order, is the model of.
+
+    Raises CheckpointError for a task of another base, InputError for one that no submodel of the bundle may answer for,
+    ParityError where an engine with its tensors does not equal PyTorch; what is proven by then stays.
+    """
+    entry = bundle.manifest.tasks
+    assert entry is not None
+    for name, task in tasks.items():
+        of_task = with_task(universal, task, orders_of(bundle), entry.base_sha256)
+        data = task_bytes(of_task, entry)
+        tensors = task_tensors(name, data, entry)  # as the runtime reads them
+        submodels = _submodels(bundle, universal, name, task)
+        receipts = prove_task(bundle, References(of_task, cases), tensors, submodels, clock)
+        files = tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in task.files)
+        digest = hashlib.sha256(data).hexdigest()
+        kept = TaskEntry(name, task_file(name, data), len(data), digest, submodels, task.facts, files, receipts)
+        keep_task(bundle, kept, data)
+
+
+def _submodels(bundle: Bundle, universal: UniversalModel, name: str, task: Task) -> tuple[str, ...]:
+    """Ids of the submodels that may answer for ``task``. Raises InputError if there is none."""
+    built = [universal.spec.parse(entry.id) for entry in bundle.manifest.submodels]
+    found = tuple(submodel.id for submodel in built if _is_offered(submodel, task))
+    if not found:
+        asked = "; ".join(f"{axis} {', '.join(map(str, values))}" for axis, values in task.choices.items())
+        raise InputError(
+            f"task {name}: {task.folder}: answers at {asked}; the bundle has {', '.join(s.id for s in built)}"
+        )
+    return found
+
+
+def _is_offered(submodel: Submodel, task: Task) -> bool:
+    return all(submodel[axis] in values for axis, values in task.choices.items())
+
+
+def frozen_sha256(universal: UniversalModel) -> str:
+    """The hash of what tasks have in common; of a model in the order of its checkpoint."""
+    own = universal.source.tasks.tensors if universal.source.tasks is not None else frozenset()
+    return hash_of({name: value.detach().numpy() for name, value in universal.parameters().items() if name not in own})
+
+
+def tasks_entry(universal: UniversalModel, store: Store, base_sha256: str) -> TasksEntry | None:
+    """What the manifest states of tasks: the tensors of theirs that engines read. None for a model without tasks."""
+    form, spec = universal.source.tasks, universal.spec
+    if form is None:
+        return None
+    tensors = []
+    for parameter in sorted(form.tensors):
+        name = stored_name(parameter, spec)
+        if name in store:  # of those that no engine reads, such as the routers of dense engines alone, there is none
+            cut = store[name].cut
+            axis, unit = (None, 1) if cut is None else (cut.axis, cut.unit)
+            tensors.append(TaskTensor(name, store[name].shape, axis, unit))
+    return TasksEntry(form.kind, base_sha256, tuple(tensors))
+
+
+def read_orders(path: Path | None) -> Orders:
+    """The orders that a bundle's ``ranking.safetensors`` holds; none without one."""
+    return {} if path is None else load_file(path)
+
+
+def require_base(task: Task, base_sha256: str) -> None:
+    """Raises CheckpointError for a task whose folder states other frozen weights than ``base_sha256``."""
+    if task.base_sha256 is not None and task.base_sha256 != base_sha256:
+        raise CheckpointError(
+            f"{task.folder}: made for a base whose frozen weights have the hash {task.base_sha256[:16]}..., this one's "
+            f"have {base_sha256[:16]}...; take the base that it was trained on"
+        )
+
+
+def with_task(universal: UniversalModel, task: Task, orders: Orders, base_sha256: str) -> UniversalModel:
+    """``universal``, in the bundle's order, with the tensors of ``task`` in that order as well.
+
+    Raises CheckpointError for a task of another base.
+    """
+    require_base(task, base_sha256)
+    values = {name: torch.from_numpy(array) for name, array in task.tensors.items()}
+    for order in universal.spec.orders:
+        if order.name in orders:
+            places = torch.from_numpy(orders[order.name]).long()
+            for cut in (*order.slices, *order.followers):
+                if cut.parameter in values:
+                    values[cut.parameter] = permuted_steps(values[cut.parameter], cut, places)
+    return universal.with_parameters(values)
+
+
+def task_bytes(of_task: UniversalModel, entry: TasksEntry) -> bytes:
+    """The file of a task: a safetensors file of the tensors that ``entry`` lists."""
+    stored = of_task.stored()
+    return bytes(save_bytes({tensor.name: laid_out(stored, tensor.name) for tensor in entry.tensors}))

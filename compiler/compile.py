@@ -11,8 +11,8 @@ from typing import Any
 
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.task_entry import BASE
 from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from ..bundle.merged_task import BASE
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..elastic import Submodel
 from ..errors import BuildError, InputError, ParityError
@@ -25,24 +25,29 @@ from ..profiles.precision import TRACED
 from ..profiles.probe_host import is_this_host
 from ..runtime.engines.tensorrt.available import tensorrt_problem
 from ..strict import unstructure
+from .add_task import add_tasks, frozen_sha256, require_base, require_names, tasks_entry
 from .engines.build_engine import EngineBuilder
-from .engines.build_segments import build_segments
+from .engines.cached import build_cached
 from .engines.fp32_reference import build_fp32_reference, calibrated, require_examples
-from .engines.measure_latency import fit_rungs, measure_engines
+from .engines.measure import fit_rungs, measure_engines, measure_quality
 from .engines.merging import MergingBuilder
-from .engines.quality import measure_quality
+from .engines.segments import build_segments
 from .engines.templates import Templates
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .examples.rank_axes import rank_axes, text_encoder
-from .generation.build_cached import build_cached
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import Store, read_store, write_store
-from .parity.evidence.cases import few, parity_cases
-from .parity.evidence.references import References
+from .parity.cases import few, parity_cases
 from .parity.prove import prove
+from .parity.references import References
 from .planning.ladder import in_every_precision
 from .planning.plan import Plan
-from .publish.write_bundle import (
+from .request import Resolved, resolve
+from .tensorrt.build_bundle import build_plans
+from .verify import verify_engines
+from .work.clock import Clock
+from .work.staging import Stage, publish, staged
+from .write_bundle import (
     complete,
     draft_bundle,
     source_entries,
@@ -52,13 +57,6 @@ from .publish.write_bundle import (
     write_manifest,
     written_bundle,
 )
-from .request import Resolved, resolve
-from .tasks.add_tasks import add_tasks, require_names
-from .tasks.task_layout import frozen_sha256, require_base, tasks_entry
-from .tensorrt.build_bundle import build_plans
-from .verify import verify_engines
-from .work.clock import Clock
-from .work.staging import Stage, publish, staged
 
 
 @takes_request(CompileRequest)

@@ -15,8 +15,8 @@ from ..exporters.families.coda.encoder_decoder import CodaEncoderDecoder
 from ..exporters.families.coda.model import CodaEncoder
 from ..exporters.source import open_source
 from ..strict import unstructure
-from .publish.write_bundle import tool_versions
 from .work.staging import staged
+from .write_bundle import tool_versions
 
 # What reads a text, or prepares an image, as it did for the original.
 _COMPANIONS = (

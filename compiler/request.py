@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,14 @@ from ..bucket import Bucket
 from ..elastic import ElasticSpec, Submodel
 from ..errors import PlanError
 from ..exporters.architecture import Task
+from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
+from ..exporters.tasks import with_tasks
 from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import precision_problem
-from .generation.asked import generation_notes, require_cached_form, require_that_generate
+from ..profiles.precision import PRECISIONS, TRACED, precision_problem
 from .planning.assignments import read_assignment
 from .planning.candidate import Corrections
 from .planning.integers import require_integers
@@ -27,7 +28,6 @@ from .planning.ladder import ladder
 from .planning.levels import Level
 from .planning.levels import levels as make_levels
 from .planning.plan import Plan, make_plan
-from .tasks.asked_tasks import asked_tasks
 
 # Of the options that a bundle states: the axes along which its weights are not laid out.
 WHOLE_ALONG = "whole_along"
@@ -218,3 +218,95 @@ def _require_shape(shape: Bucket, device: DeviceProfile) -> None:
             f"`budget_at={shape}`: larger than every bucket ({', '.join(map(str, device.buckets))}); ask for a smaller "
             "shape, or for a bucket that holds it"
         )
+
+
+def require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
+    """What cannot generate is refused before any work."""
+    if source.cached is None:
+        raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
+    if source.cached.problem is not None:
+        raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
+    if profile.backend == "tensorrt":
+        if profile.precisions != (TRACED,):
+            asked = ", ".join(profile.precisions)
+            raise PlanError(
+                f"generate: for tensorrt engines that keep a cache are in {TRACED} alone, asked for {asked}"
+            )
+        return
+    for precision in profile.precisions:
+        if PRECISIONS[precision].numbers == "halves":
+            raise PlanError(
+                f"generate: engines that keep a cache are in fp32 or of integers, asked for {precision}; on the "
+                "processor the operator that reads the cache takes longer on halves"
+            )
+
+
+def require_that_generate(source: ModelSource, profile: DeviceProfile, submodels: Iterable[Submodel]) -> None:
+    """Submodels whose heads no engine keeps in a cache, and for TensorRT those whose encoder counts what it selects,
+    are refused before any work."""
+    form = source.cached
+    assert form is not None
+    for submodel in submodels:
+        if (problem := form.at(submodel).problem) is not None:
+            raise PlanError(f"generate: submodel {submodel.id} cannot: {problem}")
+        if profile.backend == "tensorrt" and form.encoder is not None and form.encoder.routes(submodel):
+            raise PlanError(
+                f"generate: submodel {submodel.id} cannot for tensorrt: its encoder selects a number of tokens that "
+                "follows from the prompt's length, and TensorRT's parser takes a constant one (TopK); ask for levels "
+                "without it, or compile for onnxruntime"
+            )
+
+
+def generation_notes(source: ModelSource, profile: DeviceProfile) -> tuple[str, ...]:
+    """What the model's folder says of generation and engines do not follow, and what it does not say."""
+    if source.cached is None:
+        return ()
+    vocabulary = source.cached.vocabulary
+    stated = read_generation_defaults(source.checkpoint, vocabulary)
+    notes = []
+    if stated.left_out:
+        notes.append(f"generation does not follow {', '.join(stated.left_out)}, which the model's folder states")
+    if stated.beyond:
+        notes.append(
+            f"the model's folder states {', '.join(stated.beyond)}, beyond its vocabulary of {vocabulary} tokens: no "
+            "such token can come"
+        )
+    if not stated.end_ids:
+        of_it = " of its vocabulary" if stated.beyond else ""
+        notes.append(
+            f"the model's folder states no eos_token_id{of_it}: a text ends at a stop of the request's or at its "
+            "`max_tokens`"
+        )
+    if profile.backend == "tensorrt":
+        notes.append("engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet")
+    return tuple(notes)
+
+
+def asked_tasks(
+    source: ModelSource,
+    profile: DeviceProfile,
+    tasks: Mapping[str, str | Path],
+    lora_rank: int | None,
+    mergeable: bool,
+) -> tuple[ModelSource, dict[str, Task]]:
+    """``source`` whose engines take ``tasks``, folders by name, and what those hold; itself without any.
+
+    Raises PlanError for options without tasks, and for what engines with tasks cannot be, CheckpointError for a folder
+    that is none of the model's tasks.
+    """
+    if lora_rank is not None and (not tasks or lora_rank < 1):
+        raise PlanError(f"`lora_rank={lora_rank}`: expected at least 1, with tasks that are adapters of PEFT")
+    if mergeable and not tasks:
+        raise PlanError("mergeable: expected tasks, which are merged into the weights of such engines")
+    if not tasks:
+        return source, {}
+    source, read = with_tasks(source, {name: Path(folder) for name, folder in tasks.items()}, lora_rank)
+    if profile.backend != "onnxruntime":
+        raise PlanError(
+            f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
+        )
+    if profile.precisions != ("fp32",):
+        raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
+    if source.exits is not None:
+        raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without `tasks`")
+    return source, read

@@ -12,8 +12,8 @@ import torch
 from ..argument_types import checked
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry, RoutingEntry
+from ..bundle.entries.task_entry import BASE
 from ..bundle.manifest import WEIGHTS_NAME
-from ..bundle.merged_task import BASE
 from ..bundle.open_bundle import Bundle
 from ..elastic import DEPTH
 from ..errors import CheckpointError, ParityError
@@ -27,20 +27,20 @@ from ..runtime.device.threads import threads_or_default
 from ..runtime.inputs.arrays import Arrays
 from ..runtime.model import ElasticModel
 from ..runtime.verify_bytes import verify_bytes
+from .engines.cached import verify_cached
+from .engines.segments import verify_segments
 from .examples.rank_axes import text_encoder
-from .generation.draft_entry import stated_entry
-from .generation.verify_cached import verify_cached
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
+from .parity.cases import Case, parity_cases
 from .parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
-from .parity.evidence.cases import Case, parity_cases
-from .parity.evidence.reference import Reference, replayed
-from .parity.evidence.references import References
-from .parity.evidence.replayed import Replayed
-from .parity.verify_segments import verify_segments
+from .parity.judge import Replayed
+from .parity.reference import Reference, replayed
+from .parity.references import References
+from .prove_task import verify_tasks
 from .request import WHOLE_ALONG
-from .tasks.verify_tasks import verify_tasks
 from .work.clock import Clock, Progress, silent
+from .write_bundle import stated_entry
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from ..bundle.open_bundle import open_bundle
-from ..compiler.publish.report import markdown
-from ..compiler.publish.write_bundle import source_entries
+from ..compiler.write_bundle import markdown, source_entries
 from ..errors import NestforgeError, OutputError
 from ..exporters.source import open_source
 from ..runtime.summary.table import Table

@@ -36,7 +36,7 @@ LEAST_OUTPUTS = 16
 @dataclass(frozen=True)
 class LayerTolerance:
     """What an engine may differ by for each layer of its depth (``min_cosine``: in all), by the rule in
-    compiler/parity/evidence/compare.py."""
+    compiler/parity/compare.py."""
 
     atol: float
     rtol: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..bundle.device_files.task_index import read_tasks
-from ..bundle.merged_task import MergedTask
+from ..bundle.entries.task_entry import MergedTask
 from ..bundle.open_bundle import Bundle
 from ..errors import BundleIncompatibleError, InputError, SelectionError
 from ..strict import nearest

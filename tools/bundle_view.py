@@ -11,8 +11,8 @@ from ..bundle.build_record import BuildRecord
 from ..bundle.device_files.measurements import read_measurements
 from ..bundle.device_files.plan_index import read_plans
 from ..bundle.device_files.task_index import read_tasks
+from ..bundle.entries.task_entry import BASE
 from ..bundle.figures import quality_warnings
-from ..bundle.merged_task import BASE
 from ..bundle.open_bundle import Bundle
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.latencies import HostLatencies, host_latencies

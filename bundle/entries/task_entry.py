@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from ...elastic import Submodel
 from .engine_entry import EngineEntry
@@ -44,3 +47,16 @@ class TasksEntry:
     base_sha256: str
     tensors: tuple[TaskTensor, ...]
     merged: tuple[EngineEntry, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class MergedTask:
+    """Task ``name``: its float32 ``arrays`` by the names of ``TasksEntry.tensors``. Of ``lora`` pairs are summed into
+    the weights beside them; all else takes the place of the base's own. None is the base, which changes nothing."""
+
+    name: str | None
+    kind: TaskKind
+    arrays: Mapping[str, np.ndarray]
+
+
+BASE = MergedTask(None, "lora", {})

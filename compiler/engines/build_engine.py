@@ -28,20 +28,17 @@ from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
 from ..graph.template import Template
-from ..parity.engine_verdict import judge_engine, judged_outputs, receipt_of, tolerance_of
-from ..parity.evidence.cases import Case
-from ..parity.evidence.compare import max_difference
-from ..parity.evidence.reference import Reference, rule_of
-from ..parity.evidence.references import References
-from ..parity.evidence.replayed import Replayed
-from ..parity.judge import Verdict
-from ..parity.require_parity import ProofRun, require_parity
+from ..parity.cases import Case
+from ..parity.compare import max_difference
+from ..parity.engine_verdict import ProofRun, judge_engine, judged_outputs, receipt_of, require_parity, tolerance_of
+from ..parity.judge import Replayed, Verdict
+from ..parity.reference import Reference, rule_of
+from ..parity.references import References
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants, variant_workload
 from ..tensorrt.graphs import accepted
 from ..work.staging import Stage, write_synced
-from .emitted import Emitted
-from .engine_names import engine_names
+from .emitted import Emitted, engine_names
 from .prove_exact import ExactProof
 from .templates import Templates
 

@@ -29,7 +29,7 @@ from ..graph.precision.fp32_nodes import kept_products
 from ..graph.precision.range_scan import overflowing
 from ..graph.store import read_store, write_store
 from ..graph.template import Template
-from ..parity.evidence.cases import parity_cases
+from ..parity.cases import parity_cases
 from ..work.clock import Clock
 from ..work.staging import Stage
 from .templates import TemplateKey, Templates

@@ -12,7 +12,7 @@ from ...exporters.source import ModelSource
 from ..graph.template import Template
 from ..graph.without_pairs import without_pairs
 from .build_engine import EngineBuilder
-from .engine_names import engine_names
+from .emitted import engine_names
 
 _MERGED = "merged"
 

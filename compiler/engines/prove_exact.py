@@ -16,12 +16,11 @@ from ...exporters.universal import UniversalModel
 from ...profiles.precision import TRACED
 from ...runtime.inputs.arrays import Arrays
 from ..graph.precision.exact import StoredModel, exact, with_stored_weights
-from ..parity.evidence.cases import Case
-from ..parity.evidence.compare import Tolerance, tolerance_for
-from ..parity.evidence.reference import Reference, replayed
-from ..parity.evidence.replayed import Replayed
-from ..parity.judge import JudgedOutputs, Verdict, judge
-from ..parity.require_parity import ProofRun, require_parity
+from ..parity.cases import Case
+from ..parity.compare import Tolerance, tolerance_for
+from ..parity.engine_verdict import ProofRun, require_parity
+from ..parity.judge import JudgedOutputs, Replayed, Verdict, judge
+from ..parity.reference import Reference, replayed
 from .emitted import Emitted
 
 _GRAPH_FILE = "exact.onnx"

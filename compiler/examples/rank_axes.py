@@ -1,17 +1,25 @@
-"""The ranking stage: which importance, from which data, remembered for a resumed compile."""
+"""The ranking stage: which importance, from which data, remembered for a resumed compile; and ``ranking.safetensors``.
+
+That file says where each step of a ranked model lies in its checkpoint, so that anyone can check a slice: one int32
+tensor ``[n]`` per order that was permuted: step ``i`` of the bundle is step ``places[i]`` of the checkpoint. The header
+says which parameters have those steps, and where. See docs/bundle-format.md, section 3.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from ...bucket import Bucket
 from ...bundle.manifest import RANKING_NAME, Ranking
+from ...elastic import ElasticSpec
 from ...errors import CheckpointError, InputError
 from ...exporters.ranking import Places, Scores, magnitude_scores, rank, taylor_scores
 from ...exporters.universal import UniversalModel
@@ -22,11 +30,11 @@ from ..graph.store import save_tensors
 from ..work.clock import Clock
 from ..work.staging import Stage
 from .corpus import ArrayCorpus, Corpus
-from .order_file import permuted, save_orders
 
 # Long texts cost time quadratically and change the order little.
 _MAX_TOKENS = 64
 _BATCH = 16
+SLICES = "slices"
 
 
 def text_encoder(model: UniversalModel) -> TextEncoder | None:
@@ -42,7 +50,7 @@ def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage:
     """Orders the model's axes in place: not at all if it was trained nested or no axis has weights, by first-order
     Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
 
-    What was permuted is written into the bundle (order_file.py).
+    What was permuted is written into the bundle.
     Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
     """
     if isinstance(corpus, Corpus) and text_encoder(model) is None:
@@ -109,3 +117,20 @@ def _row_batches(corpus: ArrayCorpus) -> Iterator[Mapping[str, Array]]:
     data = corpus.calibration
     for start in range(0, data.size, _BATCH):
         yield data.take(range(start, min(start + _BATCH, data.size))).feeds
+
+
+def permuted(places: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """The orders that moved a step, as the file holds them; what it leaves out is as in the checkpoint."""
+    arrays = {name: order.numpy().astype(np.int32) for name, order in places.items()}
+    return {name: order for name, order in arrays.items() if (order != np.arange(len(order))).any()}
+
+
+def save_orders(moved: Mapping[str, np.ndarray], spec: ElasticSpec, path: Path) -> None:
+    """Writes ``moved``, and in the header, as JSON by parameter, every dimension that lies in one of these orders: its
+    ``dim`` as the checkpoint has it, the ``order``, and how many elements a step has (``unit``)."""
+    slices: dict[str, list[dict[str, int | str]]] = {}
+    for order in spec.orders:
+        for cut in (*order.slices, *order.followers) if order.name in moved else ():
+            slices.setdefault(cut.parameter, []).append({"dim": cut.dim, "order": order.name, "unit": cut.unit})
+    # One entry: safetensors writes several in an order of its own.
+    save_tensors(moved, path, {SLICES: json.dumps(slices, sort_keys=True)})

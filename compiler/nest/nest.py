@@ -19,9 +19,9 @@ from ..examples.corpus import Corpus, read_corpus
 from ..examples.rank_axes import rank_axes
 from ..planning.levels import RANKED_FRACTIONS, Level
 from ..planning.levels import levels as make_levels
-from ..publish.write_bundle import source_entries, tool_versions
 from ..work.clock import Clock, Progress, silent
 from ..work.staging import Stage, staged
+from ..write_bundle import source_entries, tool_versions
 from .agreement import embeddings, mean_cosines
 from .distill import Effort, Taught, distill
 from .folder import RECORD_NAME, refuse_unwritable, write_folder, write_record

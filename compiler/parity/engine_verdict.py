@@ -1,21 +1,31 @@
-"""The verdict on one engine, asked alike when it is built and when a written bundle is verified."""
+"""The verdict on one engine, asked alike when it is built and when a written bundle is verified; where a build's engine
+breaks the rule, it stops, and the first module that leaves PyTorch is named."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import torch
+from safetensors import safe_open
 
-from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting
-from ...bundle.manifest import Manifest
+from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting, RoutingEntry
+from ...bundle.manifest import WEIGHTS_NAME, Manifest
 from ...bundle.roles import continued_input, ids_input
-from ...exporters.universal import UniversalModel
+from ...errors import ParityError
+from ...exporters.universal import PREFIX, UniversalModel
 from ...runtime.inputs.arrays import Arrays
-from .evidence.cases import Case
-from .evidence.compare import Tolerance, tolerance_for
-from .evidence.replayed import Replayed
-from .judge import JudgedOutputs, Verdict, judge
+from .cases import Case
+from .compare import Tolerance, counted, rounding, tolerance_for, within
+from .judge import BrokenRoute, JudgedOutputs, Replayed, Verdict, judge
+from .reference import Reference
+
+NOWHERE = "no module alone breaks the rule; rounding grows over the whole depth"
 
 
 @dataclass(frozen=True)
@@ -84,3 +94,139 @@ def receipt_of(
 def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:
     """The limits of the gate for ``engine``."""
     return tolerance_for(engine.precision, universal.spec.depth)
+
+
+@dataclass(frozen=True)
+class ProofRun:
+    """What was run, and what it was compared with.
+
+    ``graph`` ran in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
+    module ``name`` of ``reference`` returns. ``routes`` are the ones that the engine returns, beside ``outputs``.
+    """
+
+    graph: bytes
+    modules: Mapping[str, str]
+    folder: Path
+    reference: Reference
+    routes: Sequence[RoutingEntry] | None
+    outputs: JudgedOutputs
+
+
+def require_parity(
+    subject: str,
+    verdict: Verdict,
+    run: ProofRun,
+    cases: Sequence[Case],
+    found: Sequence[Arrays],
+    limit: Tolerance,
+    rule: str,
+) -> None:
+    """Raises ParityError where the ``verdict`` on the outputs ``found`` is broken, naming the first module that
+    diverges, or why nothing can be proved. ``rule`` states ``limit`` in words."""
+    broken = verdict.broken
+    if broken is None:
+        return
+    if verdict.unprovable:
+        raise ParityError(f"{subject}: {broken.describe()}")
+    case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
+    bound = run.reference.bound(case.feeds, run.routes, arrays)
+    mask = run.outputs.mask_of(case)
+    where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound, mask)
+    if where == NOWHERE and isinstance(broken, BrokenRoute):
+        where = "no module; the route alone is wrong"
+    raise ParityError(f"{subject}: {broken.describe()}; allowed {rule}; first to diverge: {where}")
+
+
+def first_divergence(
+    graph: bytes,
+    modules: Mapping[str, str],
+    reference: Reference,
+    case: Case,
+    limit: Tolerance,
+    folder: Path,
+    run: Callable[[torch.nn.Module], object],
+    mask: np.ndarray | None = None,
+) -> str:
+    """``encoder.layer.3.output.dense (max abs 0.31)``: the first module, in graph order, whose output breaks the rule.
+
+    ``run`` makes a pass of a module of ``reference`` on ``case`` (``Reference.bound``); ``graph`` is an engine as this
+    host runs it, here with the values that ``modules`` return (``Template.module_outputs``) as outputs. ``folder``
+    holds the weight store. Values of positions ``[B, S, ...]`` are compared where ``mask`` ``[B, S]`` counts them.
+    NOWHERE if none does.
+    """
+    batch = max(len(array) for array in case.feeds.values())
+    expected, float32 = _module_values(reference.wide, run), _module_values(reference.module, run)
+    for name, value in _graph_values(graph, modules, case.feeds, folder).items():
+        if name not in expected or expected[name].size != value.size:
+            continue
+        values = [expected[name], float32[name], value.reshape(expected[name].shape)]
+        if case.rows is not None and len(values[0]) == batch:
+            values = [array[: case.rows] for array in values]  # nobody reads what follows
+        if mask is not None and values[0].shape[:2] == mask.shape:
+            values = [counted(array, mask) for array in values]
+        exact, own, found = values
+        # One pass may be lucky at a place, and no other is made here: what float32 is off by anywhere counts.
+        if not within(exact, found, limit, rounding(exact, own).of_all, least_scale=1.0):
+            return f"{name} (max abs {float(np.abs(exact - found).max()):.3g})"
+    return NOWHERE
+
+
+def _module_values(module: torch.nn.Module, run: Callable[[torch.nn.Module], object]) -> dict[str, np.ndarray]:
+    """The first output of every submodule."""
+    values: dict[str, np.ndarray] = {}
+
+    def keep(name: str, output: object) -> None:
+        first = next(iter(output.values()), None) if isinstance(output, Mapping) else output
+        first = first[0] if isinstance(first, (tuple, list)) and first else first
+        if isinstance(first, torch.Tensor) and first.is_floating_point():
+            values[name] = first.detach().numpy().copy()
+
+    hooks = [
+        part.register_forward_hook(lambda _m, _i, output, name=name: keep(name.removeprefix(PREFIX), output))
+        for name, part in module.named_modules()
+        if name
+    ]
+    try:
+        run(module)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return values
+
+
+def _of_base(inputs: Sequence[Any], folder: Path) -> dict[str, np.ndarray]:
+    """Inputs that a task has its own of: the base's, from the weight store."""
+    if not inputs:
+        return {}
+    with safe_open(folder / WEIGHTS_NAME, framework="np") as store:
+        return {value.name: store.get_tensor(value.name)[: value.shape[0]] for value in inputs}
+
+
+def _graph_values(
+    graph: bytes, modules: Mapping[str, str], feeds: Mapping[str, np.ndarray], folder: Path
+) -> dict[str, np.ndarray]:
+    """The value of every module that the graph still has, in the order in which the graph computes them."""
+    model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(graph))
+    known = (*model.graph.value_info, *model.graph.output)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in known}
+    named: dict[str, list[str]] = {}
+    for module, value in modules.items():
+        named.setdefault(value, []).append(module)
+    # Behind operators that inference does not know, such as integer kernels, what a module returns is float32.
+    types = {name: kinds.get(name, onnx.TensorProto.FLOAT) for node in model.graph.node for name in node.output}
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    wanted = [name for name, kind in types.items() if name in named and kind in floats]
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, types[name], None) for name in wanted)
+    path = folder / "divergence.onnx"
+    path.write_bytes(model.SerializeToString())
+    try:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        own = [value for value in session.get_inputs() if value.name not in feeds]
+        arrays = session.run(wanted, {**feeds, **_of_base(own, folder)})
+    finally:
+        path.unlink()
+    # Where several modules return the same value, the innermost (longest) name says most.
+    return {max(named[name], key=len): array for name, array in zip(wanted, arrays, strict=True)}

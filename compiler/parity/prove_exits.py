@@ -28,11 +28,10 @@ from ...runtime.engines.pool import EnginePool
 from ...runtime.engines.residency import Residency
 from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
-from .evidence.cases import Case
-from .evidence.compare import Tolerance
-from .evidence.references import References
-from .evidence.replayed import Replayed
-from .evidence.rounding import with_rounding
+from .cases import Case
+from .compare import Tolerance, with_rounding
+from .judge import Replayed
+from .references import References
 
 # Of PyTorch in float32, on every case, before a composition beyond its limit is believed.
 _MORE_PASSES = 7

@@ -34,13 +34,10 @@ from ...runtime.engines.runner import Runner
 from ...runtime.generation.sources.device_source import prompt_read
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.feeds import random_feeds
-from ..parity.evidence.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs
-from ..parity.evidence.cached_runs import read_prompts, run_batches
-from ..parity.evidence.cases import Case, shapes_to_prove
-from ..parity.evidence.compare import Tolerance
-from ..parity.evidence.replayed import Replayed
-from ..parity.evidence.rounding import Rounding, Roundings
-from ..parity.judge import JudgedOutputs, judge
+from ..parity.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs, read_prompts, run_batches
+from ..parity.cases import Case, shapes_to_prove
+from ..parity.compare import Rounding, Roundings, Tolerance
+from ..parity.judge import JudgedOutputs, Replayed, judge
 
 # Of a static bucket; of a range there is one at each of several shapes.
 _CASES_COMPARED = 4

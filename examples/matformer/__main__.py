@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...bundle.open_bundle import open_bundle
-from ...compiler.publish.report import markdown
+from ...compiler.write_bundle import markdown
 from ...errors import OutputError
 from ...profiles.budget import BudgetSpec
 from ...profiles.load_profile import dump_profile

@@ -25,7 +25,7 @@ from ...bucket import Bucket
 from ...bundle.build_record import LatencyPoint, Noise
 from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.merged_task import BASE
+from ...bundle.entries.task_entry import BASE
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...errors import BundleError, SelectionError
 from ...profiles.host_load import OthersLoad, others_now, require_quiet

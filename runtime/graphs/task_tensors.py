@@ -20,10 +20,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...bundle.device_files.task_index import TaskEntry
-from ...bundle.entries.task_entry import LORA_A, LORA_B, TasksEntry
+from ...bundle.entries.task_entry import LORA_A, LORA_B, MergedTask, TasksEntry
 from ...bundle.files import FETCH_AGAIN, FileIdentity, regular_file
 from ...bundle.manifest import WEIGHTS_NAME
-from ...bundle.merged_task import MergedTask
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError
 from ...strict import parse_json

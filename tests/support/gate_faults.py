@@ -20,11 +20,10 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.emitted import Emitted
 from nestforge.compiler.engines.templates import Templates
+from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.engine_verdict import judge_engine, tolerance_of
-from nestforge.compiler.parity.evidence.cases import Case
-from nestforge.compiler.parity.evidence.reference import replayed
-from nestforge.compiler.parity.evidence.replayed import Replayed
-from nestforge.compiler.parity.judge import Verdict
+from nestforge.compiler.parity.judge import Replayed, Verdict
+from nestforge.compiler.parity.reference import replayed
 from nestforge.compiler.work.staging import Stage
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal

@@ -9,19 +9,19 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME, Quality, Ranking
 from nestforge.compiler.engines.build_engine import EngineBuilder
-from nestforge.compiler.engines.measure_latency import measure_engines
+from nestforge.compiler.engines.measure import measure_engines
 from nestforge.compiler.engines.templates import TemplateKey, Templates
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import read_store, write_store
 from nestforge.compiler.graph.template import Template
-from nestforge.compiler.parity.evidence.cases import parity_cases
-from nestforge.compiler.parity.evidence.references import References
+from nestforge.compiler.parity.cases import parity_cases
+from nestforge.compiler.parity.references import References
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
-from nestforge.compiler.publish.write_bundle import complete, draft_bundle, write_build_record, write_manifest
 from nestforge.compiler.work.clock import Clock, silent
 from nestforge.compiler.work.staging import Stage
+from nestforge.compiler.write_bundle import complete, draft_bundle, write_build_record, write_manifest
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
 from nestforge.profiles.device_profile import DeviceProfile, read_profile

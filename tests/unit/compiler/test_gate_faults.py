@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.parity.evidence.cases import Case
-from nestforge.compiler.parity.evidence.reference import replayed
+from nestforge.compiler.parity.cases import Case
+from nestforge.compiler.parity.reference import replayed
 from nestforge.exporters.universal import UniversalModel
 from support.gate_faults import FAULTS, Subject, findings, subject, subjects
 from support.tiny_compile import BUCKET, save_tiniest

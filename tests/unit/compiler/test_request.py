@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -10,12 +11,17 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.request import plan, resolve
+from nestforge.compiler.request import asked_tasks, plan, resolve
 from nestforge.errors import NestforgeError, PlanError
+from nestforge.exporters.source import open_source
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
-from support.gated_decoders import save_decoder
+from nestforge.profiles.load_profile import load_profile
+from support.gated_decoders import edit_config, save_decoder
+from support.tiny_coda_t5 import save_tiny_pair
 from support.tiny_compile import board
+from support.tiny_gpt2 import save_gpt2
+from support.tiny_t5 import save_t5
 
 # Of a kind that levels leave out.
 HEADS = [f"layers.{layer}.heads" for layer in range(3)]
@@ -154,3 +160,86 @@ def test_a_folder_that_states_no_end_of_texts_is_noted(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text("{}")
     assert line in resolve(CompileRequest(folder, board(), generate=True)).notes
     assert line not in resolve(CompileRequest(folder, board())).notes
+
+
+BERT = Path(__file__).parents[2] / "golden" / "peft" / "bert"
+PROFILE = board(budgets={"full": {}}, buckets=["2x8"])
+TASKS = {"a": BERT / "a"}
+
+
+def test_a_source_that_takes_tasks_and_one_that_is_asked_for_none() -> None:
+    source = open_source(BERT / "base")
+    assert asked_tasks(source, PROFILE, {}, None, mergeable=False) == (source, {})
+    taking, read = asked_tasks(source, PROFILE, TASKS, 8, mergeable=True)
+    assert taking.tasks is not None
+    assert read["a"].facts["filled with zeros"] == "rank 4 to 8"
+
+
+def test_options_and_engines_that_cannot_be_are_refused() -> None:
+    source = open_source(BERT / "base")
+    with pytest.raises(PlanError, match="`lora_rank=0`: expected at least 1, with tasks"):
+        asked_tasks(source, PROFILE, TASKS, 0, mergeable=False)
+    with pytest.raises(PlanError, match="mergeable: expected tasks, which are merged into"):
+        asked_tasks(source, PROFILE, {}, None, mergeable=True)
+    with pytest.raises(PlanError, match="task: engines with tasks are in fp32, asked for fp32, int8"):
+        asked_tasks(source, replace(PROFILE, precisions=("fp32", "int8")), TASKS, None, mergeable=False)
+    with pytest.raises(PlanError, match="task: engines with tasks are for onnxruntime, profile jetson"):
+        asked_tasks(source, load_profile("jetson-orin-nano-8gb"), TASKS, None, mergeable=False)
+
+
+def asked(folder: Path, profile: Any = "raspberry-pi-5", **options: Any) -> nestforge.Plan:
+    return nestforge.plan(folder, profile, buckets=[Bucket(1, 8)], generate=True, **options)
+
+
+def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):
+        asked(save_decoder(tmp_path / "narrow"))
+    decoder = save_decoder(tmp_path / "llama", head_dim=8)
+    with pytest.raises(PlanError, match=r"in fp32 or of integers, asked for fp16; .* takes longer on halves"):
+        asked(decoder, precisions=["fp16"])
+    edit_config(decoder, architectures=["LlamaModel"])
+    with pytest.raises(PlanError, match=r"generate: llama cannot; expected a causal language model"):
+        asked(decoder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"class_name": "T5EncoderModel"}, r"generate: t5 cannot; expected a causal language model"),
+        ({"d_kv": 6}, r"generate: t5 cannot: heads of size 6; expected a multiple of 8"),
+    ],
+)
+def test_an_encoder_decoder_that_cannot_is_refused_too(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(PlanError, match=line):
+        asked(save_t5(tmp_path / "t5", text=False, **changes))
+
+
+def test_what_tensorrt_cannot_run_is_refused(tmp_path: Path) -> None:
+    device = board(backend="tensorrt")
+    with pytest.raises(PlanError, match=r"for tensorrt engines that keep a cache are in fp32 alone, asked for fp16"):
+        asked(save_decoder(tmp_path / "llama", head_dim=8), device, precisions=["fp16"])
+    with pytest.raises(
+        PlanError, match=r"submodel ffn32-coda.reduction3 cannot for tensorrt: its encoder selects a number of tokens"
+    ):
+        asked(save_tiny_pair(tmp_path / "pair"), device)
+
+
+def test_notes_say_what_is_not_followed_and_what_has_not_run(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path / "llama", head_dim=8, eos_token_id=None)
+    (folder / "generation_config.json").write_text(json.dumps({"num_beams": 4}))
+    notes = asked(folder, board(backend="tensorrt", budgets={"full": {}})).notes
+    for line in ("does not follow num_beams", "states no eos_token_id", "their plans have not run on a GPU yet"):
+        assert sum(line in note for note in notes) == 1, line
+
+
+def test_tokens_beyond_the_vocabulary_are_noted(tmp_path: Path) -> None:
+    """As in a GPT-2 of another vocabulary, whose class has 50256 by default; transformers generates with it."""
+    notes = asked(save_gpt2(tmp_path / "gpt2", n_embd=32, eos_token_id=50256, bos_token_id=50256)).notes
+    assert (
+        "the model's folder states eos_token_id 50256, bos_token_id 50256, beyond its vocabulary of 48 tokens: no such "
+        "token can come"
+    ) in notes
+    assert (
+        "the model's folder states no eos_token_id of its vocabulary: a text ends at a stop of the request's or at its "
+        "`max_tokens`"
+    ) in notes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.bundle.merged_task import BASE
+from nestforge.bundle.entries.task_entry import BASE
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError, NestforgeError, SelectionError
 from nestforge.runtime.merged_tasks import merged_bytes

@@ -10,18 +10,21 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.read_manifest import is_plain_name
 from nestforge.compiler.engines import build_engine as module
 from nestforge.compiler.engines.build_engine import EngineBuilder
+from nestforge.compiler.engines.emitted import engine_names, short
 from nestforge.compiler.graph.emit import emit
-from nestforge.compiler.parity.evidence.references import References
-from nestforge.elastic import ElasticSpec
+from nestforge.compiler.parity.references import References
+from nestforge.elastic import ElasticSpec, Submodel
 from nestforge.errors import BuildError, ParityError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.strict import unstructure
-from support.tiny_compile import BUCKET, board, builder_in, template_of
+from support.tiny_compile import BUCKET, board, builder_in, save_tiniest, template_of
 
 
 def test_an_engine_answers_as_its_submodel(builder: EngineBuilder) -> None:
@@ -191,3 +194,23 @@ def test_two_builders_write_the_same_bytes(builder: EngineBuilder, tmp_path: Pat
     one, other = builder.build(submodel, BUCKET), second.build(submodel, BUCKET)
     assert one == other
     assert (builder.stage.folder / one.file).read_bytes() == (other_folder / other.file).read_bytes()
+
+
+def test_parts_stand_before_the_bucket(tmp_path: Path) -> None:
+    submodel: Submodel = open_source(save_tiniest(tmp_path / "model")).spec.universal()
+    at = submodel.id
+    assert engine_names(submodel, (), Bucket(1, 8)) == (f"{at}@b1-s8", f"{at}.b1-s8")
+    assert engine_names(submodel, ("merged", "cached"), Bucket(1, 8))[0] == f"{at}.merged.cached@b1-s8"
+
+
+def test_ids_too_long_for_a_file_name(tmp_path: Path) -> None:
+    deep = load_universal(
+        open_source(save_tiniest(tmp_path / "deep", num_hidden_layers=30, hidden_size=4, intermediate_size=400))
+    )
+    widths = [100 + 7 * layer for layer in range(30)]
+    one = deep.spec.from_kinds({"ffn": widths, "heads": [1] * 15 + [2] * 15})
+    other = deep.spec.from_kinds({"ffn": [*widths[:-1], 400], "heads": [1] * 15 + [2] * 15})
+    names = {short(submodel.id) for submodel in (one, other)}
+    assert len(names) == 2
+    assert all(len(name) < 140 and is_plain_name(f"{name}.b1024-s1024.onnx") for name in names)
+    assert short("ffn8-heads1") == "ffn8-heads1"

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.compiler.parity.evidence.cases import Case
-from nestforge.compiler.parity.evidence.compare import tolerance_for
-from nestforge.compiler.parity.evidence.replayed import BrokenRoute, Replayed
-from nestforge.compiler.parity.evidence.rounding import Rounding
-from nestforge.compiler.parity.judge import JudgedOutputs, Verdict, judge
+from nestforge.compiler.parity.cases import Case
+from nestforge.compiler.parity.compare import Rounding, tolerance_for
+from nestforge.compiler.parity.judge import BrokenRoute, JudgedOutputs, Replayed, Verdict, judge
 
 SPEC = TensorSpec("y", "float32", ("batch", "sequence", 4))
 MASK = np.array([[1, 1, 0]], np.int64)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.parity import prove_exits as module
-from nestforge.compiler.parity.evidence.compare import tolerance_for
+from nestforge.compiler.parity.compare import tolerance_for
 from nestforge.compiler.parity.prove_exits import expected_exits
 from nestforge.errors import ParityError
 from nestforge.runtime.exits.policy import ExitPolicy

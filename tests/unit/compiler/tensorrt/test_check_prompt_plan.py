@@ -65,20 +65,20 @@ def test_an_encoder_that_answers_otherwise_is_refused_and_leaves_nothing(folder:
 
 def test_a_decoder_that_reads_another_prompt_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What both read is what the encoder's graph makes of each row's own prompt."""
-    from nestforge.compiler.parity.evidence import cached_runs
+    from nestforge.compiler.parity import cached_cases
 
     bundle = open_bundle(folder / "t5" / "plans")
     generation = bundle.manifest.generation
     assert generation is not None
     engine = generation.engines[0]
-    copied = cached_runs.DeviceSource.copied
+    copied = cached_cases.DeviceSource.copied
 
     def shorter(source: object, device: object) -> object:
         found = copied(source, device)  # type: ignore[arg-type]
         found.lengths[-1] = max(1, found.lengths[-1] - 1)
         return found
 
-    monkeypatch.setattr(cached_runs.DeviceSource, "copied", staticmethod(shorter))
+    monkeypatch.setattr(cached_cases.DeviceSource, "copied", staticmethod(shorter))
     with played_gpu(folder / "t5"):
         from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
         from nestforge.compiler.tensorrt.check_plan import check_cached_plan

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.bundle.entries.task_entry import BASE, MergedTask
 from nestforge.bundle.manifest import WEIGHTS_NAME
-from nestforge.bundle.merged_task import BASE, MergedTask
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError
 from nestforge.runtime.graphs.initializers import Initializer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from nestforge.compiler.convert_coda import convert_coda
-from nestforge.compiler.parity.evidence.float64 import in_float64, widened
+from nestforge.compiler.parity.reference import in_float64, widened
 from nestforge.errors import CheckpointError, PlanError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.exporters.families.coda.convert import Conversion, ConversionSettings, converted

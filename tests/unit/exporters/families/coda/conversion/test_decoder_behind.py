@@ -8,7 +8,7 @@ from typing import Any
 import nestforge
 import pytest
 import torch
-from nestforge.compiler.parity.evidence.float64 import in_float64, widened
+from nestforge.compiler.parity.reference import in_float64, widened
 from nestforge.errors import CheckpointError
 from nestforge.exporters.families.coda.encoder_decoder import load_model
 from nestforge.exporters.source import open_source

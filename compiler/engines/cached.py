@@ -1,0 +1,304 @@
+"""The engines that generate: one for each submodel, emitted as every engine is, proven, and verified as written.
+
+An encoder-decoder has two: the encoder, proven as a part of the model, and the decoder on what that returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
+from ...bundle.open_bundle import Bundle
+from ...elastic import Submodel
+from ...errors import ParityError
+from ...exporters.cached_form import CachedForm
+from ...profiles.precision import PRECISIONS, TRACED, Precision
+from ...runtime.device.threads import threads_or_default
+from ...runtime.engines.runner import Residency, Runner, TakesTasks, runner_for
+from ...runtime.graphs.task_tensors import TaskTensors
+from ...runtime.inputs.arrays import Array, Arrays
+from ...strict import structure, unstructure
+from ..parity.cached_cases import (
+    Batch,
+    PromptRoutes,
+    cached_batches,
+    cases_of,
+    judged_specs,
+    prompt_routes,
+    prompts_of,
+    read_prompts,
+    run_batches,
+    unproven_window,
+)
+from ..parity.cases import Case
+from ..parity.compare import tolerance_for
+from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
+from ..parity.judge import Verdict
+from ..parity.reference import Reference, replayed
+from ..parity.references import References
+from ..planning.cost_model import predict
+from ..work.clock import Clock
+from .build_engine import EngineBuilder
+from .cached_gate import (
+    CachedRun,
+    cached_reference,
+    judge_cached,
+    judge_rows,
+    require_cached_parity,
+)
+from .emitted import Emitted
+from .prove_exact import in_torch, require_form
+
+# What an encoder returned of each prompt, by the name of its case; None of a model without one.
+_Read = Mapping[str, Sequence[Array]] | None
+_HEADS, _SIZES = attrgetter("heads"), attrgetter("size")
+
+
+def build_cached(builder: EngineBuilder, submodels: Sequence[Submodel], clock: Clock) -> tuple[EngineEntry, ...]:
+    """An engine that keeps a cache for each of ``submodels``, and one that reads prompts where the model has an
+    encoder; none for a model that does not generate.
+
+    Done work of an earlier run is kept. Raises ParityError naming the engine and the first module that diverges.
+    """
+    form = builder.universal.source.cached
+    if form is None:
+        return ()
+    return tuple(engine for submodel in clock.each(submodels) for engine in _built(builder, form, submodel))
+
+
+def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list[EngineEntry]:
+    batches = cached_batches(form.entry, long=submodel.is_universal)
+    form = form.at(submodel)
+    read: _Read = None
+    routes: PromptRoutes | None = None
+    engines = []
+    if form.encoder is not None:
+        build_encoder = partial(_build_encoder, builder, form, submodel, batches)
+        engines.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
+        with _runner(builder, engines[0]) as runner:
+            read = read_prompts(runner, form.entry, batches)
+            routes = prompt_routes(runner, engines[0], batches)
+    for capacity in builder.profile.capacities_for(form.positions):
+        own, texts = form, batches
+        if capacity is not None:
+            own = form.within(capacity)
+            texts = cached_batches(own.entry, long=submodel.is_universal)
+        build = partial(_build, builder, own, submodel, texts, read, routes, capacity)
+        part = CACHED if capacity is None else f"{CACHED}{capacity}"
+        engines.append(_once(builder, submodel, part, own.bucket, build))
+    return engines
+
+
+def _once(
+    builder: EngineBuilder, submodel: Submodel, part: str, bucket: Bucket, build: Callable[[str, str], EngineEntry]
+) -> EngineEntry:
+    """What ``build`` makes of the name of an engine and its file, or made in an earlier run."""
+    name, stem = builder.named(submodel, part, bucket)
+    file, receipt = f"{stem}.onnx", f"{stem}.json"
+    builder.forget_unless(receipt, [file])
+    data = builder.stage.once_json(receipt, lambda: unstructure(build(name, file)))
+    return structure(EngineEntry, data, name, ParityError)
+
+
+def _build_encoder(
+    builder: EngineBuilder, form: CachedForm, submodel: Submodel, batches: Sequence[Batch], name: str, file: str
+) -> EngineEntry:
+    part, cases = builder.universal.source.parts[ENCODER], prompts_of(batches)
+    engine = builder.emit(name, file, submodel, part.at(Bucket(1, 1)), ENCODER)
+    engine = replace(engine, entry=_with_kept(engine.entry, form, builder.universal.source.cached))
+    found = builder.run(engine.entry, [case.feeds for case in cases])
+    module = builder.references.of(submodel).viewed(part.module, part.outputs)
+    limit = tolerance_of(engine.entry, builder.universal)
+    expected = replayed(module, cases, engine.entry.routing, found, limit.atol)
+    return builder.proven(engine, module, cases, expected, found, submodel)
+
+
+def _build(
+    builder: EngineBuilder,
+    form: CachedForm,
+    submodel: Submodel,
+    batches: Sequence[Batch],
+    read: _Read,
+    routes: PromptRoutes | None,
+    capacity: int | None,
+    name: str,
+    file: str,
+) -> EngineEntry:
+    emitted = builder.emit(name, file, submodel, form.bucket, CACHED, capacity)
+    held = _activation_bytes(builder, form, submodel, emitted.entry.precision)
+    entry = _with_kept(replace(emitted.entry, activation_bytes=held), form, builder.universal.source.cached)
+    engine = replace(emitted, entry=entry)
+    limit = tolerance_of(entry, builder.universal)
+    answers = _answers(builder, form, entry, batches, read)
+    verdict = judge_cached(builder.references, form, entry, batches, answers, routes)
+    reference = cached_reference(builder.references, submodel, form)
+    run = CachedRun(
+        f"engine {name}",
+        engine.proof_graph,
+        engine.template.module_outputs,
+        builder.proofs.path,
+        reference,
+        read,
+        capacity,
+        routes,
+    )
+    require_cached_parity(run, form, batches, verdict, limit)
+    rule = limit.rule
+    if PRECISIONS[entry.precision].is_integer:
+        rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
+    if (unproven := unproven_window(form.entry, batches)) is not None:
+        rule = f"{rule}; {unproven}"
+    reference_of = f"narrowed to {submodel.id}, one pass, in float64"
+    return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
+
+
+def _with_kept(entry: EngineEntry, form: CachedForm, whole: CachedForm | None) -> EngineEntry:
+    """``entry`` with what ``form`` keeps of a token: heads and their sizes, where they are not those of the ``whole``
+    model."""
+    assert whole is not None
+    if entry.segment == CACHED:
+        own, most = form.layers, whole.layers
+        entry = replace(entry, cache_heads=_other(_HEADS, own, most), cache_sizes=_other(_SIZES, own, most))
+    own, most = form.entry.source_layers, whole.entry.source_layers
+    if form.encoder is None:
+        return entry
+    return replace(entry, source_heads=_other(_HEADS, own, most), source_sizes=_other(_SIZES, own, most))
+
+
+def _other(
+    number: Callable[[CachedLayer], int], layers: Sequence[CachedLayer], whole: Sequence[CachedLayer]
+) -> tuple[int, ...] | None:
+    """The ``number`` of each of ``layers``, or None where those of ``whole`` are the same."""
+    found, known = (tuple(map(number, each)) for each in (layers, whole))
+    return None if found == known else found
+
+
+def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submodel, precision: Precision) -> int:
+    """What activations of the longest run take. Attention is one operator and keeps its scores once. Logits are left
+    out, the last product: a run computes few of them, into buffers of the caller's."""
+    tokens = max(form.bucket.sequence, form.bucket.batch)
+    ops = builder.universal.source.workload(submodel, Bucket(1, tokens))
+    products = [op for op in ops if op.kind == "gemm"][:-1]
+    scores = max((op.activation_bytes for op in ops if op.kind == "batched_gemm"), default=0)
+    return predict(products, builder.profile, precision).activation_bytes + scores
+
+
+def _prove_exact(
+    builder: EngineBuilder, form: CachedForm, engine: Emitted, submodel: Submodel, batches: Sequence[Batch]
+) -> str:
+    """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``. Before it
+    PyTorch reads the prompts."""
+    limit = tolerance_for(TRACED, builder.universal.spec.depth)
+    if (lowered := builder.prove_exact.form(engine, submodel, form.variants)) is not None:
+        answers = in_torch(form.recorded(lowered), cases_of(batches), judged_specs(form.entry))
+        written = cached_reference(builder.references, submodel, form)
+        require_form(engine.entry.id, judge_rows(written, batches, answers, limit), limit)
+    entry, graph = builder.prove_exact.graph(engine)
+    stored = builder.prove_exact.module(engine, submodel, form.variants)
+    reference = Reference(None, form.recorded(stored), judged_specs(form.entry))
+    read: _Read = None
+    if form.encoder is not None:
+        encoder = form.encoder.module(stored)
+        with torch.no_grad():
+            read = {
+                case.name: [tensor.numpy() for tensor in encoder(torch.from_numpy(case.feeds["input_ids"]))]
+                for case in prompts_of(batches)
+            }
+    verdict = judge_rows(reference, batches, _answers(builder, form, entry, batches, read), limit)
+    subject = f"engine {entry.id}, without the rounding of activations"
+    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference, read)
+    require_cached_parity(run, form, batches, verdict, limit)
+    return limit.rule
+
+
+def _answers(
+    builder: EngineBuilder, form: CachedForm, engine: EngineEntry, batches: Sequence[Batch], read: _Read
+) -> list[Arrays]:
+    with _runner(builder, engine) as runner:
+        return run_batches(runner, engine, form.entry, batches, read)
+
+
+def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
+    residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
+    return builder.runner(engine, residency)
+
+
+class JudgedEngine(NamedTuple):
+    """What PyTorch says of ``engine`` on ``cases``."""
+
+    engine: EngineEntry
+    verdict: Verdict
+    cases: Sequence[Case]
+
+
+def verify_cached(bundle: Bundle, references: References, clock: Clock) -> list[EngineVerdict]:
+    """One verdict for each; packed, where the gate of the build ran them shared."""
+    generation = bundle.manifest.generation
+    if generation is None or references.universal.source.cached is None:
+        return []
+    return [
+        EngineVerdict.of(judged.engine, judged.verdict)
+        for engine in clock.each(generation.engines)
+        for judged in judge_generating(bundle, references, engine)
+    ]
+
+
+def judge_generating(
+    bundle: Bundle, references: References, engine: EngineEntry, task: TaskTensors | None = None
+) -> Iterator[JudgedEngine]:
+    """An engine that keeps a cache, and before it the one that reads its prompts, if there is one; with the tensors of
+    ``task``, else the base's. ``references`` are those of the universal model with the same."""
+    generation, whole = bundle.manifest.generation, references.universal.source.cached
+    assert generation is not None
+    assert whole is not None
+    submodel = references.universal.spec.parse(engine.submodel)
+    entry, form = generation.of(engine), whole.at(submodel)
+    if engine.capacity is not None:
+        form = form.within(engine.capacity)
+    batches = cached_batches(form.entry, long=submodel.is_universal)
+    encoder, read, routes = generation.encoder_of(engine), None, None
+    if encoder is not None:
+        with _packed(bundle, encoder, task) as runner:
+            read, routes = read_prompts(runner, entry, batches), prompt_routes(runner, encoder, batches)
+        verdict = _of_encoder(bundle, references, encoder, batches, read, routes)
+        yield JudgedEngine(encoder, verdict, prompts_of(batches))
+    with _packed(bundle, engine, task) as runner:
+        found = run_batches(runner, engine, entry, batches, read)
+    yield JudgedEngine(engine, judge_cached(references, form, engine, batches, found, routes), cases_of(batches))
+
+
+def _of_encoder(
+    bundle: Bundle,
+    references: References,
+    engine: EngineEntry,
+    batches: Sequence[Batch],
+    read: Mapping[str, Sequence[Array]],
+    routes: PromptRoutes | None,
+) -> Verdict:
+    universal, cases = references.universal, prompts_of(batches)
+    part = universal.source.parts[ENCODER]
+    module = references.of(universal.spec.parse(engine.submodel)).viewed(part.module, part.outputs)
+    names = [spec.name for spec in part.outputs]
+    found = [dict(zip(names, read[case.name], strict=True)) for case in cases]
+    entries, taken = routes or PromptRoutes((), ())
+    expected = replayed(module, cases, entries, taken, tolerance_of(engine, universal).atol)
+    return judge_engine(bundle.manifest, universal, engine, cases, expected, found)
+
+
+@contextmanager
+def _packed(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None) -> Iterator[Runner]:
+    with runner_for(bundle, engine, "packed", threads_or_default(None)) as opened:
+        if task is None:
+            yield opened
+        else:
+            assert isinstance(opened, TakesTasks)
+            yield opened.for_task(task)

@@ -1,0 +1,250 @@
+"""What is measured of engines: latencies on this host, of a few rungs, to correct predictions, and of every engine, for
+the dispatcher; and how much of the universal model a submodel keeps, on texts or rows that no stage has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+
+from ...bucket import Bucket
+from ...bundle.build_record import Latency, LatencyPoint
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import Quality
+from ...elastic import Submodel
+from ...errors import BuildError
+from ...profiles.precision import PRECISIONS, Precision, precision_of
+from ...profiles.probe_host import is_this_host
+from ...runtime.consistency.measure import measure
+from ...runtime.consistency.samples import Samples, TextSamples
+from ...runtime.device.threads import threads_or_default
+from ...runtime.engines.measure import (
+    Measured,
+    Timed,
+    best_of_rounds,
+    measured_shapes,
+    measured_together,
+    with_measured,
+)
+from ...runtime.engines.runner import Residency
+from ...runtime.inputs.feeds import random_feeds
+from ...runtime.inputs.text import TextEncoder
+from ...strict import structure, unstructure
+from ...workload import Op
+from ..examples.corpus import ArrayCorpus, Corpus
+from ..graph.precision.proof_graphs import in_onnx_runtime
+from ..planning.candidate import Corrections
+from ..planning.cost_model import Cost, fit_correction, predict
+from ..planning.variants import variant_workload
+from ..work.clock import Clock
+from .build_engine import EngineBuilder
+from .fp32_reference import Fp32Reference
+
+# Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
+_RUNGS_MEASURED = 4
+# Of an engine of a range, where rungs are measured.
+_SMALL_SEQUENCE = 16
+_MIDDLE_SEQUENCE = 128
+# What the runtime chooses while memory lasts.
+_MEASURED_RESIDENCY: Residency = "packed"
+
+
+def fit_rungs(
+    builder: EngineBuilder, rungs: Sequence[Submodel], included: Collection[str], clock: Clock
+) -> Corrections:
+    """Corrections per bucket and precision, from some of ``rungs`` built and measured here; empty for a profile of
+    another device.
+
+    Rungs all over the ladder where a budget limits latency, since these figures choose its submodel; else of the
+    ``included`` ones (ids), which are built in any case, and are timed here for good. A rung of another sequence is
+    measured at the shape that it has in the place of the bucket.
+    """
+    profile = builder.profile
+    if not is_this_host(profile):
+        return {}
+    if all(budget.latency_ms is None for budget in profile.budgets.values()):
+        rungs = [rung for rung in rungs if rung.id in included]
+    picked = [rungs[index] for index in rungs_to_measure(len(rungs))]
+    pairs = [(bucket, precision) for bucket in profile.buckets for precision in profile.precisions]
+    corrections = {}
+    for bucket, precision in clock.each(pairs):
+        own = [rung.at_bits(PRECISIONS[precision].bits) for rung in picked]
+        costs = [_cost(builder, rung, shape) for rung in own for shape in _fitted_shapes(rung.at(bucket))]
+        measured_ms = _measured_rungs(builder, own, included, bucket, precision)
+        corrections[bucket, precision] = fit_correction(costs, measured_ms)
+    return corrections
+
+
+def _fitted_shapes(bucket: Bucket) -> list[Bucket]:
+    """Where corrections are fitted: of a range at three lengths and with many rows, all of them timed, which tell the
+    parts of a run apart."""
+    if bucket.is_static:
+        return [bucket]
+    sizes = (Bucket(1, _SMALL_SEQUENCE), Bucket(1, _MIDDLE_SEQUENCE), Bucket(1, bucket.sequence))
+    many = Bucket(bucket.batch, _SMALL_SEQUENCE)
+    return list(dict.fromkeys(bucket.nearest(size) for size in (*sizes, many)))
+
+
+def rungs_to_measure(count: int) -> list[int]:
+    """Which of ``count`` rungs are measured: the ends and some between, evenly."""
+    return sorted({round(index * (count - 1) / (_RUNGS_MEASURED - 1)) for index in range(_RUNGS_MEASURED)})
+
+
+def measure_engines(
+    builder: EngineBuilder, engines: Sequence[EngineEntry], corrections: Corrections, clock: Clock
+) -> tuple[Latency, ...]:
+    """Predicted latency of every engine, and beside it the measured one if the profile is of this host.
+
+    Engines of one file are one engine, and a rung is the engine that it became: each is timed once.
+    """
+    measured: dict[str, list[Measured]] = {}
+    if is_this_host(builder.profile):
+        for group in clock.each(measured_together(engines)):
+            pairs = [(engine, shape) for engine in group for shape in measured_shapes(engine.bucket)]
+            for (engine, _), figures in zip(pairs, _measured(builder, pairs), strict=True):
+                measured.setdefault(engine.file, []).append(figures)
+    return tuple(_latency(builder, engine, corrections, measured.get(engine.file)) for engine in engines)
+
+
+def _latency(
+    builder: EngineBuilder,
+    engine: EngineEntry,
+    corrections: Corrections,
+    measured: Sequence[Measured] | None,
+) -> Latency:
+    """What is known of ``engine``; ``measured`` are the figures at its shapes, in order."""
+    points = []
+    for number, shape in enumerate(measured_shapes(engine.bucket)):
+        point = LatencyPoint(shape.batch, shape.sequence, _predicted(builder, engine, shape, corrections))
+        points.append(with_measured(point, measured[number]) if measured else point)
+    largest = points[-1]
+    return Latency(
+        engine=engine.id,
+        predicted_ms=largest.predicted_ms,
+        measured_p50_ms=largest.measured_p50_ms,
+        measured_p95_ms=largest.measured_p95_ms,
+        residency=_MEASURED_RESIDENCY if measured else None,
+        points=None if engine.bucket.is_static else tuple(points),
+        noise=largest.noise,
+    )
+
+
+def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corrections: Corrections) -> float:
+    """Milliseconds of ``engine`` at ``shape``, corrected where rungs were measured."""
+    source = builder.universal.source
+    submodel = source.spec.parse(engine.submodel)
+    cost = _cost(builder, submodel, shape, engine.segment)
+    if not corrections:
+        return cost.predicted_ms
+    # The first bucket of the profile that the submodel has as this one.
+    measured = next(bucket for bucket in builder.profile.buckets if submodel.at(bucket) == engine.bucket)
+    return corrections[measured, engine.precision].corrected_ms(cost)
+
+
+def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: str | None = None) -> Cost:
+    """Of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
+    source, profile = builder.source, builder.profile
+    if segment is None:
+        ops: Sequence[Op] = variant_workload(source, submodel, bucket, profile)
+    else:
+        ops = source.parts[segment].workload(submodel, bucket)
+    return predict(ops, profile, precision_of(submodel, profile.precisions))
+
+
+def _measured_rungs(
+    builder: EngineBuilder,
+    rungs: Sequence[Submodel],
+    included: Collection[str],
+    bucket: Bucket,
+    precision: Precision,
+) -> list[float]:
+    """Latency of each rung in milliseconds; an interrupted compile builds none again, so that its plan stays the same
+    and no engine is left that the manifest does not have."""
+
+    def measure_now() -> list[float]:
+        engines = [builder.build(rung, rung.at(bucket)) for rung in rungs]
+        pairs = [
+            (engine, shape)
+            for engine in engines
+            for shape in (measured_shapes if engine.submodel in included else _fitted_shapes)(engine.bucket)
+        ]
+        figures = zip(pairs, _measured(builder, pairs), strict=True)
+        p50_ms = {(engine.id, shape): one.p50_ms for (engine, shape), one in figures}
+        return [p50_ms[engine.id, shape] for engine in engines for shape in _fitted_shapes(engine.bucket)]
+
+    times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}-{precision}.json", measure_now)
+    return times
+
+
+def _measured(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
+    """Each engine at a shape. What was not timed before is timed now, all in turn; a rung that is chosen was, and an
+    interrupted compile goes on with the figures that it has."""
+    names = [f"latency-{engine.file}-{shape.label}.json" for engine, shape in pairs]
+    left = [pair for pair, name in zip(pairs, names, strict=True) if not (builder.stage.work / name).exists()]
+    timed = iter(_timed(builder, left))
+    kept = [builder.stage.once_json(name, lambda: unstructure(next(timed))) for name in names]
+    return [structure(Measured, one, engine.id, BuildError) for (engine, _), one in zip(pairs, kept, strict=True)]
+
+
+def _timed(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
+    """Each engine at a shape, all in turn."""
+    interface = builder.draft.manifest.interface_of
+    with ExitStack() as stack:
+        runners = {
+            engine.id: stack.enter_context(builder.runner(engine, _MEASURED_RESIDENCY))
+            for engine in {engine.id: engine for engine, _ in pairs}.values()
+        }
+        return best_of_rounds(
+            [
+                Timed(runners[engine.id], random_feeds(interface(engine)[0], shape), engine.bucket.is_static)
+                for engine, shape in pairs
+            ]
+        )
+
+
+def measure_quality(
+    builder: EngineBuilder,
+    encoder: TextEncoder | None,
+    engines: Sequence[EngineEntry],
+    corpus: Corpus | ArrayCorpus | None,
+    clock: Clock,
+    fp32: Fp32Reference | None = None,
+) -> Mapping[str, Quality]:
+    """Quality of every submodel against the universal model on what was held out; empty without data.
+
+    Measured at the bucket with the longest sequence, to which texts are truncated for both models alike. A submodel of
+    a shorter sequence runs at its own, the universal model at the bucket's, on the samples that fit the shorter: the
+    requests that it may answer; it has no quality if none fits. The universal model computes in float32, in an engine
+    of the bundle or in ``fp32``. What an earlier run measured is kept.
+    """
+    samples = _samples(encoder, corpus)
+    if samples is None:
+        return {}
+    spec = builder.universal.spec
+    bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
+    universal = fp32.engine if fp32 else in_onnx_runtime(builder.build(spec.universal(), bucket))
+    largest = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
+    wholes = [in_onnx_runtime(engine) for engine in largest]
+    missing = [engine for engine in wholes if not (builder.stage.work / _receipt(engine)).exists()]
+    reference = fp32.bundle if fp32 else builder.proofs
+    measured = measure(builder.proofs, universal, missing, samples, threads_or_default(None), clock.tick, reference)
+    found = {engine.submodel: _kept(builder, engine, quality) for engine, quality in measured}
+    for engine in wholes:
+        if engine not in missing:
+            found[engine.submodel] = _kept(builder, engine, None)
+    return {engine.submodel: found[engine.submodel] for engine in wholes if engine.submodel in found}
+
+
+def _samples(encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None) -> Samples | None:
+    if isinstance(corpus, ArrayCorpus):
+        return corpus.held_out
+    return TextSamples(encoder, corpus.held_out) if corpus is not None and encoder is not None else None
+
+
+def _receipt(engine: EngineEntry) -> str:
+    return f"quality-{engine.file}.json"
+
+
+def _kept(builder: EngineBuilder, engine: EngineEntry, quality: Quality | None) -> Quality:
+    """The quality as its file has it, written now if it was measured now."""
+    data = builder.stage.once_json(_receipt(engine), lambda: unstructure(quality))
+    return structure(Quality, data, f"quality of {engine.submodel}", RuntimeError)

@@ -1,0 +1,158 @@
+"""Inputs for the parity gate: random values under several seeds, whole and padded rows, real text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...bucket import Bucket
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...exporters.signature import Signature
+from ...runtime.consistency.samples import text_at_bucket
+from ...runtime.inputs.feeds import random_feeds
+from ...runtime.inputs.text import TextEncoder
+
+# Everyday text in several scripts, so that a real tokenizer is exercised even where the user gives no corpus.
+_SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Wie spät ist es? Der letzte Zug fährt um 23:41 Uhr von Gleis 7 ab.",
+    "def parity(a, b): return abs(a - b) <= 1e-5  # compare two engines",
+    "北京的秋天很美，很多人去香山看红叶。",
+    "Une requête peut dire ce qu'elle peut dépenser : mémoire, temps ou énergie.",
+)
+# Of a range, beside its ends and the powers of two.
+_RANDOM_SHAPES = 4
+_MOST_TOKENS = 512
+# Of one bucket; a range has twice as many cases.
+_FEW = 8
+# Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
+_LEAST_TEXT = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs at a shape of a bucket, by input name, in the signature's order.
+
+    ``rows`` are those of the request (None: all); what follows them is how the runtime fills a bucket, and nobody reads
+    its answers.
+    """
+
+    name: str
+    feeds: Mapping[str, np.ndarray]
+    rows: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Elements of its largest input, by which cases of one model compare."""
+        return max(array.size for array in self.feeds.values())
+
+    @property
+    def request(self) -> dict[str, np.ndarray]:
+        """The inputs as they are sent, before the runtime fills the bucket."""
+        if self.rows is None:
+            return dict(self.feeds)
+        return {name: np.ascontiguousarray(array[: self.rows]) for name, array in self.feeds.items()}
+
+    def read(self, outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+        """Those of the ``outputs`` that ``specs`` describe, without the rows that filled the bucket."""
+        by_row = {spec.name: spec.dims[:1] == ("batch",) for spec in specs if spec.name in outputs}
+        return {name: outputs[name][: self.rows] if cut else outputs[name] for name, cut in by_row.items()}
+
+
+def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None) -> list[Case]:
+    """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text; of a range
+    one of them at each of several shapes.
+
+    Every row has a token, since without one no answer is defined (``TensorSpec.row_needs``). The padded case has rows
+    that end early and, in a static bucket, lacks its last row: what fills it must not reach the others.
+    """
+    if bucket.is_static:
+        return _cases_at(signature, bucket, encoder)
+    found: dict[str, Case] = {}
+    kinds: set[str] = set()
+    *shapes, last = shapes_to_prove(bucket)
+    for number, shape in enumerate(shapes):
+        own = _cases_at(signature, shape, None, bucket)
+        case = own[number % len(own)]
+        kinds.add(case.name)
+        found[f"{case.name} at {shape}"] = case
+    own = _cases_at(signature, last, encoder if last.sequence >= _LEAST_TEXT else None, bucket)
+    for case in [own[0], *(case for case in own[1:] if case.name not in kinds)]:  # and the kinds that no other had
+        found[f"{case.name} {'within' if case.name == 'text' else 'at'} {last}"] = case
+    least = bucket.smallest
+    filled = _cases_at(signature, least, None) if bucket.min_batch is not None else []
+    found |= {f"{case.name}, filled to {least}": case for case in filled if case.rows is not None}
+    return [replace(case, name=name) for name, case in found.items()]
+
+
+def few(cases: Sequence[Case]) -> list[int]:
+    """By number the smaller of many cases, as those of a range are, and the largest; all where they are few."""
+    by_size = sorted(range(len(cases)), key=lambda number: cases[number].tokens)
+    return sorted({*by_size[:_FEW], by_size[-1]})
+
+
+def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
+    """Shapes all over a range: the ends of each dimension, the powers of two of its sequence, and some at random, whose
+    lengths are one in each of as many parts of the range that are equal on a logarithmic scale.
+
+    Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. Always the same for the same range.
+    """
+    least, most = bucket.smallest, bucket.largest
+    shapes = [Bucket(least.batch, sequence) for sequence in bucket.doublings]
+    rng = np.random.default_rng(most.tokens)
+    batches = [*rng.integers(least.batch, most.batch + 1, _RANDOM_SHAPES - 1).tolist(), most.batch]
+    for number, batch in enumerate(batches):
+        span = (_longest(bucket, batch) + 1) / least.sequence
+        length = least.sequence * span ** ((number + rng.random()) / _RANDOM_SHAPES)
+        shapes.append(Bucket(batch, min(int(length), _longest(bucket, batch))))
+    last = Bucket(most.batch, _longest(bucket, most.batch))
+    return [*(shape for shape in dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)]) if shape != last), last]
+
+
+def _longest(bucket: Bucket, batch: int) -> int:
+    """The longest sequence that so many rows are proven at."""
+    return min(bucket.sequence, max(bucket.smallest.sequence, _MOST_TOKENS // batch))
+
+
+def _cases_at(
+    signature: Signature, bucket: Bucket, encoder: TextEncoder | None, free: Bucket | None = None
+) -> list[Case]:
+    """The cases at one shape; within the range ``free`` no row is filled, and texts have their own length."""
+    own = None if free is None else Bucket(bucket.batch, bucket.sequence, free.min_batch, free.min_sequence)
+    cases = [Case(f"random-{seed}", random_feeds(signature.inputs, bucket, seed)) for seed in (0, 1)]
+    whole = [_whole(signature, random_feeds(signature.inputs, bucket, seed)) for seed in (2, 3)]
+    has_sequence = any("sequence" in spec.dims for spec in signature.inputs)
+    lacks_row = free is None and bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
+    if has_sequence:
+        cases.append(Case("whole", whole[0]))
+    if has_sequence or lacks_row:
+        padded, rows = _padded(signature, bucket, whole[1]), bucket.batch - 1 if lacks_row else None
+        cases.append(Case("padded", padded if rows is None else _without_last_row(signature, padded), rows))
+    if encoder is not None:
+        texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
+        cases.append(Case("text", text_at_bucket(encoder, signature.inputs, texts, own or bucket)[0]))
+    return cases
+
+
+def _whole(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every position counts."""
+    return {name: np.ones_like(array) if name == signature.mask else array for name, array in feeds.items()}
+
+
+def _padded(signature: Signature, bucket: Bucket, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Fills the tail of every row with padding: a third of the first row, less of the later ones."""
+    for spec in signature.inputs:
+        if spec.pad is not None and spec.dims[:2] == ("batch", "sequence"):
+            for row in range(bucket.batch):
+                feeds[spec.name][row, max(1, bucket.sequence - max(1, bucket.sequence // (3 + row))) :] = spec.pad
+    return feeds
+
+
+def _without_last_row(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As a request of one row less arrives at the engine."""
+    for spec in signature.inputs:
+        if spec.dims[:1] == ("batch",):
+            feeds[spec.name][-1] = spec.pad
+    return feeds

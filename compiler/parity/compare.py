@@ -1,0 +1,355 @@
+"""The parity gate: an engine must equal the PyTorch submodel, output by output, case by case.
+
+What it is held against is the submodel in float64. Rule, of the difference ``d = engine - reference`` of one output:
+
+1. per element ``|d| <= atol * scale + rtol * |reference|``,
+2. ``rms(d) <= rms limit * scale`` of every part: in fp32 a tenth of ``atol``, since small errors everywhere are a
+   fault where a single one is rounding,
+3. the angle between the two, as cosine similarity, at least ``min_cosine``,
+4. the size of every row (its rms) within that angle (in radians) of the reference's: what rounds may turn an output
+   and stretch it alike, and an angle alone does not see a scale that is missing.
+
+A part is the smallest of position, row and whole output that has 16 numbers, and its ``scale`` is its rms, at least a
+hundredth of the output's: fewer numbers may all be near zero by chance. A whole output of fewer, and one computed from
+another (below), has at least the scale 1. Where rows have fewer numbers, the fourth is asked of the output, if that has
+more than one.
+
+What a model answers at positions that its mask leaves out is not compared (``counted``).
+
+All must hold (numpy's rule; Polygraphy's default is abs OR rel, which lets a large error pass where the reference is
+large or small by chance). NaN or infinity in either side fails. Of an output computed from another one (an entropy from
+its logits) neither angle nor size is asked: entropies near zero have some that rounding turns at will.
+
+Tolerances grow with depth because every layer adds its own rounding: float32 has a unit roundoff of 6e-8, a dot product
+over a few thousand terms in another order moves a value of size 1 by about 1e-6, and LayerNorm keeps values near
+size 1, so errors of layers add up and do not multiply. Measured on 6 layers of MiniLM: 5e-6 against 2.4e-5 allowed.
+
+Some models do multiply them: large gains or weights make a difference of one rounding into one of thousands. How much
+is measured, not guessed: PyTorch's own float32 on the same input has such an error too (``Rounding``). Where it takes
+up more than half of one of the limits at one place, four times the rest is allowed on top there; other places, and
+other models, are judged by the limits alone. Where it exceeds a hundredth of a row, nothing that is worth the name
+would be proved, and the output is refused as ``unprovable``. docs/decisions/0017 and 0020 have the measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...bundle.entries.engine_entry import ParityOutput
+from ...profiles.precision import PRECISIONS, Precision
+from ...runtime.inputs.arrays import Arrays
+
+# Of a row's size: what PyTorch's float32 may be off by at most.
+_MAX_ROUNDING_SHARE = 0.01
+# So many numbers are not all near zero by chance, so that their own rms says what size they have.
+_MIN_NUMBERS = 16
+# Of an output's rms: the least scale of a part of it.
+_MIN_SCALE_SHARE = 0.01
+# Two float32 computations of one value are off by as much in the mean, but either may be lucky.
+ROUNDING_FACTOR = 4.0
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of the rule in this module's docstring."""
+
+    atol: float
+    rtol: float
+    min_cosine: float
+    rms: float
+
+    @property
+    def angle(self) -> float:
+        """For small angles a cosine is ``1 - angle^2 / 2``."""
+        return math.sqrt(2 * (1 - self.min_cosine))
+
+    @property
+    def rule(self) -> str:
+        return (
+            f"abs <= {self.atol:.3g} * rms + {self.rtol:.3g} * |reference| per element, rms of it <= "
+            f"{self.rms:.3g} * rms, cosine >= {self.min_cosine:g}, and sizes of rows within {self.angle:.3g}, each "
+            f"wider by {ROUNDING_FACTOR:g} times what PyTorch's own float32 is off by there beyond half of it"
+        )
+
+
+def tolerance_for(precision: Precision, depth: int) -> Tolerance:
+    """The tolerance for a graph of ``depth`` layers computing in ``precision``."""
+    base = PRECISIONS[precision].tolerance
+    return Tolerance(base.atol * depth, base.rtol * depth, base.min_cosine, base.rms * depth)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What PyTorch's own float32 differs by from the reference, on one output of one case: at most, and rms.
+
+    Float64 ``[B, S]`` or ``[B]``, a figure per place; a single one stands for every place.
+    """
+
+    max_abs: np.ndarray | float = 0.0
+    rms: np.ndarray | float = 0.0
+
+    def worst(self, other: Rounding) -> Rounding:
+        return Rounding(np.maximum(self.max_abs, other.max_abs), np.maximum(self.rms, other.rms))
+
+    @property
+    def largest(self) -> float:
+        return float(np.max(self.max_abs))
+
+    @property
+    def rms_of_all(self) -> float:
+        return float(np.sqrt(np.mean(np.square(self.rms))))
+
+    @property
+    def of_all(self) -> Rounding:
+        """The same figure for every place."""
+        return Rounding(self.largest, self.rms_of_all)
+
+
+Roundings = Mapping[str, Rounding]
+
+
+def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
+    """Of one output; infinite in places where ``float32`` is not finite."""
+    finite = np.isfinite(float32)
+    difference = np.where(finite, float32, np.inf).astype(np.float64) - np.where(finite, reference, 0.0)
+    within_place = tuple(range(places(reference), reference.ndim))
+    return Rounding(
+        np.abs(difference).max(axis=within_place, initial=0.0),
+        np.sqrt(np.mean(np.square(difference), axis=within_place)),
+    )
+
+
+def places(array: np.ndarray) -> int:
+    """How many leading dimensions of an output number its places."""
+    return min(2, max(1, array.ndim - 1), array.ndim)
+
+
+def with_rounding(limit: np.ndarray | float, own: np.ndarray | float) -> np.ndarray:
+    """``limit`` where PyTorch's ``own`` error takes up at most half of it; more of it where that takes up more."""
+    return limit + ROUNDING_FACTOR * np.maximum(0.0, own - limit / 2)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Worst figures of one output over all cases; falsy if the rule was broken in ``failed_cases``. In the first of
+    them PyTorch's own float32 may be no reference (``unprovable``). ``stretched`` is what the size of a row differs by
+    there, relative to it."""
+
+    output: ParityOutput
+    failed_cases: tuple[str, ...] = ()
+    unprovable: bool = False
+    stretched: float = 0.0
+
+    def __bool__(self) -> bool:
+        return not self.failed_cases
+
+    @property
+    def failed_case(self) -> str | None:
+        """The first of them, whose figures these are."""
+        return next(iter(self.failed_cases), None)
+
+    def describe(self) -> str:
+        figures = self.output
+        if self.unprovable:
+            return (
+                f"output {figures.name}, case {self.failed_case}: PyTorch's own float32 differs from its float64 by "
+                f"{figures.float32_max_abs:.3g} (rms {figures.float32_rms:.3g}), in one of its rows by more than "
+                f"{_MAX_ROUNDING_SHARE:.0%}; this model needs more than float32, and no comparison would prove anything"
+            )
+        return (
+            f"output {figures.name}, case {self.failed_case}: max abs {figures.max_abs:.3g}, "
+            f"max rel {figures.max_rel:.3g}, cosine {figures.min_cosine:.7f}, size off by {self.stretched:.3g}"
+        )
+
+
+def compare(
+    reference: Sequence[Arrays],
+    found: Sequence[Arrays],
+    cases: Sequence[str],
+    limit: Tolerance,
+    roundings: Sequence[Roundings] | None = None,
+    computed: Collection[str] = (),
+) -> list[Comparison]:
+    """Compares engine outputs ``found`` with ``reference``, one mapping of arrays per case.
+
+    ``roundings`` are PyTorch's own, none where they are not known. ``computed`` names outputs that are computed from
+    another one.
+    """
+    own = roundings or [{} for _ in cases]
+    return [
+        _compare_output(
+            name,
+            [r[name] for r in reference],
+            [f[name] for f in found],
+            cases,
+            limit,
+            [case.get(name, Rounding()) for case in own],
+            name not in computed,
+        )
+        for name in reference[0]
+    ]
+
+
+def counted(array: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """``array`` ``[B, S, ...]`` with 0 at the positions that ``mask`` ``[B, S]`` leaves out.
+
+    Nobody reads what a model answers there. It comes from scores that are nearly equal, which integers tell apart
+    otherwise; and behind a window, where such a position sees no key, from none at all: a softmax over masked scores
+    alone is what each library makes of it.
+    """
+    return np.where(mask.reshape(*mask.shape, *[1] * (array.ndim - 2)) != 0, array, 0)
+
+
+def within(
+    reference: np.ndarray,
+    found: np.ndarray,
+    limit: Tolerance,
+    own: Rounding | None = None,
+    has_angle: bool = True,
+    least_scale: float = 0.0,
+) -> bool:
+    """Whether one array satisfies the rule, ``own`` being PyTorch's error on it.
+
+    ``least_scale`` is for what lies inside a model, where small values may be added to larger ones.
+    """
+    if not comparable(reference, found):
+        return False
+    own, least = own or Rounding(), least_scale if has_angle else 1.0
+    r, f = reference.astype(np.float64), found.astype(np.float64)
+    part = _dims_of_parts(r)
+    allowed = with_rounding(limit.atol * _scale(r, part, least), _spread(own.max_abs, r.ndim))
+    if not (np.abs(f - r) <= allowed + limit.rtol * np.abs(r)).all():
+        return False
+    part = min(part, np.ndim(own.rms))  # a single figure is that of the whole output
+    allowed = with_rounding(limit.rms * _scale(r, part, least), _pooled(own.rms, part, r.ndim))
+    if not (_rms_of(f - r, part) <= allowed).all():
+        return False
+    return not has_angle or (_cosine(r, f) >= _least_cosine(limit, own, _rms(r)) and _sizes_agree(r, f, limit, own))
+
+
+def unprovable(reference: np.ndarray, own: Rounding, has_angle: bool = True) -> bool:
+    """Whether PyTorch's own error on a row is so large that equality with it says nothing."""
+    if not np.isfinite(reference).all():
+        return False  # which fails for itself
+    row = min(_dims_of_rows(reference), np.ndim(own.rms))
+    size = _rms_of(reference, row)
+    allowed = _MAX_ROUNDING_SHARE * (size if has_angle else np.maximum(1.0, size))
+    return not (_pooled(own.rms, row, reference.ndim) <= allowed).all()
+
+
+def _sizes_agree(r: np.ndarray, f: np.ndarray, limit: Tolerance, own: Rounding) -> bool:
+    if r.size == 1:
+        return True  # one number may be near zero by chance, and has no more than the first limit
+    row = _dims_of_rows(r)
+    size = _rms_of(r, row)
+    least = np.maximum(size, _MIN_SCALE_SHARE * _rms(r))
+    allowed = with_rounding(limit.angle * least, _pooled(own.rms, row, r.ndim))
+    return bool((np.abs(_rms_of(f, row) - size) <= allowed).all())
+
+
+def _stretched(r: np.ndarray, f: np.ndarray) -> float:
+    """What the size of a row differs by at most, relative to that of the reference."""
+    if not comparable(r, f):
+        return math.inf
+    size, found = (_rms_of(array, _dims_of_rows(r)) for array in (r, f))
+    return float((np.abs(found - size) / np.maximum(size, np.finfo(np.float64).tiny)).max())
+
+
+def _least_cosine(limit: Tolerance, own: Rounding, size: float) -> float:
+    """The angle that rounding explains is the error over the ``size`` of the output."""
+    beyond = float(with_rounding(np.float64(limit.angle), own.rms_of_all / size if size else 0.0))
+    return limit.min_cosine if beyond == limit.angle else 1 - beyond**2 / 2
+
+
+def _scale(r: np.ndarray, dims: int, least: float) -> np.ndarray:
+    """The size of every part, which the first ``dims`` dimensions number."""
+    if r.size < _MIN_NUMBERS:
+        dims, least = 0, 1.0
+    return np.asarray(np.maximum(_rms_of(r, dims), max(_MIN_SCALE_SHARE * _rms(r), least)))
+
+
+def _dims_of_parts(array: np.ndarray) -> int:
+    """How many leading dimensions number the parts."""
+    deepest = places(array)
+    return next((dims for dims in range(deepest, 0, -1) if math.prod(array.shape[dims:]) >= _MIN_NUMBERS), 0)
+
+
+def _dims_of_rows(array: np.ndarray) -> int:
+    """As of parts, without positions."""
+    return min(1, _dims_of_parts(array))
+
+
+def _rms_of(array: np.ndarray, dims: int) -> np.ndarray:
+    """Over all but the first ``dims`` dimensions, which are kept as ones."""
+    rest = tuple(range(dims, array.ndim))
+    return np.asarray(np.sqrt(np.mean(np.square(array, dtype=np.float64), axis=rest, keepdims=True)))
+
+
+def _spread(figures: np.ndarray | float, ndim: int) -> np.ndarray:
+    """Figures per place, to be used with an output of ``ndim`` dimensions."""
+    figures = np.asarray(figures)
+    return figures.reshape(*figures.shape, *[1] * (ndim - figures.ndim))
+
+
+def _pooled(rms: np.ndarray | float, dims: int, ndim: int) -> np.ndarray:
+    """The rms per place as that of parts, which the first ``dims`` dimensions number."""
+    return _rms_of(_spread(rms, ndim), dims)
+
+
+def max_difference(left: Sequence[Arrays], right: Sequence[Arrays]) -> float:
+    """Largest absolute difference over all outputs and cases."""
+    return float(np.max([np.abs(a[name] - b[name]).max() for a, b in zip(left, right, strict=True) for name in a]))
+
+
+def _compare_output(
+    name: str,
+    reference: list[np.ndarray],
+    found: list[np.ndarray],
+    cases: Sequence[str],
+    limit: Tolerance,
+    own: Sequence[Rounding],
+    has_angle: bool,
+) -> Comparison:
+    blind = [unprovable(r, o, has_angle) for r, o in zip(reference, own, strict=True)]
+    triples = zip(reference, found, own, strict=True)
+    verdicts = [not lost and within(r, f, limit, o, has_angle) for lost, (r, f, o) in zip(blind, triples, strict=True)]
+    # On failure the figures are those of the failed case, so that the message shows what broke the rule.
+    chosen = list(range(len(cases))) if all(verdicts) else [verdicts.index(False)]
+    pairs = [(reference[i].astype(np.float64), found[i].astype(np.float64)) for i in chosen]
+    torch_abs, torch_rms = max(own[i].largest for i in chosen), max(own[i].rms_of_all for i in chosen)
+    if not all(comparable(r, f) for r, f in pairs):
+        worst = ParityOutput(name, float("inf"), float("inf"), -1.0, float("inf"), torch_abs, torch_rms)
+    else:
+        worst = ParityOutput(
+            name,
+            max(float(np.abs(f - r).max()) for r, f in pairs),
+            max(float((np.abs(f - r) / np.maximum(np.abs(r), 1e-3)).max()) for r, f in pairs),
+            min(_cosine(r, f) for r, f in pairs),
+            max(_rms(f - r) for r, f in pairs),
+            torch_abs,
+            torch_rms,
+        )
+    if all(verdicts):
+        return Comparison(worst)
+    failed = tuple(case for case, verdict in zip(cases, verdicts, strict=True) if not verdict)
+    return Comparison(worst, failed, blind[verdicts.index(False)], _stretched(*pairs[0]))
+
+
+def comparable(r: np.ndarray, f: np.ndarray) -> bool:
+    """Whether both are numbers, and as many."""
+    return r.shape == f.shape and bool(np.isfinite(r).all() and np.isfinite(f).all())
+
+
+def _rms(array: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
+
+
+def _cosine(r: np.ndarray, f: np.ndarray) -> float:
+    norm = float(np.linalg.norm(r) * np.linalg.norm(f))
+    if norm == 0.0:
+        return 1.0 if not r.any() and not f.any() else -1.0
+    return float(np.vdot(r, f) / norm)

@@ -1,0 +1,149 @@
+"""What a universal model's submodels answer in PyTorch, passed once for all their engines and all stages.
+
+A pass in float64 is the dearest part of the gate, and nothing in it is an engine's own, except where one routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import RoutingEntry
+from ...bundle.entries.exits_entry import SegmentEntry
+from ...elastic import Submodel
+from ...exporters.parts import Exits
+from ...exporters.universal import UniversalModel
+from ...runtime.inputs.arrays import Arrays
+from .cases import Case
+from .judge import Replayed
+from .reference import Reference, replayed
+
+# Of outputs that are kept between stages; what is more, such as logits of every token of a vocabulary, is passed again.
+_MOST_BYTES_KEPT = 2**30
+
+
+class _Pass(NamedTuple):
+    """Which pass: with the answer of the last exit, or of ``every_exit`` with the states between them."""
+
+    submodel: Submodel
+    bucket: Bucket
+    every_exit: bool = False
+
+
+class References:
+    """The references of ``universal``'s submodels on the ``cases`` of each bucket.
+
+    Their modules exist one at a time, since each holds twice its weights; what they answered is kept.
+    """
+
+    def __init__(self, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]]) -> None:
+        self.universal, self.cases = universal, cases
+        self._last: tuple[Submodel, Reference] | None = None
+        self._kept: dict[_Pass, Replayed] = {}
+        self._universal: dict[Bucket, list[Arrays]] = {}
+
+    def of(self, submodel: Submodel) -> Reference:
+        """The module of ``submodel``, which is the same in every precision."""
+        key = self._in_torch(submodel)
+        if self._last is None or self._last[0] != key:
+            self._last = None  # before the next is made
+            source = self.universal.source
+            module = self.universal.narrow(submodel)
+            form = source.tasks.reference if source.tasks is not None else None
+            self._last = key, Reference(source.architecture.routing, module, source.signature.outputs, form)
+        return self._last[1]
+
+    def replayed(
+        self,
+        submodel: Submodel,
+        bucket: Bucket,
+        routes: Sequence[RoutingEntry] | None = None,
+        found: Sequence[Arrays] = (),
+        atol: float = 0.0,
+    ) -> Replayed:
+        """``submodel`` on the cases of ``bucket``, with the ``routes`` that an engine took; see ``reference.replayed``.
+
+        Without routes no engine plays a part, and later calls get what the first one found.
+        """
+        if routes:
+            return replayed(self.of(submodel), self.cases[bucket], routes, found, atol)
+        return self._once(_Pass(self._in_torch(submodel), bucket))
+
+    def universal_outputs(self, bucket: Bucket) -> list[Arrays]:
+        """What the universal model answers on the cases of ``bucket``, rounded to float32: every submodel's outputs are
+        compared with it, so that it is always kept."""
+        if bucket not in self._universal:
+            exact = self.replayed(self.universal.spec.universal(), bucket).outputs
+            self._universal[bucket] = [_float32(arrays) for arrays in exact]
+        return self._universal[bucket]
+
+    def by_segment(self, submodel: Submodel, bucket: Bucket) -> list[Replayed]:
+        """Per segment of ``submodel`` what an uncut pass has there on the cases of ``bucket``; the pass is that of its
+        widths with every layer, whose first segments are those of shorter ones."""
+        exits = self.universal.source.exits
+        assert exits is not None
+        assert submodel.depth is not None
+        whole = self._once(_Pass(self._in_torch(submodel.deepest), bucket, every_exit=True))
+        return split(exits, whole, submodel.depth)
+
+    def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> References:
+        """The same on ``some`` of the cases of each bucket, by number; what was passed is not passed again."""
+        numbers = {bucket: some(cases) for bucket, cases in self.cases.items()}
+        fewer = References(self.universal, {b: [self.cases[b][n] for n in kept] for b, kept in numbers.items()})
+        fewer._kept = {key: passed.at(numbers[key.bucket]) for key, passed in self._kept.items()}
+        return fewer
+
+    def _once(self, key: _Pass) -> Replayed:
+        if key in self._kept:
+            return self._kept[key]
+        passed = replayed(self._reference(key), self.cases[key.bucket], remade=partial(self._reference, key))
+        if sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
+            self._kept[key] = passed
+        return passed
+
+    def _reference(self, key: _Pass) -> Reference:
+        whole, exits = self.of(key.submodel), self.universal.source.exits
+        if not key.every_exit or exits is None:
+            return whole
+        return every_exit(exits, whole, exits.entry.segments[-1].layer)
+
+    def _in_torch(self, submodel: Submodel) -> Submodel:
+        bits = self.universal.spec.universal().bits
+        return submodel if bits is None else submodel.at_bits(bits)
+
+
+def _float32(arrays: Arrays) -> Arrays:
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def _bytes(passed: Replayed) -> int:
+    return sum(array.nbytes for arrays in passed.outputs for array in arrays.values())
+
+
+def every_exit(exits: Exits, reference: Reference, depth: int) -> Reference:
+    """One pass of ``reference``, of a submodel of ``depth`` layers, with the outputs of all its segments."""
+    specs = [
+        replace(spec, name=_name(segment, spec.name)) for segment in _segments(exits, depth) for spec in segment.outputs
+    ]
+    return reference.viewed(exits.every_exit, specs)
+
+
+def split(exits: Exits, whole: Replayed, depth: int) -> list[Replayed]:
+    """Per segment of a submodel of ``depth`` layers, its part of a pass that has these segments and perhaps more."""
+    return [
+        whole.of({_name(segment, spec.name): spec.name for spec in segment.outputs})
+        for segment in _segments(exits, depth)
+    ]
+
+
+def _segments(exits: Exits, depth: int) -> list[SegmentEntry]:
+    return [segment for segment in exits.entry.segments if segment.layer <= depth]
+
+
+def _name(segment: SegmentEntry, output: str) -> str:
+    return f"{segment.name} {output}"

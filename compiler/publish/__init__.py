@@ -1,1 +1,0 @@
-"""The bundle as it is written."""

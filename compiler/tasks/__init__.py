@@ -1,1 +1,0 @@
-"""Tasks on one frozen model: laid out as engines take them, proven, and added to a bundle."""

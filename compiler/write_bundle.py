@@ -1,0 +1,274 @@
+"""The manifest, the build record and its rendering, as docs/bundle-format.md specifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from datetime import datetime, timezone
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import onnxruntime
+
+from ..bundle.build_record import BuildRecord, Latency
+from ..bundle.device_files.task_index import TASK_FILE_PREFIX
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.generation_entry import GenerationEntry
+from ..bundle.entries.task_entry import TasksEntry
+from ..bundle.figures import FIGURES, present
+from ..bundle.files import sealed_json, to_json
+from ..bundle.manifest import (
+    BUILD_NAME,
+    MANIFEST_NAME,
+    REPORT_NAME,
+    SCHEMA_VERSION,
+    TASKS_NAME,
+    UNLISTED,
+    BudgetEntry,
+    FileEntry,
+    Manifest,
+    Proof,
+    Provenance,
+    Quality,
+    Ranking,
+    SubmodelEntry,
+)
+from ..bundle.open_bundle import Bundle
+from ..bundle.read_manifest import read_manifest
+from ..elastic import Submodel
+from ..exporters.checkpoints.checkpoint import sha256_of
+from ..exporters.checkpoints.generation_defaults import read_chat_template, read_generation_defaults
+from ..exporters.source import ModelSource
+from ..profiles.device_profile import DeviceProfile, profile_data
+from ..profiles.probe_host import probe_host
+from ..runtime.generation.sampling import Sampling
+from ..runtime.summary.engine_details import common_details, detail_tables
+from ..runtime.summary.short_names import ShortNames
+from ..runtime.summary.table import Table
+from ..runtime.summary.tables import bundle_facts, engine_table, stage_table, submodel_table
+from ..strict import unstructure
+from .planning.plan import Plan
+from .tensorrt.trtexec import build_commands
+from .work.clock import Clock
+from .work.staging import Stage, write_synced
+
+_VERSIONED_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
+_TEMPLATE_NAME = "chat_template.jinja"
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of everything that shapes a bundle's bytes."""
+    # Several distributions bring ONNX Runtime, so the module is asked.
+    own = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    return {**own, **{name: metadata.version(name) for name in _VERSIONED_PACKAGES}}
+
+
+def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
+    """The checkpoint's files, by path inside its folder."""
+    folder = source.checkpoint.folder
+    return tuple(
+        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
+        for path in source.source_files()
+    )
+
+
+def draft_bundle(
+    stage: Stage, source: ModelSource, ranking: Ranking, profile: DeviceProfile, options: Mapping[str, Any]
+) -> Bundle:
+    """The bundle in the staging folder before it has engines: what runners need to open one."""
+    signature = source.signature
+    if signature.text is not None and source.tokenizer is not None:
+        stage.once(stage.folder / signature.text.file, partial(write_synced, data=source.tokenizer))
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        name=source.name,
+        family=source.family.name,
+        axes=source.spec.axes,
+        trained_nested=source.spec.trained_nested,
+        ranking=ranking,
+        submodels=(),
+        engines=(),
+        budgets=(),
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+        files=(),
+        provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
+        text=signature.text,
+        exits=source.exits.entry if source.exits else None,
+        generation=draft_entry(source, stage),
+    )
+    return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, {}, ()))
+
+
+def with_task_inputs(draft: Bundle, tasks: TasksEntry | None) -> Bundle:
+    """The draft whose engines take the tensors of ``tasks`` as inputs, if there are any."""
+    return replace(draft, manifest=replace(draft.manifest, tasks=tasks))
+
+
+def complete(
+    draft: Bundle,
+    plan: Plan,
+    chosen: Sequence[Submodel],
+    engines: Sequence[EngineEntry],
+    quality: Mapping[str, Quality],
+    latencies: Sequence[Latency],
+    cached: Sequence[EngineEntry] = (),
+    merged: Sequence[EngineEntry] = (),
+) -> Bundle:
+    """The draft with its submodels, engines, engines that keep a cache, those that tasks are ``merged`` into, and
+    budgets: everything but the files, so that it can answer."""
+    candidates = {candidate.id: candidate for candidate in plan.candidates}
+    submodels = tuple(
+        SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
+        for c in (candidates[submodel.id] for submodel in chosen)
+    )
+    generation, tasks = draft.manifest.generation, draft.manifest.tasks
+    manifest = replace(
+        draft.manifest,
+        tasks=None if tasks is None else replace(tasks, merged=tuple(merged)),
+        generation=None if generation is None else generation.with_engines(cached),
+        submodels=submodels,
+        engines=tuple(engines),
+        budgets=tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets),
+        notes=plan.notes,
+    )
+    return replace(draft, manifest=manifest, build=replace(draft.build, latencies=tuple(latencies)))
+
+
+def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
+    """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
+    listed = {engine.file for engine in completed.manifest.listed_engines}
+    for path in (*stage.folder.glob(f"{TASK_FILE_PREFIX}*"), stage.folder / TASKS_NAME):
+        path.unlink(missing_ok=True)  # of an earlier run: tasks are added to the bundle that this manifest is of
+    for path in stage.folder.glob("*.onnx"):
+        if path.name not in listed:  # rungs that were built only to be measured
+            path.unlink()
+    paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
+    manifest = replace(
+        completed.manifest,
+        files=tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in paths),
+        proofs=tuple(proofs),
+    )
+    write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))
+    return manifest
+
+
+def written_bundle(stage: Stage, build: BuildRecord) -> Bundle:
+    """The bundle as its files state it, every byte of them checked; ``build`` is what will be recorded beside them.
+
+    Raises BundleFormatError or BundleCorruptError.
+    """
+    path = stage.folder / MANIFEST_NAME
+    bundle = Bundle(stage.folder.absolute(), read_manifest(path.read_bytes(), str(path)), build)
+    bundle.require_hashes(*(entry.path for entry in bundle.manifest.files))
+    return bundle
+
+
+def write_build_record(
+    stage: Stage,
+    manifest: Manifest,
+    command: Sequence[str],
+    clock: Clock,
+    latencies: Sequence[Latency],
+) -> None:
+    """Writes what differs between two compiles of the same inputs: the build record and its rendering."""
+    record = BuildRecord(
+        schema_version=SCHEMA_VERSION,
+        manifest_sha256=hashlib.sha256((stage.folder / MANIFEST_NAME).read_bytes()).hexdigest(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=tuple(command),
+        host=asdict(probe_host()),
+        seconds=dict(clock.seconds),
+        cpu_seconds=dict(clock.cpu_seconds),
+        latencies=tuple(latencies),
+        build=build_commands(manifest) or None,
+    )
+    report = render_report(manifest, record).encode()
+    write_synced(stage.folder / REPORT_NAME, report)
+    sealed = replace(record, report_sha256=hashlib.sha256(report).hexdigest())
+    write_synced(stage.folder / BUILD_NAME, sealed_json(unstructure(sealed)))
+
+
+def _listed(name: str) -> bool:
+    return name not in UNLISTED and not name.startswith(".")
+
+
+def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
+    """The interface of ``source``'s engines that keep a cache, its tokens that end a text, and how its folder samples;
+    its chat template is written into the bundle. None for a model that is not to generate. Raises CheckpointError."""
+    if source.cached is None:
+        return None
+    entry, template = stated_entry(source)
+    if template is not None:
+        write = partial(write_synced, data=template.encode())
+        stage.once(stage.folder / _TEMPLATE_NAME, write)
+    return entry
+
+
+def stated_entry(source: ModelSource) -> tuple[GenerationEntry, str | None]:
+    """What ``draft_entry`` returns of a model that is to generate, and its chat template."""
+    assert source.cached is not None
+    stated = read_generation_defaults(source.checkpoint, source.cached.vocabulary)
+    template = read_chat_template(source.checkpoint.folder)
+    entry = replace(
+        source.cached.entry,
+        end_ids=stated.end_ids,
+        begin_id=stated.begin_id,
+        sampling=_options(stated.sampling) or None,
+    )
+    if template is None:
+        return entry, None
+    return replace(entry, chat_template=_TEMPLATE_NAME, special_tokens=template.special_tokens), template.source
+
+
+def _options(sampling: Sampling) -> dict[str, int | float]:
+    """The options that are not the defaults."""
+    usual = Sampling()
+    found = {option.name: getattr(sampling, option.name) for option in fields(Sampling)}
+    return {name: value for name, value in found.items() if value != getattr(usual, name)}
+
+
+def render_report(manifest: Manifest, build: BuildRecord) -> str:
+    """Markdown: facts, submodels with their quality, engines with their parity, and the seconds of each stage."""
+    sections = [
+        f"# {manifest.name}",
+        markdown(Table(["", ""], [*bundle_facts(manifest, build), *common_details(manifest).items()])),
+        "## Submodels",
+        _quality_note(manifest),
+        markdown(submodel_table(manifest, build)),
+        markdown(ShortNames.of(manifest).ids),
+        "## Engines",
+        markdown(engine_table(manifest, build)),
+        *(f"## {heading}\n\n{markdown(table)}" for heading, table in detail_tables(manifest).items()),
+        *_build_commands(build),
+        "## Compile",
+        markdown(stage_table(build)),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _quality_note(manifest: Manifest) -> str:
+    measured = [entry.quality for entry in manifest.submodels if entry.quality]
+    if not measured:
+        return "Quality was not measured: the compile was given no data to compare outputs on."
+    first = measured[0]
+    positions = f" with {first.positions} positions" if first.positions is not None else ""
+    held_out = f"{first.samples} samples{positions} that took no part in the ranking"
+    head = f"Each submodel against the universal model on {held_out}; ± is the standard error of so few:"
+    return "\n".join([head, "", *(f"- {FIGURES[n].heading}: {FIGURES[n].meaning}" for n in present([first.figures]))])
+
+
+def _build_commands(build: BuildRecord) -> list[str]:
+    if not build.build:
+        return []
+    note = "`nestforge build` makes a plan of each graph on the device. Without TensorRT's Python package, one to time:"
+    return ["## Plans", note, "\n".join(["```", *build.build.values(), "```"])]
+
+
+def markdown(table: Table) -> str:
+    """A table as Markdown."""
+    rows: list[Sequence[str]] = [table.columns, ["---"] * len(table.columns), *table.rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import RowNeed, TensorSpec
+from nestforge.compiler.examples.rank_axes import text_encoder
+from nestforge.compiler.parity.cases import few, parity_cases, shapes_to_prove
+from nestforge.errors import InputError
+from nestforge.exporters.signature import Signature
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.inputs.check_inputs import InputChecker
+from nestforge.runtime.inputs.text import TextEncoder
+
+
+@pytest.fixture
+def model(tiniest: Path) -> UniversalModel:
+    return load_universal(open_source(tiniest))
+
+
+@pytest.mark.parametrize("bucket", [Bucket(1, 2), Bucket(1, 3), Bucket(5, 16), Bucket(7, 2)], ids=lambda b: b.label)
+def test_every_case_is_a_request_that_fills_its_bucket(model: UniversalModel, bucket: Bucket) -> None:
+    signature = model.source.signature
+    cases = parity_cases(signature, bucket, text_encoder(model))
+    assert [case.name for case in cases] == ["random-0", "random-1", "whole", "padded", "text"]
+    for case in cases:
+        assert list(case.feeds) == [spec.name for spec in signature.inputs], (
+            "reference and engine take them by position"
+        )
+        checker = InputChecker(signature.inputs)
+        rows = bucket.batch - 1 if case.name == "padded" and bucket.batch > 1 else bucket.batch
+        assert checker.shape_of(case.request) == Bucket(rows, bucket.sequence)
+        filled = checker.filled(case.request, bucket)
+        assert all(np.array_equal(array, filled[name]) for name, array in case.feeds.items()), "as the runtime fills it"
+
+
+def test_masks_are_what_the_names_say(model: UniversalModel) -> None:
+    cases = {c.name: c.feeds for c in parity_cases(model.source.signature, Bucket(3, 12), text_encoder(model))}
+    assert cases["whole"]["attention_mask"].all()
+    holes = cases["random-0"]["attention_mask"]
+    assert (np.diff(holes, axis=1) > 0).any(), "a mask that is 0 and then 1 again"
+    padded = cases["padded"]
+    # a third of the first row, less of the second, and the third is not there
+    assert padded["attention_mask"].sum(1).tolist() == [8, 9, 0]
+    for row, length in enumerate([8, 9, 0]):
+        assert padded["attention_mask"][row, :length].all()
+        assert not padded["input_ids"][row, length:].any()
+    assert not np.array_equal(cases["random-0"]["input_ids"], cases["random-1"]["input_ids"])
+    assert {0, 1} == set(cases["random-0"]["token_type_ids"].flatten())
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.sampled_from(["token", "first_token"]))
+def test_every_row_of_a_mask_has_what_it_needs_and_hides_something(batch: int, sequence: int, need: RowNeed) -> None:
+    tokens = ("batch", "sequence")
+    ids, mask = (TensorSpec(name, "int64", tokens, pad=0, high=2) for name in ("ids", "mask"))
+    inputs = (ids, replace(mask, row_needs=need))
+    signature = Signature(inputs, (TensorSpec("y", "float32", tokens),), 9, "mask")
+    cases = {case.name: case for case in parity_cases(signature, Bucket(batch, sequence), None)}
+    for case in cases.values():
+        assert InputChecker(inputs).shape_of(case.request).sequence == sequence
+    for name in ("random-0", "random-1"):
+        hides = (cases[name].feeds["mask"] == 0).any(axis=1)
+        assert hides.all() == (sequence > 1)
+
+
+def test_text_is_read_by_the_models_own_tokenizer(model: UniversalModel) -> None:
+    feeds = parity_cases(model.source.signature, Bucket(2, 16), text_encoder(model))[-1].feeds
+    assert feeds["input_ids"][:, 0].tolist() == [2, 2], "every row begins with [CLS]"
+    assert feeds["input_ids"][0, :5].tolist() == [2, 4, 6, 7, 8], "[CLS] the quick brown fox"
+    assert feeds["attention_mask"].sum() == (feeds["input_ids"] != 0).sum()
+
+
+def test_cases_are_the_same_every_time(model: UniversalModel) -> None:
+    once, again = (parity_cases(model.source.signature, Bucket(2, 8), text_encoder(model)) for _ in range(2))
+    for one, other in zip(once, again, strict=True):
+        assert all(np.array_equal(array, other.feeds[name]) for name, array in one.feeds.items())
+
+
+@pytest.mark.parametrize(
+    ("pad", "batch", "names"),
+    [
+        (None, 2, ["random-0", "random-1"]),
+        (0, 1, ["random-0", "random-1"]),
+        (0, 2, ["random-0", "random-1", "padded"]),
+    ],
+)
+def test_a_model_of_images_has_no_text_and_no_length(pad: int | None, batch: int, names: list[str]) -> None:
+    pixels = TensorSpec("pixels", "float32", ("batch", 3, 4), pad=pad)
+    signature = Signature((pixels,), (TensorSpec("y", "float32", ("batch",)),))
+    cases = parity_cases(signature, Bucket(batch, 1), None)
+    assert [case.name for case in cases] == names
+    assert all(case.feeds["pixels"].shape == (batch, 3, 4) for case in cases)
+    if "padded" in names:
+        rows = cases[-1].feeds["pixels"]
+        assert rows[0].all()
+        assert not rows[1].any(), "a request of one image, filled up"
+
+
+def test_a_bucket_too_short_for_any_text_is_refused(model: UniversalModel) -> None:
+    """Tokenizers do not truncate below the tokens that they add themselves."""
+    with pytest.raises(InputError, match="the tokenizer adds 2 tokens to each, and the largest bucket takes 1"):
+        parity_cases(model.source.signature, Bucket(1, 1), _encoder(model))
+
+
+def _encoder(model: UniversalModel) -> TextEncoder:
+    encoder = text_encoder(model)
+    assert encoder is not None
+    return encoder
+
+
+def test_a_range_is_proven_at_its_ends_and_all_over() -> None:
+    shapes = shapes_to_prove(Bucket(8, 512, 1, 1))
+    assert {Bucket(1, 1), Bucket(1, 512), Bucket(8, 1), Bucket(8, 64)} <= set(shapes)
+    assert {Bucket(1, 2**power) for power in range(10)} <= set(shapes)
+    assert all(1 <= shape.batch <= 8 and 1 <= shape.sequence <= 512 for shape in shapes)
+    assert shapes == shapes_to_prove(Bucket(8, 512, 1, 1))
+    assert len({shape.batch for shape in shapes}) >= 3
+
+
+def test_few_cases_are_the_smaller_ones_and_the_largest(model: UniversalModel) -> None:
+    signature, encoder = model.source.signature, text_encoder(model)
+    static = parity_cases(signature, Bucket(2, 8), encoder)
+    assert few(static) == [0, 1, 2, 3, 4]
+    cases = parity_cases(signature, Bucket(4, 32, 1, 1), encoder)
+    kept, sizes = few(cases), sorted(case.tokens for case in cases)
+    assert len(cases) > 12
+    assert kept == sorted(kept)
+    assert sorted(cases[number].tokens for number in kept) == [*sizes[:8], sizes[-1]]

@@ -1,0 +1,132 @@
+"""PyTorch's answers are computed once for all engines of a submodel."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nestforge.compiler.engines.build_engine import EngineBuilder
+from nestforge.compiler.parity import references as module
+from nestforge.compiler.parity.cases import parity_cases
+from nestforge.compiler.parity.judge import Replayed
+from nestforge.compiler.parity.reference import replayed
+from nestforge.compiler.parity.references import References, every_exit, split
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
+from support.cost_eff_models import save_tiny
+from support.tiny_compile import BUCKET
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The submodels that were passed through PyTorch, by the parameters of their first layer."""
+    passed: list[str] = []
+    replayed: Callable[..., Replayed] = module.replayed
+
+    def counted(reference: module.Reference, *arguments: object, **options: object) -> Replayed:
+        passed.append(str(next(iter(reference.module.model.encoder.parameters())).shape[0]))
+        return replayed(reference, *arguments, **options)
+
+    monkeypatch.setattr(module, "replayed", counted)
+    return passed
+
+
+def fresh(builder: EngineBuilder) -> References:
+    return References(builder.universal, builder.cases)
+
+
+def test_a_submodel_is_passed_once(builder: EngineBuilder, passes: list[str]) -> None:
+    references, spec = fresh(builder), builder.universal.spec
+    small, other = spec.parse("ffn8-heads1"), spec.parse("ffn16-heads2")
+    first = references.replayed(small, BUCKET)
+    references.replayed(other, BUCKET)
+    again = references.replayed(small, BUCKET)
+    assert passes == ["8", "16"]
+    for one, two in zip(first.outputs, again.outputs, strict=True):
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert again.roundings == first.roundings
+
+
+def test_a_compiled_engine_its_proof_and_its_check_share_one_pass(builder: EngineBuilder, passes: list[str]) -> None:
+    builder = replace(builder, references=fresh(builder))
+    builder.build(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
+    assert passes == ["8", "16"], "its own, and the universal model's, from which it must differ"
+
+
+def test_fewer_cases_are_judged_by_what_was_passed(builder: EngineBuilder, passes: list[str]) -> None:
+    references, spec = fresh(builder), builder.universal.spec
+    small, other = spec.parse("ffn8-heads1"), spec.parse("ffn16-heads2")
+    every = references.replayed(small, BUCKET)
+    fewer = references.on(lambda cases: [1, len(cases) - 1])
+    names = [case.name for case in references.cases[BUCKET]]
+    assert [case.name for case in fewer.cases[BUCKET]] == [names[1], names[-1]]
+    found = fewer.replayed(small, BUCKET)
+    assert passes == ["8"]
+    assert found.outputs[0] is every.outputs[1]
+    assert found.outputs[1] is every.outputs[-1]
+    more, all_of_them = found.after_passes({names[-1]}, 3), every.after_passes({names[-1]}, 3)
+    for name, own in more.roundings[1].items():
+        assert np.array_equal(own.max_abs, all_of_them.roundings[-1][name].max_abs)
+    assert more.roundings[0] is found.roundings[0]
+    assert len(fewer.replayed(other, BUCKET).outputs) == 2
+    assert passes == ["8", "16"], "what was not passed yet is passed on these alone"
+
+
+def test_a_pass_that_is_kept_holds_no_module(builder: EngineBuilder) -> None:
+    references = fresh(builder)
+    kept = references.replayed(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
+    module = weakref.ref(references.of(builder.universal.spec.parse("ffn8-heads1")).module)
+    references.of(builder.universal.spec.parse("ffn16-heads2"))
+    gc.collect()
+    assert module() is None
+    wider, number = kept.after_passes({"whole"}, 1), [case.name for case in references.cases[BUCKET]].index("whole")
+    assert wider.roundings[number] is not kept.roundings[number], "it is made again for a further pass"
+
+
+def test_what_takes_too_much_memory_is_passed_again_but_for_the_universal_model(
+    builder: EngineBuilder, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES_KEPT", 0)
+    references, spec = fresh(builder), builder.universal.spec
+    for _ in range(2):
+        references.replayed(spec.parse("ffn8-heads1"), BUCKET)
+        whole = references.universal_outputs(BUCKET)
+    assert passes == ["8", "16", "8"]
+    assert {array.dtype for arrays in whole for array in arrays.values()} == {np.dtype(np.float32)}
+
+
+def test_rounding_can_be_measured_again_of_what_was_kept(builder: EngineBuilder) -> None:
+    references, submodel = fresh(builder), builder.universal.spec.parse("ffn8-heads1")
+    references.replayed(submodel, BUCKET)
+    kept = references.replayed(submodel, BUCKET)
+    assert kept.again is not None
+    *others, last = (case.name for case in references.cases[BUCKET])
+    wider = kept.after_passes({last}, 99)
+    for case, before, after in zip([*others, last], kept.roundings, wider.roundings, strict=True):
+        grew = [np.any(np.asarray(after[name].max_abs) > before[name].max_abs) for name in before]
+        assert all((np.asarray(after[name].max_abs) >= before[name].max_abs).all() for name in before)
+        assert any(grew) == (case == last)
+
+
+def test_the_segments_of_every_depth_share_one_pass(tmp_path: Path, passes: list[str]) -> None:
+    universal = load_universal(open_source(save_tiny(tmp_path / "m")))
+    references = References(universal, {BUCKET: parity_cases(universal.source.signature, BUCKET, None)})
+    deepest = references.by_segment(universal.spec.universal(), BUCKET)
+    shorter = references.by_segment(universal.spec.parse("depth3"), BUCKET)
+    assert (len(deepest), len(shorter), len(passes)) == (3, 2, 1)
+    narrowed = references.of(universal.spec.parse("depth3"))
+    exits = universal.source.exits
+    assert exits is not None
+    own_pass = replayed(every_exit(exits, narrowed, 3), references.cases[BUCKET])
+    for one, own in zip(shorter, split(exits, own_pass, 3), strict=True):
+        for found, expected in zip(one.outputs, own.outputs, strict=True):
+            assert found.keys() == expected.keys() == {"next_state", "logits", "entropy"}
+            assert all(np.array_equal(found[name], expected[name]) for name in found)
+    more = shorter[0].again
+    assert more is not None
+    assert more({"whole"}).roundings[0].keys() == {"next_state", "logits", "entropy"}
