@@ -26,8 +26,8 @@ from ..compiler.engines.measure import rungs_to_measure
 from ..compiler.planning.cost_model import fit_correction, predict
 from ..examples.encoder.corpus import demo_checkpoint
 from ..exporters.checkpoints.own_folder import save_model
-from ..exporters.families.matformer.architecture.config import MatformerConfig
-from ..exporters.families.matformer.model.language_model import MatformerLM
+from ..exporters.families.matformer.config import MatformerConfig
+from ..exporters.families.matformer.model import MatformerLM
 from ..exporters.source import open_source
 from ..profiles.budget import BudgetSpec
 from ..profiles.load_profile import load_profile

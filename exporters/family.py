@@ -37,12 +37,13 @@ class Family:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every family, found by looking into the rooms of ``families/``: a module there whose name ends with ``family``
-    and that defines ``FAMILY`` is enough."""
+    """Every family, found by looking into the folders of ``families/``: a module there whose name ends with ``family``
+    and that defines ``FAMILY``, or ``FAMILIES``, is enough."""
     package = import_module(".families", __package__)
     rooms = [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]
     names = [f"{room.__name__}.{info.name}" for room in rooms for info in iter_modules(room.__path__)]
-    return tuple(import_module(name).FAMILY for name in names if name.endswith("family"))
+    found = [vars(import_module(name)) for name in names if name.endswith("family")]
+    return tuple(family for module in found for family in module.get("FAMILIES") or (module["FAMILY"],))
 
 
 def family_of(checkpoint: Checkpoint) -> Family:

@@ -9,9 +9,15 @@ from ..bucket import Bucket
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import TextEntry
 from ..errors import ExportError
+from .checkpoints.checkpoint import Checkpoint
 
 # Of static buckets in place of a range.
 _USUAL_SEQUENCES = (32, 128)
+
+
+def text_entry(checkpoint: Checkpoint, ids: str, mask: str | None = None, types: str | None = None) -> TextEntry | None:
+    """How the tokenizer of ``checkpoint`` feeds the inputs of these names; None where the folder has no tokenizer."""
+    return TextEntry("tokenizer.json", ids, mask, types, None) if checkpoint.tokenizer_files else None
 
 
 @dataclass(frozen=True)

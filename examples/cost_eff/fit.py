@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ...exporters.families.cost_eff.entropy import entropy
-from ...exporters.families.cost_eff.model import CostEffModel
+from ...exporters.families.cost_eff.model import CostEffModel, entropy
 from ..training import decay_groups, descend
 from .texts import Batch, Rows
 

@@ -14,18 +14,19 @@ from safetensors.torch import load_file, save_file
 
 from ...errors import CheckpointError
 from ...exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ...exporters.families.cost_eff.architecture import CostEffArchitecture, Widths
-from ...exporters.families.cost_eff.model import CostEffModel
-from ...exporters.families.cost_eff.read_architecture import read_architecture
-from ...exporters.families.cost_eff.sidecar import (
+from ...exporters.families.cost_eff.config import (
     SCHEMA_VERSION,
     SIDECAR_NAME,
+    CostEffArchitecture,
     EmbeddingSpec,
     ExitSpec,
     Sidecar,
+    Widths,
+    read_architecture,
     read_sidecar,
 )
-from ...exporters.families.cost_eff.tsvd import factorise
+from ...exporters.families.cost_eff.loading import factorise
+from ...exporters.families.cost_eff.model import CostEffModel
 from ...strict import unstructure
 from .fit import label_loss
 from .texts import Batch

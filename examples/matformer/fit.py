@@ -21,8 +21,8 @@ from torch.nn import functional
 from ...compiler.planning.ladder import ladder
 from ...compiler.planning.levels import levels
 from ...exporters.checkpoints.own_folder import save_model
-from ...exporters.families.matformer.architecture.config import NestedConfig
-from ...exporters.families.matformer.folder import load_model
+from ...exporters.families.matformer.config import NestedConfig
+from ...exporters.families.matformer.model import load_model
 from ...exporters.source import open_source
 from ..byte_windows import Data, Rows
 from ..training import Record, decay_groups, descend, one_thread, parameters_of, replace_folder

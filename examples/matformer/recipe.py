@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...exporters.families.matformer.architecture.config import MatformerConfig, MatformerVitConfig
+from ...exporters.families.matformer.config import MatformerConfig, MatformerVitConfig
 
 LEVELS = {"S": 0.125, "M": 0.25, "L": 0.5, "XL": 1.0}
 

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ...exporters.families.matformer.architecture.config import MatformerConfig, MatformerVitConfig, NestedConfig
-from ...exporters.families.matformer.model.language_model import MatformerLM
-from ...exporters.families.matformer.model.vision_model import MatformerViT
+from ...exporters.families.matformer.config import MatformerConfig, MatformerVitConfig, NestedConfig
+from ...exporters.families.matformer.model import MatformerLM, MatformerViT
 from ..byte_windows import Data, PythonBytes, Rows, read_python_bytes
 from ..python_text import byte_tokenizer
 from .recipe import Recipe

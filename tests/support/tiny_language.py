@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from nestforge.exporters.checkpoints.own_folder import save_model
-from nestforge.exporters.families.matformer.architecture.config import MatformerConfig
-from nestforge.exporters.families.matformer.model.language_model import MatformerLM
+from nestforge.exporters.families.matformer.config import MatformerConfig
+from nestforge.exporters.families.matformer.model import MatformerLM
 from support.tiny_models import word_tokenizer
 
 _SETTINGS: dict[str, Any] = {

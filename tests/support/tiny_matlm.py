@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from nestforge.exporters.checkpoints.own_folder import save_model
-from nestforge.exporters.families.matformer.architecture.config import MatformerConfig
-from nestforge.exporters.families.matformer.model.language_model import MatformerLM
+from nestforge.exporters.families.matformer.config import MatformerConfig
+from nestforge.exporters.families.matformer.model import MatformerLM
 
 TINY_MATLM: dict[str, Any] = {
     "vocab_size": 64,

@@ -60,8 +60,8 @@ def cut_ffn(folder: Path, widths: list[int]) -> Path:
 def save_tiny_matvit(folder: Path, **overrides: Any) -> Path:
     """A MatViT that says it was trained nested, in FFNs and heads."""
     from nestforge.exporters.checkpoints.own_folder import save_model
-    from nestforge.exporters.families.matformer.architecture.config import MatformerVitConfig
-    from nestforge.exporters.families.matformer.model.vision_model import MatformerViT
+    from nestforge.exporters.families.matformer.config import MatformerVitConfig
+    from nestforge.exporters.families.matformer.model import MatformerViT
 
     settings = {**TINY_VIT, "num_labels": CLASSES, "activation": "gelu", "nested": True, "nested_heads": True}
     config = MatformerVitConfig(**{**settings, **overrides})

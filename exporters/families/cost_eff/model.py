@@ -7,21 +7,14 @@ Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``A`` heads of size ``D``, ``F``
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
 
 from ...modules.attention import additive_mask
-from .architecture import CostEffArchitecture, Widths
-from .entropy import entropy
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_new": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-}
+from ...modules.layers import ACTIVATIONS
+from .config import CostEffArchitecture, Widths
 
 
 class CostEffModel(torch.nn.Module):
@@ -84,6 +77,18 @@ class CostEffModel(torch.nn.Module):
         head: torch.nn.Module = self.exits[str(layer)]
         logits: torch.Tensor = head(pooled.tanh() if exits.activation == "tanh" else pooled)
         return logits
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """``[..., C]`` logits to ``[...]`` entropies in nats, float32, within ``[0, ln C]`` up to rounding, for
+    logits below 1e38.
+
+    ``-sum(exp(s) * s)`` with ``s = z - max(z) - ln sum(exp(z - max(z)))``, the log of the softmax, which is finite:
+    where a probability underflows, its term is ``0 * s = 0``, while ``p * ln p`` would be NaN and send the easiest rows
+    through every layer. Few operations, since every exit computes them on a handful of numbers.
+    """
+    logs = logits.float().log_softmax(-1)  # [..., C]
+    return -(logs.exp() * logs).sum(-1).clamp(max=0)
 
 
 class Embeddings(torch.nn.Module):
@@ -168,7 +173,7 @@ class Intermediate(torch.nn.Module):
     def __init__(self, architecture: CostEffArchitecture, width: int) -> None:
         super().__init__()
         self.dense = torch.nn.Linear(architecture.hidden, width)
-        self.activation = _ACTIVATIONS[architecture.activation]
+        self.activation = ACTIVATIONS[architecture.activation]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.activation(self.dense(hidden))
@@ -197,19 +202,59 @@ class OutputBias(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(width))
 
 
-class Answering(torch.nn.Module):
-    """``model`` as the compiler traces it: the answer of its last exit."""
-
-    def __init__(self, model: CostEffModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        answer: tuple[torch.Tensor, ...] = self.model(*inputs)
-        return answer
-
-
 def inner_model(module: torch.nn.Module) -> CostEffModel:
     """The model inside an ``Answering``, or inside a copy of one with narrower parameters."""
     assert isinstance(module.model, CostEffModel)
     return module.model
+
+
+class _Segment(torch.nn.Module):
+    """The layers behind ``first`` up to ``last`` and the exit there; a state ``[B, S, H]`` passed on is first."""
+
+    def __init__(self, model: CostEffModel, first: int, last: int, passes_on: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._span = (first, last)
+        self._passes_on = passes_on
+
+    def _from(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.model.states_from(hidden, attention_mask, *self._span)[-1]
+        answer = self.model.answer(self._span[1], hidden, attention_mask)
+        return (hidden, *answer) if self._passes_on else answer
+
+
+class FirstSegment(_Segment):
+    """From ids, mask and types ``[B, S]``: the embeddings come before its layers."""
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *types: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return self._from(self.model.embeddings(input_ids, *types or (None,)), attention_mask)
+
+
+class LaterSegment(_Segment):
+    """From the state ``[B, S, H]`` that the segment before passed on, and the mask ``[B, S]``."""
+
+    def forward(self, state: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._from(state, attention_mask)
+
+
+class EveryExit(torch.nn.Module):
+    """One pass that returns what all segments return, in order; the state is not passed on at layer ``deepest``."""
+
+    def __init__(self, model: CostEffModel, layers: Sequence[int], deepest: int) -> None:
+        super().__init__()
+        self.model = model
+        self._layers = tuple(layers)
+        self._deepest = deepest
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *types: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        states = self.model.hidden_states(input_ids, attention_mask, *types)
+        outputs: list[torch.Tensor] = []
+        for layer in self._layers:
+            if layer != self._deepest:
+                outputs.append(states[layer])
+            outputs += self.model.answer(layer, states[layer], attention_mask)
+        return tuple(outputs)

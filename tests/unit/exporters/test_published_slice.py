@@ -9,8 +9,8 @@ import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.own_folder import save_model
-from nestforge.exporters.families.matformer.architecture.config import MatformerConfig
-from nestforge.exporters.families.matformer.model.language_model import MatformerLM
+from nestforge.exporters.families.matformer.config import MatformerConfig
+from nestforge.exporters.families.matformer.model import MatformerLM
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from safetensors.torch import load_file, save_file

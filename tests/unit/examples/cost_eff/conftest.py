@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from nestforge.examples.cost_eff.texts import Batch, Rows
-from nestforge.exporters.families.cost_eff.architecture import CostEffArchitecture, Widths
+from nestforge.exporters.families.cost_eff.config import CostEffArchitecture, ExitSpec, Widths
 from nestforge.exporters.families.cost_eff.model import CostEffModel
-from nestforge.exporters.families.cost_eff.sidecar import ExitSpec
 
 DEPTH, HEADS, HEAD_SIZE, FFN, CLASSES = 3, 4, 4, 12, 3
 

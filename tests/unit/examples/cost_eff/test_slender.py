@@ -27,7 +27,7 @@ from nestforge.examples.cost_eff.slender import (
 from nestforge.examples.cost_eff.texts import Batch, Rows
 from nestforge.examples.training import parameters_of
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
-from nestforge.exporters.families.cost_eff.architecture import Widths
+from nestforge.exporters.families.cost_eff.config import Widths
 from nestforge.exporters.families.cost_eff.model import CostEffModel
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

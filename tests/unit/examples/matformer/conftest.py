@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nestforge.examples.matformer.recipe import Recipe
 from nestforge.examples.matformer.tasks import DigitsTask, LanguageTask, Task
-from nestforge.exporters.families.matformer.architecture.config import MatformerConfig, MatformerVitConfig
+from nestforge.exporters.families.matformer.config import MatformerConfig, MatformerVitConfig
 
 LAYERS, FULL = 2, 16
 RECIPE = Recipe(steps=3, batch=4, rate=1e-2, decay=0.1)

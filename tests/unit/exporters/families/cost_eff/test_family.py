@@ -15,7 +15,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import Proof
 from nestforge.compiler.model_view import view_model
 from nestforge.errors import PlanError
-from nestforge.exporters.families.cost_eff import weights as weights_module
+from nestforge.exporters.families.cost_eff import loading
 from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
@@ -201,8 +201,8 @@ def test_a_wrongly_kept_head_fails_the_proof(tmp_path: Path, monkeypatch: pytest
     every = {str(layer): list(range(64)) for layer in range(4)}
     kept = changed(SIDECAR, {"kept_heads": {str(layer): [1, 3] for layer in range(4)}, "kept_ffn": every})
     source = open_source(save_folder(tmp_path / "m", config, kept, random_weights(shapes_of(config, SIDECAR))))
-    blocks = weights_module.step_blocks
-    monkeypatch.setattr(weights_module, "step_blocks", lambda data, cut: blocks(data, cut).roll(1, 0))
+    blocks = loading.step_blocks
+    monkeypatch.setattr(loading, "step_blocks", lambda data, cut: blocks(data, cut).roll(1, 0))
     worst, limit = next((p.worst, p.limit) for p in _load_proofs(source))
     assert worst > limit
 

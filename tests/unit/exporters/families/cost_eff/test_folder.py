@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nestforge.errors import CheckpointError
-from nestforge.exporters.families.cost_eff.sidecar import read_sidecar
+from nestforge.exporters.families.cost_eff.config import read_sidecar
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.cost_eff_models import CONFIG, SIDECAR, changed, random_weights, save_folder, save_tiny, shapes_of

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from nestforge.errors import CheckpointError
-from nestforge.exporters.families.cost_eff.entropy import entropy
-from nestforge.exporters.families.cost_eff.tsvd import factorise
+from nestforge.exporters.families.cost_eff.loading import factorise
+from nestforge.exporters.families.cost_eff.model import entropy
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.cost_eff_models import save_tiny

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.exporters.families.cost_eff.segment_modules import EveryExit, FirstSegment, LaterSegment
+from nestforge.exporters.families.cost_eff.model import EveryExit, FirstSegment, LaterSegment
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.cost_eff_models import save_tiny

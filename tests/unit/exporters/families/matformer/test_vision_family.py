@@ -8,9 +8,9 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
-from nestforge.exporters.families.matformer.architecture.config import MatformerVitConfig
-from nestforge.exporters.families.matformer.architecture.shapes import vision_model_shapes
-from nestforge.exporters.families.matformer.model.vision_model import MatformerViT
+from nestforge.exporters.families.matformer.config import MatformerVitConfig
+from nestforge.exporters.families.matformer.model import MatformerViT
+from nestforge.exporters.families.matformer.ops import vision_model_shapes
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.tiny_vision import CLASSES, TINY_VIT, edit_config, save_tiny_matvit

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.own_folder import config_from_json
-from nestforge.exporters.families.matformer.architecture.config import (
+from nestforge.exporters.families.matformer.config import (
+    LANGUAGE,
+    VISION,
     MatformerConfig,
     MatformerVitConfig,
 )
-from nestforge.exporters.families.matformer.architecture.language_presets import LANGUAGE
-from nestforge.exporters.families.matformer.architecture.vision_presets import VISION
 from support.tiny_matlm import TINY_MATLM, matlm_config
 
 STATED = {"model_type": "matformer_lm", **TINY_MATLM}

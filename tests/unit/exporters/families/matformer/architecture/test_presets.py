@@ -15,11 +15,9 @@ import pytest
 from click.testing import CliRunner
 from nestforge.compiler.planning.levels import levels
 from nestforge.exporters.architecture import ParameterGroups, parameter_groups
-from nestforge.exporters.families.matformer.architecture.config import MatformerConfig
-from nestforge.exporters.families.matformer.architecture.language_presets import LANGUAGE
-from nestforge.exporters.families.matformer.architecture.shapes import elastic_spec, language_model_shapes
-from nestforge.exporters.families.matformer.architecture.vision_presets import VISION
-from nestforge.exporters.families.matformer.language_family import is_embedding
+from nestforge.exporters.families.matformer.config import LANGUAGE, VISION, MatformerConfig
+from nestforge.exporters.families.matformer.family import is_embedding
+from nestforge.exporters.families.matformer.ops import elastic_spec, language_model_shapes
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.tools.cli import main
 

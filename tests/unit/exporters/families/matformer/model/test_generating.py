@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from nestforge.exporters.families.matformer.model.generating import RecordedLM
+from nestforge.exporters.families.matformer.model import RecordedLM
 from support.tiny_matlm import matlm_config, tiny_matlm
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.exporters.families.matformer.architecture.shapes import elastic_spec, language_model_shapes
-from nestforge.exporters.families.matformer.model.language_model import MatformerLM
-from nestforge.exporters.families.matformer.model.nested_ffn import NestedFFN
+from nestforge.exporters.families.matformer.model import MatformerLM
+from nestforge.exporters.families.matformer.ops import elastic_spec, language_model_shapes
+from nestforge.exporters.modules.layers import Ffn
 from support.tiny_matlm import matlm_config, tiny_matlm
 from torch.nn import functional
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -137,7 +137,7 @@ def test_widths_must_be_on_the_axes() -> None:
 
 
 def test_the_bias_of_the_down_projection_is_whole_at_every_level() -> None:
-    ffn = NestedFFN(4, 8, "gelu", bias=True).requires_grad_(False)
+    ffn = Ffn(4, 8, "gelu", bias=True).requires_grad_(False)
     x = torch.randn(3, 4)
     assert torch.equal(ffn(x, 8), ffn(x))
     expected = functional.gelu(x @ ffn.up.weight[:2].T + ffn.up.bias[:2]) @ ffn.down.weight[:, :2].T + ffn.down.bias

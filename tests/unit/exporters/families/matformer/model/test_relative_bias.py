@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.matformer.model.relative_bias import RelativeBias, distance_buckets
+from nestforge.exporters.families.matformer.model import RelativeBias, distance_buckets
 from transformers.models.t5.modeling_t5 import T5Attention
 
 

@@ -1,4 +1,4 @@
-"""Every parameter of a MatFormer model, and which of them shrink with what: known from its configuration alone.
+"""Parameters, axes and operations of MatFormer models, from their configuration alone (no torch here).
 
 Linear weights are ``[out, in]``, as torch stores them.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .....elastic import Axis, ElasticSpec, PrefixSlice
-from .....errors import CheckpointError
-from ....checkpoints.checkpoint import Checkpoint, compare_with_headers
-from ....hugging_face.tensors import RELATIVE_BUCKETS, Shape, linear_shapes, norm_shapes
+from ....bucket import Bucket
+from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
+from ....errors import CheckpointError
+from ....workload import Op, elementwise, linear, lookup, pre_norm_layer
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...hugging_face.tensors import RELATIVE_BUCKETS, Shape, linear_shapes, norm_shapes
 from .config import MatformerConfig, MatformerVitConfig, NestedConfig
 
 
@@ -48,6 +50,19 @@ def vision_model_shapes(config: MatformerVitConfig) -> dict[str, Shape]:
             norm_shapes(f"{at}.attention_norm", d) | norm_shapes(f"{at}.ffn_norm", d) | _layer(config, layer, bias=True)
         )
     return shapes | norm_shapes("norm", d) | linear_shapes("head", d, config.num_labels, bias=True)
+
+
+def _layer(config: NestedConfig, layer: int, bias: bool) -> dict[str, Shape]:
+    d, at = config.hidden_size, f"layers.{layer}"
+    shapes: dict[str, Shape] = {}
+    for part in ("query", "key", "value", "output"):
+        shapes |= linear_shapes(f"{at}.attention.{part}", d, d, bias)
+    width = config.widths[layer]
+    return shapes | linear_shapes(f"{at}.ffn.up", d, width, bias) | linear_shapes(f"{at}.ffn.down", width, d, bias)
+
+
+def _relative_bias(layer: str) -> str:
+    return f"{layer}.relative_bias.weight"
 
 
 def elastic_spec(config: NestedConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
@@ -91,14 +106,46 @@ def compare_weights(checkpoint: Checkpoint, config: NestedConfig, shapes: Mappin
     compare_with_headers(checkpoint, shapes)
 
 
-def _layer(config: NestedConfig, layer: int, bias: bool) -> dict[str, Shape]:
-    d, at = config.hidden_size, f"layers.{layer}"
-    shapes: dict[str, Shape] = {}
-    for part in ("query", "key", "value", "output"):
-        shapes |= linear_shapes(f"{at}.attention.{part}", d, d, bias)
-    width = config.widths[layer]
-    return shapes | linear_shapes(f"{at}.ffn.up", d, width, bias) | linear_shapes(f"{at}.ffn.down", width, d, bias)
+def language_model_ops(config: MatformerConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``MatformerLM`` at ``bucket``, with the logits of every position."""
+    d, t = config.hidden_size, bucket.tokens
+    ops = [lookup("embed_tokens", t * d)]
+    for layer in range(config.num_hidden_layers):
+        ops += layer_ops(config, submodel, bucket, layer, config.bias)
+        ops += _position_ops(config, submodel, bucket, layer)
+    ops.append(elementwise("norm", t * d, passes=4))
+    return [*ops, linear("lm_head", t, d, config.vocab_size, config.bias)]
 
 
-def _relative_bias(layer: str) -> str:
-    return f"{layer}.relative_bias.weight"
+def vision_model_ops(config: MatformerVitConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``MatformerViT`` over ``bucket.batch`` images, each of as many tokens as it has patches and one."""
+    d, rows = config.hidden_size, bucket.batch
+    image = Bucket(rows, config.patches + 1)
+    ops = [
+        linear("patch", rows * config.patches, config.num_channels * config.patch_size**2, d),
+        elementwise("positions", image.tokens * d, passes=5),
+    ]
+    for layer in range(config.num_hidden_layers):
+        ops += layer_ops(config, submodel, image, layer, bias=True)
+    return [*ops, elementwise("norm", rows * d, passes=4), linear("head", rows, d, config.num_labels)]
+
+
+def layer_ops(config: NestedConfig, submodel: Submodel, bucket: Bucket, layer: int, bias: bool) -> list[Op]:
+    """One pre-norm layer on ``bucket``'s tokens: attention and FFN, each with its norm and residual."""
+    at = f"layers.{layer}"
+    heads, width = heads_of(config, submodel, layer), submodel[f"{at}.ffn"]
+    return pre_norm_layer(at, bucket, config.hidden_size, heads, config.head_dim, width, bias)
+
+
+def _position_ops(config: MatformerConfig, submodel: Submodel, bucket: Bucket, layer: int) -> list[Op]:
+    at, heads = f"layers.{layer}", heads_of(config, submodel, layer)
+    if config.position == "rotary":
+        turned = 2 * bucket.tokens * heads * config.head_dim
+        return [elementwise(f"{at}.attention.rotary", turned, passes=4)]
+    pairs = heads * bucket.sequence**2  # the same for every row of the batch
+    return [lookup(f"{at}.relative_bias", pairs), elementwise(f"{at}.relative_bias.mask", pairs, passes=3)]
+
+
+def heads_of(config: NestedConfig, submodel: Submodel, layer: int) -> int:
+    """Heads of ``layer`` in ``submodel``: all of them where heads are no axis."""
+    return submodel[f"layers.{layer}.heads"] if config.nested_heads else config.num_attention_heads

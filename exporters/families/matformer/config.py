@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ....checkpoints.config import MOST_LAYERS, granularity_problem
-from ....checkpoints.own_folder import OwnConfig
+from ...checkpoints.config import MOST_LAYERS, granularity_problem
+from ...checkpoints.own_folder import OwnConfig
 
 Activation = Literal["gelu", "squared_relu"]
 Position = Literal["rotary", "relative_bias"]
@@ -112,3 +112,49 @@ class MatformerVitConfig(NestedConfig):
         if found is None and self.image_size % self.patch_size:
             return f"image_size: {self.image_size} is no multiple of patch_size {self.patch_size}"
         return found
+
+
+# MatLM at the paper's five sizes, named by parameters with the 256 000-token embedding, to d_model.
+_HIDDEN_SIZES = {"matlm-78m": 256, "matlm-180m": 512, "matlm-310m": 768, "matlm-463m": 1024, "matlm-850m": 1536}
+
+
+def _matlm(width: int) -> MatformerConfig:
+    return MatformerConfig(
+        vocab_size=256_000,
+        hidden_size=width,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        intermediate_size=4 * width,
+        max_position_embeddings=1024,
+        activation="gelu",  # the paper names GELU and squared ReLU, and not which of them it used
+        tie_word_embeddings=True,
+        # Positions, biases and norm weights follow from the paper's parameter counts (docs/decisions/0018).
+        position="relative_bias",
+        bias=True,
+        norm_weights=True,
+        nested=True,
+        granularities={"ffn": (0.125, 0.25, 0.5, 1.0)},
+    )
+
+
+LANGUAGE: Mapping[str, MatformerConfig] = {name: _matlm(width) for name, width in _HIDDEN_SIZES.items()}
+
+
+def _matvit(width: int, layers: int, heads: int) -> MatformerVitConfig:
+    return MatformerVitConfig(
+        image_size=224,
+        patch_size=16,
+        num_channels=3,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        activation="gelu",
+        num_labels=1000,
+        nested=True,
+        granularities={"ffn": (0.125, 0.25, 0.5, 1.0)},
+    )
+
+
+# The standard vision transformers with a nested FFN, and a head of ImageNet's 1000 classes.
+VISION: Mapping[str, MatformerVitConfig] = {"matvit-b16": _matvit(768, 12, 12), "matvit-l16": _matvit(1024, 24, 16)}

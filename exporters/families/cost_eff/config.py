@@ -1,0 +1,333 @@
+"""A multi-exit model as its folder describes it: config.json and the sidecar ``cost_eff.json`` (no torch here).
+
+``config.json`` describes the tensors as they are stored; the sidecar has the embedding's factors, the exits and their
+gate, and its kept maps say what of the stored tensors the model uses. Both are held against the headers of the weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from ....errors import CheckpointError
+from ....strict import nearest, structure
+from ...checkpoints.checkpoint import Checkpoint, read_json
+from ...checkpoints.config import read_classes, read_number, read_pad, refuse_unhonoured
+from ...hugging_face.tensors import Shape, linear_shapes
+
+SIDECAR_NAME = "cost_eff.json"
+# 1 (2026-11): first published schema.
+SCHEMA_VERSION = 1
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+_PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+# Heads of other tasks, exits that the sidecar does not list, and a buffer of old checkpoints.
+_IGNORED_TENSOR = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embeddings\.position_ids")
+_EXIT_TENSOR = re.compile(r"exits\.(\d{1,9})\..+")
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """The stored word embedding: ``factorised`` into ``[V, rank]`` and ``[rank, H]``, or ``dense`` ``[V, H]``."""
+
+    mode: Literal["factorised", "dense"]
+    rank: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class ExitSpec:
+    """The exits: ``layers`` counts the layers that have run, so 12 is the exit after the last of 12 layers.
+
+    Every exit is ``Linear(H -> classes)`` over ``activation(pool(hidden))``. ``mean`` is over real tokens;
+    ``mean_with_padding`` is over the whole row, so that answers depend on the length that a row is padded to.
+    """
+
+    layers: tuple[int, ...]
+    pool: Literal["cls", "mean", "mean_with_padding"]
+    activation: Literal["tanh", "none"]
+    classes: int = field(metadata={"min": 1})
+    last_n: int = 1
+
+
+@dataclass(frozen=True)
+class GateSpec:
+    """When a row leaves: ``entropy compare tau``, in nats, row by row. ``tau`` is one number for every exit but the
+    last, which always answers, or one number for each of them; a negative one closes its exit."""
+
+    criterion: Literal["entropy"]
+    compare: Literal["<", "<="]
+    tau: float | tuple[float, ...]
+    rule: Literal["per_row"]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """The whole file. Kept maps go from a layer (counted from 0, as text) to the ids that stay, ascending; they are
+    left out where the weights are already sliced. A model without ``gate`` has no thresholds of its own."""
+
+    schema_version: int
+    backbone: Literal["bert-post-ln"]
+    embedding: EmbeddingSpec
+    exits: ExitSpec
+    gate: GateSpec | None = None
+    kept_heads: Mapping[str, tuple[int, ...]] | None = None
+    kept_ffn: Mapping[str, tuple[int, ...]] | None = None
+
+    @property
+    def thresholds(self) -> tuple[float, ...] | None:
+        """One threshold for every exit but the last, or None without a gate."""
+        if self.gate is None:
+            return None
+        tau = self.gate.tau
+        return tau if isinstance(tau, tuple) else (tau,) * (len(self.exits.layers) - 1)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Attention heads and FFN channels of one layer; either may be 0."""
+
+    heads: int
+    ffn: int
+
+
+@dataclass(frozen=True)
+class CostEffArchitecture:
+    """Everything that determines the graph, and how the stored tensors become its parameters.
+
+    ``rank`` is None for a dense word embedding. ``layers`` are the model's widths, ``stored`` those of the tensors in
+    the file; ``kept`` maps an axis, such as ``layers.3.heads``, to the stored ids that the model uses, all of them
+    where it has no entry. ``has_entropy`` is false where the softmax of an exit means nothing: regression, or labels
+    that do not exclude each other.
+    """
+
+    hidden: int
+    head_size: int
+    vocabulary: int
+    positions: int
+    types: int
+    pad: int
+    rank: int | None
+    activation: str
+    norm_eps: float
+    layers: tuple[Widths, ...]
+    exits: ExitSpec
+    has_entropy: bool
+    stored: tuple[Widths, ...]
+    kept: Mapping[str, tuple[int, ...]]
+
+    @property
+    def parameter_shapes(self) -> dict[str, Shape]:
+        """Every parameter of the model. A sub-layer of width 0 keeps its output bias and its LayerNorm only."""
+        return {name: shape for name, shape in self._shapes(self.layers).items() if 0 not in shape}
+
+    @property
+    def stored_shapes(self) -> dict[str, Shape]:
+        """Every tensor that the weights may hold; those without elements may be left out."""
+        return self._shapes(self.stored)
+
+    def _shapes(self, layers: Sequence[Widths]) -> dict[str, Shape]:
+        h = self.hidden
+        shapes: dict[str, Shape] = {"embeddings.word_embeddings.weight": (self.vocabulary, self.rank or h)}
+        if self.rank:
+            shapes["embeddings.word_projection.weight"] = (h, self.rank)
+        shapes["embeddings.position_embeddings.weight"] = (self.positions, h)
+        shapes["embeddings.token_type_embeddings.weight"] = (self.types, h)
+        shapes |= _norm("embeddings", h)
+        for index, widths in enumerate(layers):
+            at, inner = f"encoder.layer.{index}", widths.heads * self.head_size
+            for part in ("query", "key", "value"):
+                shapes |= linear_shapes(f"{at}.attention.self.{part}", h, inner)
+            shapes |= linear_shapes(f"{at}.attention.output.dense", inner, h)
+            shapes |= _norm(f"{at}.attention.output", h)
+            shapes |= linear_shapes(f"{at}.intermediate.dense", h, widths.ffn)
+            shapes |= linear_shapes(f"{at}.output.dense", widths.ffn, h)
+            shapes |= _norm(f"{at}.output", h)
+        for layer in self.exits.layers:
+            shapes |= linear_shapes(f"exits.{layer}", h, self.exits.classes)
+        return shapes
+
+
+def _norm(name: str, width: int) -> dict[str, Shape]:
+    return {f"{name}.LayerNorm.weight": (width,), f"{name}.LayerNorm.bias": (width,)}
+
+
+def read_sidecar(folder: Path) -> Sidecar:
+    """Reads and checks the sidecar of the model in ``folder``.
+
+    Raises CheckpointError if it is missing, malformed, or contradicts itself.
+    """
+    where = str(folder / SIDECAR_NAME)
+    data = read_json(folder / SIDECAR_NAME)
+    version = data.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise CheckpointError(f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}")
+    sidecar = structure(Sidecar, data, where, CheckpointError)
+    for problem in _problems(sidecar):
+        raise CheckpointError(f"{where}: {problem}")
+    return sidecar
+
+
+def _problems(sidecar: Sidecar) -> Iterator[str]:
+    exits, embedding = sidecar.exits, sidecar.embedding
+    if (embedding.mode == "factorised") != (embedding.rank is not None):
+        yield f"embedding: mode {embedding.mode} {'needs a rank' if embedding.rank is None else 'has no rank'}"
+    if not exits.layers or exits.layers[0] < 1 or any(low >= high for low, high in pairwise(exits.layers)):
+        yield f"exits: layers: expected layer counts that increase from at least 1, got {list(exits.layers)!s:.80}"
+    if exits.last_n != 1:
+        yield f"exits: last_n: expected 1, got {exits.last_n}: an exit reads the state of its own layer alone"
+    if sidecar.gate and exits.classes == 1:
+        yield "gate: an exit with 1 class is a regression, whose softmax has no entropy; remove the gate"
+    thresholds, wanted = sidecar.thresholds, len(exits.layers) - 1
+    if thresholds is not None and len(thresholds) != wanted:
+        yield (
+            f"gate: tau: expected {wanted} numbers, one for every exit but the last, or a number for all; "
+            f"got a list of {len(thresholds)}"
+        )
+
+
+def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchitecture:
+    """The architecture of the model in ``checkpoint``, beside whose weights ``sidecar`` lies.
+
+    Raises CheckpointError for whatever is missing, or contradicts the rest.
+    """
+    refuse_unhonoured(checkpoint)
+    where = checkpoint.folder / SIDECAR_NAME
+    depth = read_number(checkpoint, "num_hidden_layers")
+    if depth > len(checkpoint.tensors):  # or an absurd number would be counted through
+        raise checkpoint.misfit(f"num_hidden_layers {depth}, but the weights hold {len(checkpoint.tensors)} tensors")
+    if checkpoint.config.get("is_decoder", False) is not False:
+        raise checkpoint.misfit(f"is_decoder: expected False, got {checkpoint.config['is_decoder']!r:.80}")
+    if checkpoint.config.keys() & {"num_labels", "id2label"} and read_classes(checkpoint) != sidecar.exits.classes:
+        raise checkpoint.misfit(
+            f"num_labels, id2label: {read_classes(checkpoint)} classes, but {SIDECAR_NAME} has exits of "
+            f"{sidecar.exits.classes}",
+        )
+    if sidecar.exits.layers[-1] != depth:
+        raise CheckpointError(
+            f"{where}: exits: the last one is after layer {sidecar.exits.layers[-1]}, but config.json has "
+            f"num_hidden_layers {depth}; a layer behind the last exit would never answer"
+        )
+    vocabulary = read_number(checkpoint, "vocab_size")
+    pad = read_pad(checkpoint, vocabulary, default=None)
+    if pad is None:
+        raise checkpoint.misfit("pad_token_id: expected a token, which fills a row up to its bucket, got none")
+    heads = _per_layer(checkpoint, "num_attention_heads", depth)
+    ffn = _per_layer(checkpoint, "intermediate_size", depth)
+    kept = {
+        **_kept("heads", sidecar.kept_heads, heads, f"{where}: kept_heads"),
+        **_kept("ffn", sidecar.kept_ffn, ffn, f"{where}: kept_ffn"),
+    }
+    architecture = CostEffArchitecture(
+        hidden=read_number(checkpoint, "hidden_size"),
+        head_size=read_number(checkpoint, "head_size"),
+        vocabulary=vocabulary,
+        positions=read_number(checkpoint, "max_position_embeddings"),
+        types=read_number(checkpoint, "type_vocab_size"),
+        pad=pad,
+        rank=sidecar.embedding.rank,
+        activation=_activation(checkpoint),
+        norm_eps=_norm_eps(checkpoint),
+        layers=tuple(
+            Widths(*(len(kept.get(f"layers.{layer}.{kind}", range(n))) for kind, n in (("heads", h), ("ffn", f))))
+            for layer, (h, f) in enumerate(zip(heads, ffn, strict=True))
+        ),
+        exits=sidecar.exits,
+        has_entropy=_has_entropy(checkpoint, sidecar),
+        stored=tuple(Widths(h, f) for h, f in zip(heads, ffn, strict=True)),
+        kept=kept,
+    )
+    _compare_with_headers(checkpoint, architecture)
+    return architecture
+
+
+def _compare_with_headers(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> None:
+    expected = architecture.stored_shapes
+    for name, shape in expected.items():
+        header = checkpoint.tensors.get(name)
+        if header is None and 0 not in shape:
+            found = _EXIT_TENSOR.fullmatch(name)
+            problem = f"the exit after layer {found[1]} has no head: " if found else ""
+            raise CheckpointError(f"{checkpoint.folder}: {problem}tensor {name} is missing from the weights")
+        if header is not None and header.shape != shape:
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected {list(shape)} as "
+                f"config.json and {SIDECAR_NAME} say of the stored weights"
+            )
+        if header is not None and header.dtype not in {"F64", "F32", "F16", "BF16"}:
+            raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds {header.dtype}; expected F32, F16 or BF16")
+    for name in checkpoint.tensors:
+        if name not in expected and not _IGNORED_TENSOR.fullmatch(name):
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name!r:.200} has no place in the model that config.json and "
+                f"{SIDECAR_NAME} describe"
+            )
+
+
+def _kept(
+    kind: str, table: Mapping[str, Sequence[int]] | None, stored: Sequence[int], where: str
+) -> dict[str, tuple[int, ...]]:
+    """Axis name to the ids that stay. Every layer must be listed: what a missing one keeps would be a guess."""
+    if table is None:
+        return {}
+    names = [str(layer) for layer in range(len(stored))]
+    for name in table:
+        if name not in names:
+            raise CheckpointError(f"{where}: {name[:80]!r} is no layer; expected 0..{len(stored) - 1}")
+    for name, size in zip(names, stored, strict=True):
+        ids = table.get(name)
+        if ids is None:
+            raise CheckpointError(
+                f"{where}: layer {name} is missing; list every layer, with all its ids if it is whole"
+            )
+        for low, high in pairwise(ids):
+            if low >= high:
+                raise CheckpointError(
+                    f"{where}.{name}: expected ascending ids without repetition, got {low} then {high}"
+                )
+        if ids and not 0 <= ids[0] <= ids[-1] < size:
+            bad = ids[0] if ids[0] < 0 else ids[-1]
+            raise CheckpointError(f"{where}.{name}: id {bad} is outside 0..{size - 1}, the stored {kind}")
+    return {f"layers.{name}.{kind}": tuple(table[name]) for name in names}
+
+
+def _has_entropy(checkpoint: Checkpoint, sidecar: Sidecar) -> bool:
+    problem = checkpoint.config.get("problem_type") or _PROBLEM_TYPES[0]
+    if problem not in _PROBLEM_TYPES:
+        raise checkpoint.misfit(f"problem_type: got {problem!r:.80}{nearest(str(problem)[:80], _PROBLEM_TYPES)}")
+    exclusive = problem == _PROBLEM_TYPES[0]
+    if sidecar.gate and not exclusive:
+        raise CheckpointError(
+            f"{checkpoint.folder / SIDECAR_NAME}: gate: config.json has problem_type {problem}, for which softmax "
+            "entropy is undefined; remove the gate"
+        )
+    return exclusive and sidecar.exits.classes > 1
+
+
+def _per_layer(checkpoint: Checkpoint, key: str, depth: int) -> list[int]:
+    """One width for every layer, or a list with one a layer; 0 is a sub-layer that is gone."""
+    value: object = checkpoint.config.get(key)
+    widths: list[Any] = value if isinstance(value, list) else [value] * depth
+    if len(widths) != depth:
+        raise checkpoint.misfit(f"{key}: expected {depth} numbers, one per layer, got {len(widths)}")
+    for width in widths:
+        if type(width) is not int or width < 0:
+            raise checkpoint.misfit(f"{key}: expected whole numbers of at least 0, got {width!r:.80}")
+    return widths
+
+
+def _activation(checkpoint: Checkpoint) -> str:
+    value = checkpoint.config.get("hidden_act")
+    if value not in ACTIVATIONS:
+        raise checkpoint.misfit(f"hidden_act: got {value!r:.80}{nearest(str(value)[:80], ACTIVATIONS)}")
+    return str(value)
+
+
+def _norm_eps(checkpoint: Checkpoint) -> float:
+    value: Any = checkpoint.config.get("layer_norm_eps")
+    if type(value) not in (int, float) or not isfinite(value) or value <= 0:
+        raise checkpoint.misfit(f"layer_norm_eps: expected a number above 0, got {value!r:.80}")
+    return float(value)

@@ -1,0 +1,123 @@
+"""What models of ours are made of beside attention: FFNs, matrices back to the vocabulary, and how weights are drawn.
+
+Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``F`` neurons of an FFN, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.nn import functional
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "squared_relu": lambda x: functional.relu(x).square(),
+}
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+class Ffn(torch.nn.Module):
+    """``down(activation(up(x)))``, or ``gated`` ``down(activation(gate(x)) * up(x))``, with ``up`` [F, H], ``down``
+    [H, F].
+
+    Any first ``m`` of the neurons of an FFN without a gate are an FFN of their own: rows ``[:m]`` of ``up`` and columns
+    ``[:m]`` of ``down``. The bias of ``down`` is whole at every ``m``, and nothing is rescaled.
+    """
+
+    def __init__(self, hidden: int, width: int, activation: str, bias: bool = True, gated: bool = False) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.gate = torch.nn.Linear(hidden, width, bias) if gated else None
+        self.up = torch.nn.Linear(hidden, width, bias)
+        self.down = torch.nn.Linear(width, hidden, bias)
+
+    def forward(self, x: torch.Tensor, width: int | None = None) -> torch.Tensor:
+        """``x`` [..., H] to [..., H] through the first ``width`` neurons, by default all that the module holds.
+
+        Raises ValueError for more neurons than there are.
+        """
+        whole = self.up.weight.shape[0]
+        if width is None or width == whole:
+            inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+            updated: torch.Tensor = self.down(inner)
+            return updated
+        if not 1 <= width < whole:
+            raise ValueError(f"width {width}: expected 1..{whole} neurons")
+        assert self.gate is None
+        bias = None if self.up.bias is None else self.up.bias[:width]
+        inner = self.activation(functional.linear(x, self.up.weight[:width], bias))  # [..., m]
+        return functional.linear(inner, self.down.weight[:, :width], self.down.bias)
+
+
+class VocabularyHead(torch.nn.Module):
+    """Logits of every token, through a matrix of its own or, where it is ``tied``, the table of tokens."""
+
+    def __init__(self, hidden: int, vocabulary: int, tied: bool, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = None if tied else torch.nn.Parameter(torch.empty(vocabulary, hidden))
+        self.bias = torch.nn.Parameter(torch.empty(vocabulary)) if bias else None
+
+    def forward(self, hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [B, S, H] and the ``table`` of tokens [V, H] to logits [B, S, V]."""
+        return functional.linear(hidden, table if self.weight is None else self.weight, self.bias)
+
+
+class MaskedLmHead(torch.nn.Module):
+    """Logits of the token at every position, as BERT has them: through the table of tokens, of numbers of ``width``,
+    and a bias of its own."""
+
+    def __init__(self, hidden: int, width: int, vocabulary: int, epsilon: float, activation: str) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.transform = torch.nn.Linear(hidden, width)
+        self.norm = torch.nn.LayerNorm(width, epsilon)
+        self.bias = torch.nn.Parameter(torch.zeros(vocabulary))
+
+    def forward(self, hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [B, S, H] and the ``table`` of tokens [V, width] to logits [B, S, V]."""
+        return functional.linear(self.norm(self.activation(self.transform(hidden))), table, self.bias)
+
+
+class Answering(torch.nn.Module):
+    """``model`` as families hand it over: inputs by position, a tuple of outputs."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        answer = self.model(*inputs)
+        return answer if isinstance(answer, tuple) else (answer,)
+
+
+@torch.no_grad()
+def draw_weights(
+    model: torch.nn.Module,
+    closing: float = 1.0,
+    mean: Callable[[str], float] = lambda _: 0.0,
+    kept: tuple[str, ...] = (),
+) -> None:
+    """Draws weights as BERT and GPT-2 do: normal around their ``mean`` by name, 0.02; biases 0; norms stay at 1.
+
+    ``closing`` scales what closes a residual branch, ``attention.output`` and ``ffn.down``; weights whose names end
+    with one of ``kept`` stay as they are.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.zeros_(parameter)
+        elif not name.endswith(("norm.weight", *kept)):
+            scale = closing if name.endswith(("attention.output.weight", "ffn.down.weight")) else 1.0
+            torch.nn.init.normal_(parameter, mean(name), 0.02 * scale)
+
+
+def on_same_weights(model: M) -> M:
+    """A copy of ``model`` whose parameters and buffers are those of ``model``."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
