@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from .profiles.compile_request import CompileRequest
     from .runtime.answer import Answer
     from .runtime.device.threads import use_process_wide_threads
-    from .runtime.generation.calls.generated import Generated
-    from .runtime.generation.calls.session import Session
-    from .runtime.generation.loop.generation import Generation
+    from .runtime.generation.generation import Generation
+    from .runtime.generation.row import Generated
+    from .runtime.generation.session import Session
     from .runtime.load import load
     from .runtime.model import ElasticModel
     from .runtime.retrieval.index import Index
@@ -120,10 +120,10 @@ _HOMES = {
     "CompileRequest": ("profiles.compile_request", "CompileRequest"),
     "ConversionSettings": ("exporters.families.coda.convert", "ConversionSettings"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
-    "Generated": ("runtime.generation.calls.generated", "Generated"),
-    "Generation": ("runtime.generation.loop.generation", "Generation"),
+    "Generated": ("runtime.generation.row", "Generated"),
+    "Generation": ("runtime.generation.generation", "Generation"),
     "Index": ("runtime.retrieval.index", "Index"),
-    "Session": ("runtime.generation.calls.session", "Session"),
+    "Session": ("runtime.generation.session", "Session"),
     "bench": ("tools.functions", "bench"),
     "bench_requests": ("tools.functions", "bench_requests"),
     "calibrate": ("tools.functions", "calibrate"),

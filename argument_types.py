@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import field, fields
 from functools import cache, wraps
-from typing import Any, Literal, ParamSpec, TypeVar, Union
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union
 
-from .errors import InputError
+from .errors import InputError, SelectionError
+from .strict import nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
 # bool is a number to Python, and to nobody who gives one; numpy's own numbers count as numbers.
 _NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
 _MOST_SHOWN = 80
@@ -93,7 +97,90 @@ def _named(hint: Any) -> str:
     return "None" if hint is type(None) else str((origin or hint).__name__)
 
 
+def number_within(
+    name: str,
+    value: object,
+    kind: type[int] | type[float],
+    bounds: Mapping[str, Any],
+    error: Callable[[str], Exception] = InputError,
+) -> Any:
+    """``value`` as a plain ``int`` or ``float``; numpy's numbers are numbers too, ``True`` is none.
+
+    ``bounds`` are the least and the largest allowed, ``min`` and ``max``, and ``above``, which it may not be itself.
+    Raises ``error(message)`` unless it is finite and within them.
+    """
+    number: int | float = math.nan
+    given: Any = value
+    if isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool):
+        try:
+            number = kind(given)
+        except OverflowError:
+            number = math.inf
+    least, above, most = bounds.get("min", -math.inf), bounds.get("above", -math.inf), bounds.get("max", math.inf)
+    if not (least <= number <= most and above < number and abs(number) < math.inf):
+        shown = number if math.isinf(number) else repr(value)[:_MOST_SHOWN]
+        raise error(f"{name}: expected {_described(kind, bounds)}, got {shown}")
+    return number
+
+
+def positive_limit(name: str, limit: object) -> float:
+    """``limit`` as a float. Raises SelectionError unless it is finite and above 0."""
+    return float(number_within(name, limit, float, {"above": 0}, SelectionError))
+
+
 def option(help: str, default: Any = None, **bounds: Any) -> Any:
-    """A dataclass field with the text that explains it, its bounds and its ``unit``, from which
+    """A dataclass field with the text that explains it, its bounds (see ``number_within``) and its ``unit``, from which
     commands, docstrings and checks are made."""
     return field(default=default, metadata={"help": help, **bounds})
+
+
+def take_numbers(options: Any, names: Collection[str], error: Callable[[str], Exception] = InputError) -> None:
+    """Makes these fields of the frozen dataclass ``options`` plain numbers, within the bounds of their metadata; None
+    stays where it is the default. Raises ``error(message)``, see ``number_within``."""
+    owner: Any = type(options)
+    hints = _hints(owner)
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name in names and not (value is None and each.default is None):
+            hint = hints[each.name]
+            kind = int if int in (hint, *typing.get_args(hint)) else float
+            number = number_within(each.name, value, kind, each.metadata, error)
+            object.__setattr__(options, each.name, number)
+
+
+def _described(kind: type, bounds: Mapping[str, Any]) -> str:
+    noun = "a whole number" if kind is int else "a number"
+    least, above, most = (bounds.get(key) for key in ("min", "above", "max"))
+    if least is not None:
+        return f"{noun}, {least} or above" if most is None else f"{noun} from {least} to {most}"
+    return "a positive number" if most is None else f"{noun} above {above}, at most {most}"
+
+
+def with_fields_of(make: Callable[P, T]) -> Callable[[Callable[[S, T], R]], Callable[Concatenate[S, P], R]]:
+    """Makes of a method that takes a request, a dataclass, one that takes the fields of ``make``, its class, as
+    arguments, with its signature and the help of its fields. It raises InputError for a keyword that is none."""
+    signature = inspect.signature(make)
+
+    def decorate(method: Callable[[S, T], R]) -> Callable[Concatenate[S, P], R]:
+        @wraps(method)
+        def call(own: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs.keys() - signature.parameters.keys():
+                raise InputError(f"no option {name!r:.80}{nearest(name[:80], signature.parameters)}")
+            return method(own, make(*args, **kwargs))
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        returned = inspect.signature(method).return_annotation
+        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[own, *signature.parameters.values()], return_annotation=returned
+        )
+        call.__doc__ = f"{inspect.getdoc(method)}\n\n{make.__doc__}"
+        return call
+
+    return decorate
+
+
+def document_fields(cls: type[T]) -> type[T]:
+    """``cls``, a dataclass, with the ``help`` of its fields' metadata in its docstring."""
+    lines = [f"``{f.name}``: {f.metadata['help']}" for f in fields(cls) if "help" in f.metadata]  # type: ignore[arg-type]
+    cls.__doc__ = "\n\n".join([inspect.getdoc(cls) or "", *lines])
+    return cls

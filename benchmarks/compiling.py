@@ -35,7 +35,7 @@ from ..profiles.probe_host import host_profile
 from ..runtime.engines.latencies import latency_at
 from ..runtime.engines.measure import Timed, best_of_rounds, measure, measured_shapes, with_measured
 from ..runtime.engines.runner import runner_for
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import random_feeds
 from .harness import Row, benchmark, milliseconds
 from .subjects import BUCKET, CORES, bert_base, bert_base_bundle, export_plain, minilm_bundle, minilm_range_bundle
 

@@ -23,7 +23,7 @@ from ..exporters.families.coda.family import PRESETS
 from ..exporters.families.coda.model import CodaEncoder, load_model
 from ..exporters.families.coda.ops import is_of_task
 from ..exporters.families.coda.tasks import CodaTaskConfig
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import random_feeds
 from ..runtime.load import load
 from .harness import CACHE, Row, benchmark, interleaved, ratio
 from .subjects import CORES, eager_call, elsewhere, packed

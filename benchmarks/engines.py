@@ -265,7 +265,7 @@ from pathlib import Path
 from nestforge.runtime.engines.measure import _memory_of_this_process
 from nestforge.benchmarks.subjects import default_session
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.benchmarks.subjects import BUCKET
 feeds = random_feeds(open_bundle(sys.argv[2]).manifest.inputs, BUCKET)
 before = _memory_of_this_process()
@@ -306,7 +306,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.measure import _memory_of_this_process
 from nestforge.runtime.engines.runner import runner_for
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 path, name, threads, *lengths = json.loads(sys.argv[1])
 bundle = open_bundle(path)
 (engine,) = (engine for engine in bundle.manifest.engines if engine.id == name)

@@ -19,8 +19,7 @@ from ..runtime.answer import Answer
 from ..runtime.calibrate.measure import measured_figure, spread, time_in_turns
 from ..runtime.exits.choice import OFF, AskedExits
 from ..runtime.exits.policy import ExitPolicy, closed
-from ..runtime.inputs.arrays import Array
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import Array, random_feeds
 from ..runtime.model import ElasticModel
 from .exit_subjects import (
     BATCHES,

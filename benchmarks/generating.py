@@ -28,7 +28,7 @@ from ..profiles.budget import BudgetSpec
 from ..profiles.precision import Precision
 from ..runtime.generation.cache import Cache
 from ..runtime.generation.cached_engine import CachedEngine
-from ..runtime.generation.calls.generated import DraftedTokens, GeneratedRow
+from ..runtime.generation.row import DraftedTokens, GeneratedRow
 from ..runtime.model import ElasticModel
 from .harness import CACHE, Row, benchmark, milliseconds
 from .peers import (

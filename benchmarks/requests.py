@@ -25,7 +25,7 @@ from ..compiler.work.clock import silent
 from ..profiles.host_load import OthersLoad
 from ..runtime.engines.measure import measure_bundle
 from ..runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, open_session, session_options
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import random_feeds
 from .harness import Row, benchmark, interleaved, milliseconds, ratio
 from .subjects import CORES, default_session, eager_call, minilm, minilm_bundle, minilm_levels_bundle, tiny_bundle
 

@@ -28,7 +28,7 @@ from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
 from ..profiles.probe_host import probe_host
 from ..runtime.engines.runner import Runner, runner_for
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import random_feeds
 from .harness import CACHE
 
 BUCKET = Bucket(1, 128)

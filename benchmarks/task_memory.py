@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ..bucket import Bucket
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import random_feeds
 from ..runtime.load import load
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from ..runtime.inputs.text import Encoded
 from ..runtime.model import ElasticModel
 from ..runtime.retrieval.identity import embedding_output
 from ..runtime.texts import Texts
-from .embeddings import SENTENCE_EMBEDDING, TOKEN_EMBEDDINGS, OutputValue, rows_of_tokens
 from .text_model import TextModel, listed
 
 # The least that torch.nn.functional.normalize divides by.
@@ -149,3 +149,81 @@ class Embedder(TextModel):
         if type(truncate_dim) is not int or not 0 < truncate_dim <= full:
             raise InputError(f"truncate_dim: expected 1 to {full}, got {truncate_dim!r:.80}")
         return truncate_dim
+
+
+OutputValue = Literal["sentence_embedding", "token_embeddings"]
+OUTPUT_VALUES: tuple[OutputValue, ...] = get_args(OutputValue)
+SENTENCE_EMBEDDING, TOKEN_EMBEDDINGS = OUTPUT_VALUES
+
+
+def converted(vectors: Array, single: bool, to_numpy: bool, to_tensor: bool) -> Any:
+    """``vectors`` as ``encode`` is asked to return them. Raises InputError where torch is needed and missing."""
+    if to_numpy and not to_tensor:
+        return vectors[0] if single else vectors
+    torch = needed("torch", "convert_to_tensor, or not convert_to_numpy", "torch", "take numpy arrays")
+    tensor = torch.from_numpy(vectors)
+    if single:
+        return tensor[0]
+    return tensor if to_tensor else list(tensor)
+
+
+def rows_of_tokens(tokens: Array, read: Encoded, left_out: str | None) -> Iterator[dict[str, Any]]:
+    """A dict for each row of ``tokens`` ``[B, S, T]``, without padding: its tokens, and the inputs that were ``read``
+    but the one called ``left_out``."""
+    for row, length in enumerate(read.lengths):
+        inputs = {name: array[row, :length].copy() for name, array in read.feeds.items() if name != left_out}
+        yield {**inputs, TOKEN_EMBEDDINGS: tokens[row, :length].copy()}
+
+
+def of_each_text(found: Sequence[Any], precision: Precision | None) -> list[Any]:
+    """Tokens ``[tokens, T]`` of each text, or a dict of arrays, as the library returns them: tensors, and arrays of
+    tokens that are quantised, by ranges of all of them. Raises InputError for a dict in another precision."""
+    is_quantised = precision not in (None, "float32")
+    if any(isinstance(row, Mapping) for row in found):
+        if is_quantised:
+            raise InputError(f"precision {precision!r}: expected None or 'float32' with the output_value None")
+        torch = needed("torch", "output_value None", "torch", "ask for sentence_embedding")
+        return [
+            {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in row.items()}
+            for row in found
+        ]
+    if is_quantised and found:
+        ends = np.cumsum([len(row) for row in found])[:-1]
+        return list(np.split(quantised(np.concatenate(found), precision), ends))
+    torch = needed("torch", f"output_value {TOKEN_EMBEDDINGS!r}", "torch", f"ask for {SENTENCE_EMBEDDING}")
+    return [torch.from_numpy(row) for row in found]
+
+
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# Vectors below which the library warns that ranges taken from them are unsteady.
+_FEW = 100
+_STEPS = 255
+_LOGGER = logging.getLogger("nestforge")
+
+
+def quantised(vectors: Array, precision: Precision | None) -> Array:
+    """``vectors`` ``[N, D]`` float32 in ``precision``, unchanged for float32 and None.
+
+    In int8 and uint8, ``[N, D]``, each dimension is cut into 255 steps between the least and the largest number that it
+    has in ``vectors``, which one line of the logger ``nestforge`` says of few. In binary (int8) and ubinary (uint8),
+    ``[N, ceil(D / 8)]``, a bit says whether a number is above 0. Raises InputError for the range of a single vector.
+    """
+    if precision is None or precision == "float32":
+        return vectors
+    if precision in ("binary", "ubinary"):
+        bits: Array = np.packbits(vectors > 0, axis=-1)
+        return bits if precision == "ubinary" else (bits - np.uint8(128)).view(np.int8)
+    if len(vectors) == 1:
+        raise InputError(
+            f"precision {precision!r}: a single vector has no ranges; encode several at once, or give ranges of your "
+            "own to sentence_transformers.util.quantize_embeddings"
+        )
+    if not len(vectors):
+        return vectors.astype(precision)
+    if len(vectors) < _FEW:
+        _LOGGER.warning("precision %s: the ranges are those of %d vectors alone", precision, len(vectors))
+    least = vectors.min(axis=0)
+    step = (vectors.max(axis=0) - least) / _STEPS
+    steps: Array = np.clip(np.floor((vectors - least) / np.where(step == 0, np.float32(1), step)), 0, _STEPS)
+    return steps.astype(np.uint8) if precision == "uint8" else (steps - 128).astype(np.int8)

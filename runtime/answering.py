@@ -16,7 +16,7 @@ from .engines.onnxruntime_gpu.provider import Provider
 from .engines.pool import EnginePool
 from .exits.choice import OFF, ExitChoice, ExitChooser, OpenExits
 from .exits.drift import Drift
-from .inputs.check_inputs import InputChecker
+from .inputs.arrays import InputChecker
 from .request import RequestContext
 from .tasks import Tasks
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ..argument_types import positive_limit
 from ..bundle.build_record import Latency
 from ..bundle.device_files.task_index import TaskEntry
 from ..bundle.figures import shortfall
@@ -20,7 +21,6 @@ from .choosing.engine_table import EngineTable, check_sizes
 from .choosing.running_estimate import RunningEstimate
 from .engines.residency import Residency
 from .in_flight import LoadEstimate
-from .inputs.limits import positive_limit
 from .request import Request
 
 _MAX_REMEMBERED_SIZES = 4096

@@ -16,8 +16,7 @@ from .answer import ExitRows, Padding, RowRun
 from .choosing.candidates import Choice
 from .engines.pool import EnginePool
 from .exits.choice import OpenExits
-from .inputs.arrays import Array
-from .inputs.check_inputs import InputChecker, cut_back
+from .inputs.arrays import Array, InputChecker, cut_back
 from .request import RequestContext
 
 

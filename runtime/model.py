@@ -9,7 +9,7 @@ from time import perf_counter
 from types import MappingProxyType, TracebackType
 from typing import Literal
 
-from ..argument_types import checked
+from ..argument_types import checked, positive_limit
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import BudgetEntry
 from ..bundle.open_bundle import Bundle
@@ -29,13 +29,11 @@ from .engines.pool import EnginePool
 from .engines.residency import Residency
 from .exits.choice import AskedExits
 from .exits.drift import Drift
-from .generation.calls.session import Session
-from .generation.loop.generator import Generator
+from .generation.generator import Generator
+from .generation.session import Session
 from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
-from .inputs.arrays import Array
-from .inputs.check_inputs import InputChecker
-from .inputs.limits import positive_limit
+from .inputs.arrays import Array, InputChecker
 from .merged_tasks import packed
 from .request import Request, RequestContext
 from .tasks import Tasks

@@ -12,8 +12,7 @@ from ..bucket import Bucket
 from ..errors import InputError, SelectionError
 from .answer import Answer
 from .choosing.batches import batches
-from .inputs.arrays import Array
-from .inputs.check_inputs import InputChecker
+from .inputs.arrays import Array, InputChecker
 from .model import ElasticModel
 
 Corpus = Sequence[str] | Mapping[str, Array]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from ..argument_types import positive_limit
 from ..bundle.device_files.task_index import TaskEntry, read_tasks
 from ..bundle.open_bundle import Bundle
 from ..errors import InputError, SelectionError
@@ -13,7 +14,6 @@ from ..strict import nearest
 from .dispatcher import Dispatcher
 from .engines.pool import EnginePool
 from .graphs.task_tensors import TaskTensors, read_task_tensors
-from .inputs.limits import positive_limit
 
 
 class OpenTask(NamedTuple):

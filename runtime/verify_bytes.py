@@ -10,7 +10,7 @@ from ..bundle.device_files.plan_index import read_plan, read_plans
 from ..bundle.device_files.task_index import read_tasks
 from ..bundle.open_bundle import Bundle, open_bundle
 from .exits.calibration import read_calibration
-from .generation.draft_calibration import read_drafts
+from .generation.draft_gains import read_drafts
 from .graphs.task_tensors import read_task_tensors
 
 

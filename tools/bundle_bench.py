@@ -21,7 +21,7 @@ from ..runtime.engines.memory import engine_needs
 from ..runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped
 from ..runtime.engines.onnxruntime_gpu.provider import Provider
 from ..runtime.engines.runner import RESIDENCIES, Residency, runnable_engines, runner_for
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import random_feeds
 
 if TYPE_CHECKING:
     from ..runtime.engines.onnxruntime.node_times import NodeKind

@@ -30,7 +30,7 @@ from ..runtime.engines.onnxruntime_gpu.provider import provider_named
 from ..runtime.engines.residency import Residency
 from ..runtime.exits.calibration import CalibratedPolicy, keep_policy, read_calibration
 from ..runtime.exits.policy import Compare, Rule
-from ..runtime.generation.draft_calibration import HostDrafts, keep_drafts, read_drafts
+from ..runtime.generation.draft_gains import HostDrafts, keep_drafts, read_drafts
 from ..runtime.inputs.arrays import Array
 from ..runtime.load import load
 from ..runtime.model import ElasticModel

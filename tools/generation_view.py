@@ -12,8 +12,8 @@ import click
 from ..bundle.entries.generation_entry import GenerationEntry
 from ..errors import CapacityError
 from ..outside import printable
-from ..runtime.generation.calls.generated import Generated, GeneratedRow
-from ..runtime.generation.loop.generation import Generation
+from ..runtime.generation.generation import Generation
+from ..runtime.generation.row import Generated, GeneratedRow
 from ..runtime.summary.short_names import ShortNames
 from .console import print_table, say
 

@@ -21,7 +21,7 @@ def read_text_lines(path: Path) -> TextLines:
 
     Raises InputError for what ``read_text_file`` refuses, and for a file without any text.
     """
-    from ..runtime.inputs.text_file import read_text_file
+    from ..runtime.inputs.files import read_text_file
 
     text = read_text_file(path)
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []

@@ -17,8 +17,7 @@ from ..errors import SelectionError
 from ..profiles.host_load import OthersLoad
 from ..progress import Progress
 from ..runtime.engines.measure import LatencyStats, latency_stats
-from ..runtime.inputs.arrays import Array
-from ..runtime.inputs.feeds import random_feeds
+from ..runtime.inputs.arrays import Array, random_feeds
 from ..runtime.model import ElasticModel
 
 _SECONDS = 2.0  # of requests per submodel, at least

@@ -17,7 +17,7 @@ from ...bundle.entries.generation_entry import GenerationEntry, window_of
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
-from ...runtime.generation.sources.source import Source
+from ...runtime.generation.cache import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
 from ..parity.cases import Case

@@ -26,7 +26,7 @@ from ...runtime.engines.measure import (
     with_measured,
 )
 from ...runtime.engines.runner import Residency
-from ...runtime.inputs.feeds import random_feeds
+from ...runtime.inputs.arrays import random_feeds
 from ...runtime.inputs.text import TextEncoder
 from ...strict import structure, unstructure
 from ...workload import Op

@@ -23,8 +23,7 @@ from ...elastic import ElasticSpec
 from ...errors import CheckpointError, InputError
 from ...exporters.ranking import Places, Scores, magnitude_scores, rank, taylor_scores
 from ...exporters.universal import UniversalModel
-from ...runtime.inputs.arrays import Array
-from ...runtime.inputs.check_inputs import InputChecker
+from ...runtime.inputs.arrays import Array, InputChecker
 from ...runtime.inputs.text import TextEncoder
 from ..graph.store import save_tensors
 from ..work.clock import Clock

@@ -14,7 +14,7 @@ from ...errors import CheckpointError
 from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
 from ...runtime.consistency.texts import keyed_texts
-from ...runtime.inputs.check_inputs import InputChecker
+from ...runtime.inputs.arrays import InputChecker
 from ...runtime.inputs.text import TextEncoder
 from ..examples.corpus import split_parts
 

@@ -20,12 +20,9 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...exporters.cached_form import MOST_NEW_TOKENS
 from ...runtime.device.device import Device
 from ...runtime.engines.runner import Runner
-from ...runtime.generation.any_cache import AnyCache
-from ...runtime.generation.cache import Cache
+from ...runtime.generation.cache import AnyCache, Cache, Source, read_source
 from ...runtime.generation.cached_engine import CachedEngine
-from ...runtime.generation.device_cache import DeviceCache
-from ...runtime.generation.sources.device_source import DeviceSource
-from ...runtime.generation.sources.source import Source, read_source
+from ...runtime.generation.device_cache import DeviceCache, DeviceSource
 from ...runtime.inputs.arrays import Array, Arrays
 from .cases import Case
 
@@ -200,7 +197,7 @@ def _source(entry: GenerationEntry, batch: Batch, read: Mapping[str, Sequence[Ar
     most = max(row.prompt.tokens for row in batch) + SPARE
     source = Source.empty(entry, len(batch), min(most, entry.encoder.positions))
     for number, row in enumerate(batch):
-        source.write(number, read[row.case.name])
+        source.put(number, read[row.case.name])
     return source
 
 

@@ -11,7 +11,7 @@ from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...exporters.signature import Signature
 from ...runtime.consistency.samples import text_at_bucket
-from ...runtime.inputs.feeds import random_feeds
+from ...runtime.inputs.arrays import random_feeds
 from ...runtime.inputs.text import TextEncoder
 
 # Everyday text in several scripts, so that a real tokenizer is exercised even where the user gives no corpus.

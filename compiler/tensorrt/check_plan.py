@@ -31,9 +31,8 @@ from ...profiles.precision import PRECISIONS
 from ...runtime.device.device import Device
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Runner
-from ...runtime.generation.sources.device_source import prompt_read
-from ...runtime.inputs.arrays import Array
-from ...runtime.inputs.feeds import random_feeds
+from ...runtime.generation.device_cache import prompt_read
+from ...runtime.inputs.arrays import Array, random_feeds
 from ..parity.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs, read_prompts, run_batches
 from ..parity.cases import Case, shapes_to_prove
 from ..parity.compare import Rounding, Roundings, Tolerance

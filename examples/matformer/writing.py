@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...bundle.manifest import Manifest
-from ...runtime.generation.calls.generated import GeneratedRow
+from ...runtime.generation.row import GeneratedRow
 from ...runtime.model import ElasticModel
 from ...runtime.summary.table import Table
 

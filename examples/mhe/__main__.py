@@ -25,7 +25,7 @@ from ...profiles.probe_host import host_profile
 from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import runner_for
-from ...runtime.inputs.feeds import random_feeds
+from ...runtime.inputs.arrays import random_feeds
 from ...runtime.load import load
 from ...runtime.summary.table import Table
 from ...tools.console import working

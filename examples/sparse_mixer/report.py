@@ -23,7 +23,7 @@ from ...runtime.consistency.distributions import log_softmax, negative_log_likel
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Array
-from ...runtime.inputs.npz import read_npz
+from ...runtime.inputs.files import read_npz
 
 _TIMED = 8  # calls of an engine in one turn
 _MOST_BYTES = 2**28

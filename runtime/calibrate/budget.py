@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from ...argument_types import positive_limit
 from ...errors import SelectionError
 from ...strict import nearest
 from ..exits.calibration import Costs
-from ..inputs.limits import positive_limit
 
 LATENCIES = ("mean_latency_ms", "p50_latency_ms", "p95_latency_ms", "p99_latency_ms")
 METRICS = (*LATENCIES, "mean_flops")

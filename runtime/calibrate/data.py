@@ -13,8 +13,8 @@ from ...bundle.open_bundle import Bundle
 from ...errors import InputError
 from ...outside_file import read_file
 from ...strict import parse_json
-from ..inputs.array_file import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, read_array_file
 from ..inputs.arrays import Array
+from ..inputs.files import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, read_array_file
 from ..inputs.text import TextEncoder
 
 _HELD_OUT_ONE_IN = 3

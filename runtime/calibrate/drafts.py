@@ -10,8 +10,8 @@ from ...bundle.device_files.device_file import this_host
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ..device.threads import threads_or_default
-from ..generation.draft_calibration import HostDrafts
-from ..generation.lookup import NGRAM
+from ..generation.draft_gains import HostDrafts
+from ..generation.options import NGRAM
 from ..load import load
 from .measure import Progress
 

@@ -22,8 +22,7 @@ from ..engines.pool import EnginePool
 from ..exits.calibration import Costs
 from ..exits.chain import ExitChain, SegmentRun
 from ..exits.policy import ExitPolicy, closed
-from ..inputs.arrays import Array
-from ..inputs.check_inputs import InputChecker, cut_back
+from ..inputs.arrays import Array, InputChecker, cut_back
 from ..request import Request
 from .budget import LATENCIES
 from .curve import SegmentCosts, latency_figure, monotone

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...bundle.manifest import Manifest
 from ...bundle.roles import Interface, label_classes
 from ...errors import InputError
-from ..inputs.array_file import LABELS, checked_labels, read_array_file
+from ..inputs.files import LABELS, checked_labels, read_array_file
 from .samples import ArraySamples
 
 

@@ -11,7 +11,7 @@ from ...bundle.manifest import Quality
 from ...bundle.open_bundle import Bundle
 from ...bundle.roles import compared_outputs, continued_input
 from ..engines.runner import runner_for
-from ..inputs.check_inputs import cut_back
+from ..inputs.arrays import cut_back
 from .samples import Batch, Samples
 from .tallies import Tally, tally_for
 

@@ -16,8 +16,7 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import Manifest
 from ...bundle.roles import continued_input, ids_input, mask_input
 from ...errors import InputError
-from ..inputs.arrays import Array
-from ..inputs.check_inputs import InputChecker
+from ..inputs.arrays import Array, InputChecker
 from ..inputs.text import Encoded, TextEncoder
 
 

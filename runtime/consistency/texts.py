@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import InputError
-from ..inputs.text_file import read_text_file
+from ..inputs.files import read_text_file
 
 
 def keyed_texts(path: Path, error: Callable[[str], Exception]) -> list[tuple[bytes, str]]:

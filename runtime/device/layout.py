@@ -20,8 +20,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleError, InputError
-from ..inputs.arrays import Array
-from ..inputs.feeds import nearest_shape
+from ..inputs.arrays import Array, nearest_shape
 from .device import ALIGNMENT, DeviceArray
 
 

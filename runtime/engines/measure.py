@@ -30,8 +30,7 @@ from ...bundle.open_bundle import Bundle, open_bundle
 from ...errors import BundleError, SelectionError
 from ...profiles.host_load import OthersLoad, others_now, require_quiet
 from ..device.threads import threads_or_default
-from ..inputs.arrays import Array
-from ..inputs.feeds import random_feeds
+from ..inputs.arrays import Array, random_feeds
 from .latencies import measuring_host
 from .memory import residencies_for
 from .residency import Residency

@@ -15,9 +15,9 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from ...argument_types import positive_limit
 from ...bundle.entries.engine_entry import Residency as Residency
 from ...errors import SelectionError
-from ..inputs.limits import positive_limit
 
 RESIDENCIES: tuple[Residency, ...] = get_args(Residency)
 

@@ -22,8 +22,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ..engines.pool import EnginePool
-from ..inputs.arrays import Array
-from ..inputs.check_inputs import InputChecker
+from ..inputs.arrays import Array, InputChecker
 from .batch_plan import BatchPlan, BatchPlanner, remembered
 from .device_workspace import DeviceWorkspace
 from .host_workspace import HostWorkspace

@@ -1,7 +1,1 @@
-"""Text generation: a chat's prompt, how the next token is picked, and where the text ends."""
-
-from .chat import ChatTemplate
-from .sampling import LogProbabilities, Sampler, Sampling, log_probabilities
-from .stops import Stops, TextStream
-
-__all__ = ["ChatTemplate", "LogProbabilities", "Sampler", "Sampling", "Stops", "TextStream", "log_probabilities"]
+"""Text generation: prompts, KV caches and sessions, sampling, the submodel for each token, drafting, streamed text."""

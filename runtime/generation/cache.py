@@ -1,24 +1,307 @@
-"""The keys and values that a language model keeps of the tokens it has seen, in memory of the host's."""
+"""Keys and values that a decoder reads: of the tokens it has seen, in a KV cache; of prompts, from an encoder.
+
+What caches have in common, wherever they lie, is ``AnyCache`` and ``AnySource``; those in memory of the host's follow,
+``device_cache.py`` has those of a device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from ...bundle.entries.generation_entry import PAST, PRESENT, CachedLayer, places_of, window_of
+from ...bundle.entries.generation_entry import (
+    PAST,
+    PRESENT,
+    SOURCE_LENGTHS,
+    CachedLayer,
+    GenerationEntry,
+    places_of,
+    window_of,
+)
+from ..device.device import DeviceArray
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
-from .any_cache import AnyCache
-from .sliding_window import SlidingWindow
-from .sources.source import Source, first_of
+
+Tensor = TypeVar("Tensor", Array, DeviceArray)
+_SomeCache = TypeVar("_SomeCache", bound="AnyCache[Any]")
+_SomeSource = TypeVar("_SomeSource", bound="AnySource[Any]")
+
+
+class BoundCall(NamedTuple):
+    """A run of an engine on a cache: ``call`` makes it, as often as it is called, until ``close`` gives back what it
+    keeps."""
+
+    call: Callable[[], None]
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class AnySource(ABC, Generic[Tensor]):
+    """Keys and values that an encoder made of prompts, once: ``tensors`` are keys ``[rows, heads, size, room]`` and
+    values ``[rows, heads, room, size]`` float32 of each layer in turn; of a row the first ``lengths`` ``[rows]`` int64
+    count, which lie on the host.
+
+    Rows of it are sources too, on the same memory, and so are the first heads of one row.
+    """
+
+    tensors: tuple[Tensor, ...]
+    lengths: Array
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(prod(tensor.shape) * 4 for tensor in self.tensors)
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Number of heads of each layer."""
+        return tuple(tensor.shape[1] for tensor in self.tensors[::2])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of a head of each layer."""
+        return tuple(tensor.shape[2] for tensor in self.tensors[::2])
+
+    @property
+    def counts(self) -> Mapping[str, Array]:
+        """What engines take beside keys and values, by name."""
+        return {SOURCE_LENGTHS: self.lengths}
+
+    def named(self) -> Mapping[str, Tensor]:
+        """Keys and values by the names that engines have for them."""
+        names = [f"source_{kind}_{layer}" for layer in range(len(self.tensors) // 2) for kind in ("key", "value")]
+        return dict(zip(names, self.tensors, strict=True))
+
+    def part(self: _SomeSource, start: int, stop: int) -> _SomeSource:
+        """Rows ``start`` to ``stop``, which is left out."""
+        tensors = tuple(_rows(tensor, start, stop) for tensor in self.tensors)
+        return replace(self, tensors=tensors, lengths=self.lengths[start:stop])
+
+    def laid_out(self: _SomeSource, heads: Sequence[int], sizes: Sequence[int]) -> _SomeSource:
+        """As ``AnyCache.laid_out``."""
+        found = []
+        for place, (count, size) in enumerate(zip(heads, sizes, strict=True)):
+            keys, values = self.tensors[2 * place : 2 * place + 2]
+            found.append(_first_of(keys, (keys.shape[0], count, size, keys.shape[3])))
+            found.append(_first_of(values, (values.shape[0], count, values.shape[2], size)))
+        return replace(self, tensors=tuple(found))
+
+    @abstractmethod
+    def swap_rows(self, one: int, other: int) -> None:
+        """Exchanges two rows."""
+
+    @abstractmethod
+    def read(self, row: int, runner: Runner, entry: GenerationEntry, ids: Array) -> None:
+        """Makes a row what the open ``runner`` of an encoder makes of a prompt ``ids`` ``[N]`` int64; ``entry`` has the
+        heads of its submodel."""
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Buffers through which a window slides: of layers whose tokens see ``seen`` tokens at most, themselves included, a
+    cache keeps no more than it must. ``starts`` ``[rows]`` int64 are the places in the text of the first token that the
+    buffers of each row hold.
+
+    Such a buffer has room for the tokens that a window holds and for those of a run. Where the next run would not fit,
+    the tokens that its first one sees move to the front. They stay in their order, so that an engine reads a window as
+    it reads a whole text, from another place on.
+    """
+
+    seen: int
+    starts: Array
+
+    @staticmethod
+    def of(layers: Sequence[CachedLayer], rows: int) -> SlidingWindow | None:
+        """The window of rows that hold nothing; None where no layer has one."""
+        seen = window_of(layers)
+        return None if seen is None else SlidingWindow(seen, np.zeros(rows, np.int64))
+
+    def part(self, start: int, stop: int) -> SlidingWindow:
+        """Rows ``start`` to ``stop``, which is left out, on the same memory."""
+        return SlidingWindow(self.seen, self.starts[start:stop])
+
+    def reaches(self, row: int, position: int) -> bool:
+        """Whether a token at ``position`` of the text would see all that it must."""
+        return bool(self.starts[row] <= self._first_seen(position))
+
+    def make_room(self, tensors: Sequence[Array], row: int, position: int, tokens: int, drafted: int = 0) -> None:
+        """Room in ``tensors`` ``[rows, heads, places, size]`` for ``tokens`` of ``row`` from ``position`` of the text
+        on. ``drafted`` tokens before them may be refused, so that what the first of those sees stays too. A text begins
+        anew at position 0. An interruption leaves a row of which nothing is reused."""
+        if position == 0:
+            self.starts[row] = 0
+        places = tensors[0].shape[2]
+        if position + tokens - self.starts[row] <= places:
+            return
+        first = self._first_seen(position - drafted)
+        moved, at = position - first, first - int(self.starts[row])
+        assert at >= 0, "what a token sees is gone"
+        assert moved + tokens <= places, "a run of more tokens than the buffers have room for"
+        self.starts[row] = _LOST
+        for tensor in tensors:
+            tensor[row, :, :moved] = tensor[row, :, at : at + moved]
+        self.starts[row] = first
+
+    def _first_seen(self, position: int) -> int:
+        return max(0, position - self.seen + 1)
+
+
+# Where the buffers of a row begin whose tokens are being moved: behind every text, so that nothing of it is reused.
+_LOST = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class AnyCache(ABC, Generic[Tensor]):
+    """``tensors`` are keys and values of each layer in turn, ``[rows, heads, places, size]`` float32 each: a place for
+    each of the ``capacity`` tokens that a row has room for, or fewer, through which the ``window`` of a layer slides.
+    Behind an encoder each row also has what that made of its prompt, in ``source``.
+
+    Rows of it are caches too, on the same memory, and so are the first heads of one row.
+    """
+
+    tensors: tuple[Tensor, ...]
+    capacity: int
+    source: AnySource[Tensor] | None = None
+    window: SlidingWindow | None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.tensors[0].shape[0])
+
+    @property
+    def longest_run(self) -> int:
+        """The most new tokens of a row that have room at once."""
+        places = min(tensor.shape[2] for tensor in self.tensors)
+        return self.capacity if self.window is None or places == self.capacity else places - self.window.seen
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Number of heads of each layer, and of what each reads of a prompt."""
+        read: tuple[int, ...] = () if self.source is None else self.source.heads
+        return (*(tensor.shape[1] for tensor in self.tensors[::2]), *read)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of a head, as ``heads`` has them."""
+        read: tuple[int, ...] = () if self.source is None else self.source.sizes
+        return (*(tensor.shape[3] for tensor in self.tensors[::2]), *read)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it takes once every token is computed."""
+        own = sum(prod(tensor.shape) * 4 for tensor in self.tensors)
+        return own + (0 if self.source is None else self.source.bytes)
+
+    def fits(self, heads: Sequence[int], sizes: Sequence[int], rows: int) -> bool:
+        """Whether runs of ``rows`` rows may have such heads of it: of several rows just these, of one row as many as
+        there are or fewer, of which they are the first."""
+        fewer = rows == 1 and all(few <= own for few, own in zip(heads, self.heads, strict=True))
+        return tuple(sizes) == self.sizes and (fewer or tuple(heads) == self.heads)
+
+    def usable(self, row: int, tokens: int) -> int:
+        """How many of the first ``tokens`` of a row may be continued: all, or none where a window no longer has what
+        the next one sees."""
+        return tokens if self.window is None or self.window.reaches(row, tokens) else 0
+
+    def named(self, prefix: str) -> Mapping[str, Tensor]:
+        """The tensors by the names that engines have for them: ``past_`` or ``present_``."""
+        names = [f"{prefix}{kind}_{layer}" for layer in range(len(self.tensors) // 2) for kind in ("key", "value")]
+        return dict(zip(names, self.tensors, strict=True))
+
+    def part(self: _SomeCache, start: int, stop: int) -> _SomeCache:
+        """Rows ``start`` to ``stop``, which is left out."""
+        source = None if self.source is None else self.source.part(start, stop)
+        window = None if self.window is None else self.window.part(start, stop)
+        tensors = tuple(_rows(tensor, start, stop) for tensor in self.tensors)
+        return replace(self, tensors=tensors, source=source, window=window)
+
+    def laid_out(self: _SomeCache, heads: Sequence[int], sizes: Sequence[int]) -> _SomeCache:
+        """The same memory for that many heads of each layer, and of what each reads of a prompt, at most what there
+        are, and for such sizes of them. Of one row fewer heads of one size are its first; else what was there is
+        lost."""
+        layers = len(self.tensors) // 2
+        own = [each for each in zip(heads[:layers], sizes[:layers], strict=True) for _ in ("key", "value")]
+        tensors = tuple(
+            _first_of(tensor, (tensor.shape[0], count, tensor.shape[2], size))
+            for tensor, (count, size) in zip(self.tensors, own, strict=True)
+        )
+        source = None if self.source is None else self.source.laid_out(heads[layers:], sizes[layers:])
+        return replace(self, tensors=tensors, source=source)
+
+    @abstractmethod
+    def make_room(self, row: int, position: int, tokens: int, drafted: int = 0) -> None:
+        """Room for a run of ``tokens`` of ``row`` from ``position`` of the text on, which is within the capacity, in
+        layers with a window; ``drafted`` tokens before them may be refused."""
+
+    @abstractmethod
+    def copy_row(self, source: int, target: int, tokens: int) -> None:
+        """Makes the first ``tokens`` of row ``target`` those of row ``source``."""
+
+    @abstractmethod
+    def swap_rows(self, one: int, other: int, tokens: int) -> None:
+        """Exchanges the first ``tokens`` of two rows."""
+
+    @abstractmethod
+    def bind(self, runner: Runner, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundCall:
+        """A call that runs the open ``runner`` from ``feeds`` into ``outputs`` on this cache, which it updates in
+        place. Raises InputError for what does not fit the engine."""
+
+    @abstractmethod
+    def read(self, number: int, row: int, start: int, stop: int) -> Array:
+        """Places ``start`` to ``stop``, which is left out, of a row of tensor ``number``: ``[1, heads, places, size]``,
+        a copy on the host."""
+
+
+@dataclass(frozen=True)
+class Source(AnySource[Array]):
+    """A source in memory of the host's."""
+
+    @staticmethod
+    def empty(entry: GenerationEntry, rows: int, room: int) -> Source:
+        """For prompts of up to ``room`` tokens."""
+        shapes = source_shapes(entry, rows, room)
+        return Source(tuple(np.zeros(shape, np.float32) for shape in shapes), np.ones(rows, np.int64))
+
+    def swap_rows(self, one: int, other: int) -> None:
+        for tensor in (*self.tensors, self.lengths):
+            tensor[[one, other]] = tensor[[other, one]]
+
+    def read(self, row: int, runner: Runner, entry: GenerationEntry, ids: Array) -> None:
+        self.put(row, read_source(runner, entry, ids))
+
+    def put(self, row: int, found: Sequence[Array]) -> None:
+        """Makes a row what ``read_source`` ``found`` of its prompt."""
+        length = found[0].shape[3]
+        for place, tensor in enumerate(self.tensors):
+            (tensor[row, :, :, :length] if place % 2 == 0 else tensor[row, :, :length])[...] = found[place][0]
+        self.lengths[row] = length
+
+
+def read_source(runner: Runner, entry: GenerationEntry, ids: Array) -> list[Array]:
+    """What the open ``runner`` of an encoder makes of a prompt ``ids`` ``[N]`` int64: per layer keys
+    ``[1, heads, size, N]`` and values ``[1, heads, N, size]`` in turn."""
+    names = [spec.name for spec in entry.encoder_interface[1]]
+    found = [np.empty(shape, np.float32) for shape in source_shapes(entry, 1, len(ids))]
+    runner.bind({"input_ids": np.ascontiguousarray(ids[None])}, dict(zip(names, found, strict=True)))()
+    return found
+
+
+def source_shapes(entry: GenerationEntry, rows: int, tokens: int) -> Iterator[tuple[int, ...]]:
+    """Shapes of keys and values of each layer in turn, for prompts of so many ``tokens``."""
+    for layer in entry.source_layers:
+        yield rows, layer.heads, layer.size, tokens
+        yield rows, layer.heads, tokens, layer.size
 
 
 @dataclass(frozen=True)
 class Cache(AnyCache[Array]):
-    """See ``AnyCache``; a window slides through the tensors ``slides[n]``."""
+    """A cache in memory of the host's; a window slides through the tensors ``slides[n]``."""
 
     slides: tuple[bool, ...] = ()
 
@@ -32,48 +315,24 @@ class Cache(AnyCache[Array]):
     ) -> Cache:
         """Room for ``capacity`` tokens in each of ``rows`` rows; the system gives its pages as they are written. Where
         no run has more than ``longest_run`` new tokens of a row, layers with a window keep no more than they must."""
-        places = places_of(layers, capacity, longest_run)
-        shapes = [
-            (rows, layer.heads, own, layer.size)
-            for layer, own in zip(layers, places, strict=True)
-            for _ in ("key", "value")
-        ]
-        seen = window_of(layers)
-        window = None if seen is None else SlidingWindow.empty(seen, rows)
-        slides = tuple(layer.window is not None for layer in layers for _ in ("key", "value"))
-        return Cache(tuple(np.zeros(shape, np.float32) for shape in shapes), capacity, source, window, slides)
-
-    def part(self, start: int, stop: int) -> Cache:
-        """See ``AnyCache.part``."""
-        source = None if self.source is None else self.source.part(start, stop)
-        window = None if self.window is None else self.window.part(start, stop)
-        return replace(self, tensors=tuple(tensor[start:stop] for tensor in self.tensors), source=source, window=window)
-
-    def laid_out(self, heads: Sequence[int], sizes: Sequence[int]) -> Cache:
-        """See ``AnyCache.laid_out``."""
-        layers = len(self.tensors) // 2
-        own = [kept for kept in zip(heads[:layers], sizes[:layers], strict=True) for _ in ("key", "value")]
-        tensors = [
-            first_of(tensor, (len(tensor), kept, tensor.shape[2], size))
-            for tensor, (kept, size) in zip(self.tensors, own, strict=True)
-        ]
-        source = None if self.source is None else self.source.laid_out(heads[layers:], sizes[layers:])
-        return replace(self, tensors=tuple(tensors), source=source)
+        tensors, slides = [], []
+        for layer, places in zip(layers, places_of(layers, capacity, longest_run), strict=True):
+            for _ in ("key", "value"):
+                tensors.append(np.zeros((rows, layer.heads, places, layer.size), np.float32))
+                slides.append(layer.window is not None)
+        return Cache(tuple(tensors), capacity, source, SlidingWindow.of(layers, rows), tuple(slides))
 
     def make_room(self, row: int, position: int, tokens: int, drafted: int = 0) -> None:
-        """See ``AnyCache.make_room``."""
         if self.window is not None:
             self.window.make_room(self._sliding, row, position, tokens, drafted)
 
     def copy_row(self, source: int, target: int, tokens: int) -> None:
-        """See ``AnyCache.copy_row``."""
         for tensor in self.tensors:
             tensor[target, :, :tokens] = tensor[source, :, :tokens]
         if self.window is not None:
-            self.window.copy_row(source, target)
+            self.window.starts[target] = self.window.starts[source]
 
     def swap_rows(self, one: int, other: int, tokens: int) -> None:
-        """See ``AnyCache.swap_rows``."""
         for tensor in self.tensors:
             moved = tensor[one, :, :tokens].copy()
             tensor[one, :, :tokens] = tensor[other, :, :tokens]
@@ -81,14 +340,13 @@ class Cache(AnyCache[Array]):
         if self.source is not None:
             self.source.swap_rows(one, other)
         if self.window is not None:
-            self.window.swap_rows(one, other)
+            self.window.starts[[one, other]] = self.window.starts[[other, one]]
 
-    def bind(self, runner: Runner, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> HostCall:
-        """See ``AnyCache.bind``."""
-        return HostCall(runner.bind({**feeds, **self.inputs}, {**outputs, **self.named(PRESENT)}))
+    def bind(self, runner: Runner, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundCall:
+        call = runner.bind({**feeds, **self.inputs}, {**outputs, **self.named(PRESENT)})
+        return BoundCall(call, lambda: None)  # arrays of the host alone, which the garbage collector gives back
 
     def read(self, number: int, row: int, start: int, stop: int) -> Array:
-        """See ``AnyCache.read``."""
         found: Array = self.tensors[number][row : row + 1, :, start:stop].copy()
         return found
 
@@ -104,14 +362,12 @@ class Cache(AnyCache[Array]):
         return tuple(tensor for tensor, slides in zip(self.tensors, self.slides, strict=True) if slides)
 
 
-@dataclass(frozen=True)
-class HostCall:
-    """A call that keeps arrays of the host alone, which nobody needs to close."""
+def _rows(tensor: Any, start: int, stop: int) -> Any:
+    return tensor[start:stop] if isinstance(tensor, np.ndarray) else tensor.rows(start, stop)
 
-    call: Callable[[], None]
 
-    def __call__(self) -> None:
-        self.call()
-
-    def close(self) -> None:
-        """See ``BoundCall.close``: the garbage collector does it."""
+def _first_of(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """The first numbers of ``tensor``, on its memory, as an array of ``shape``."""
+    if isinstance(tensor, np.ndarray):
+        return tensor.reshape(-1)[: prod(shape)].reshape(shape)
+    return replace(tensor, shape=shape)

@@ -1,109 +1,117 @@
-"""Where the cache of a session lies: in memory of the host's, or of a device's, which has room in steps."""
+"""Memory of a session's KV cache: on the host, where it has room for all tokens, or on a device, where it grows in
+steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...errors import InputError
 from ..device.device import Device
-from .any_cache import AnyCache
-from .cache import Cache
-from .device_cache import DeviceCache
-from .sources.device_source import DeviceSource
-from .sources.source import Source
+from ..engines.runner import device_source
+from .cache import AnyCache, Cache, Source
+from .device_cache import DeviceCache, DeviceSource
 
 
-class CacheMemory(Protocol):
-    """Of the rows of one session."""
+def session_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int = 0) -> int:
+    """Bytes of a session, with the logits of steps. Raises InputError for what its engines do not take."""
+    most = max(engine.bucket.batch for engine in entry.engines)
+    if rows > most:
+        raise InputError(f"rows: expected at most {most}, which the engines take at once, got {rows}")
+    require_positions(entry, capacity)
+    cache = entry.cache_bytes(rows, capacity) + entry.source_bytes(rows, prompt_tokens)
+    return cache + 4 * entry.vocabulary * rows * len(entry.writers)  # each that is bound has logits of its own
+
+
+def require_positions(entry: GenerationEntry, capacity: int) -> None:
+    """Raises InputError for a capacity beyond the positions of the model, or the largest cache of its engines."""
+    if capacity > entry.most_tokens:
+        raise InputError(f"capacity: expected at most {entry.most_tokens}, the {limited_by(entry)}, got {capacity}")
+
+
+def limited_by(entry: GenerationEntry) -> str:
+    """What the longest text follows from."""
+    return "positions of this model" if entry.most_tokens == entry.positions else "tokens of its largest cache"
+
+
+def memory_for(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int) -> CacheMemory:
+    """For ``rows`` with room for ``capacity`` tokens each, behind prompts of up to ``prompt_tokens`` that an encoder
+    reads. Raises BundleError where there is no device on which engines of ``entry`` have a cache."""
+    take = device_source(entry.engines[0], None)
+    if take is None:
+        return CacheMemory(entry, rows, capacity, prompt_tokens)
+    return DeviceMemory(entry, rows, capacity, prompt_tokens, take)
+
+
+class CacheMemory:
+    """Memory of the host's for the rows of one session: room for all tokens at once, since the system gives pages as
+    they are written."""
+
+    def __init__(self, entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int) -> None:
+        """``capacity`` is the most tokens that a row may ever have; behind an encoder there is room for prompts of
+        ``prompt_tokens``."""
+        self._entry, self._rows, self._capacity, self._prompt_tokens = entry, rows, capacity, prompt_tokens
 
     def empty(self) -> AnyCache[Any]:
         """A cache of all rows, as large as it must be at first. Raises MemoryError, or BundleIncompatibleError where a
         device has too little memory."""
-        ...
-
-    def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
-        """A cache with room for ``tokens``. Laid out as the one there was, which is ``laid_out`` for smaller heads
-        perhaps, it has the first ``kept`` tokens of every row. That one stays until ``keep``. Raises as ``empty``."""
-        ...
-
-    def keep(self, cache: AnyCache[Any]) -> None:
-        """Gives back all but ``cache``; no engine is bound to another one. An interruption leaves the rest to the next
-        call, or to ``close``."""
-        ...
-
-    def close(self) -> None:
-        """Gives all of it back."""
-        ...
-
-
-class HostMemory:
-    """Room for all tokens at once: the system gives pages as they are written."""
-
-    def __init__(self, entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int) -> None:
-        """Behind an encoder there is room for prompts of ``prompt_tokens``."""
-        self._entry, self._rows, self._capacity, self._prompt_tokens = entry, rows, capacity, prompt_tokens
-
-    def empty(self) -> Cache:
-        """See ``CacheMemory.empty``."""
         entry, rows = self._entry, self._rows
         source = Source.empty(entry, rows, self._prompt_tokens) if self._prompt_tokens else None
         return Cache.empty(entry.layers, rows, self._capacity, source, entry.longest_run)
 
-    def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:  # noqa: ARG002
-        """See ``CacheMemory.grown``. Raises InputError: there is room for all tokens from the start."""
+    def grown(self, laid_out: AnyCache[Any], tokens: int, copied: int) -> AnyCache[Any]:  # noqa: ARG002
+        """A cache with room for ``tokens``. Laid out as the one there was, which is ``laid_out`` for smaller heads
+        perhaps, it has the first ``copied`` tokens of every row. That one stays until ``keep``. Raises InputError
+        beyond the capacity, and as ``empty``."""
         raise _no_room(tokens, self._capacity)
 
     def keep(self, cache: AnyCache[Any]) -> None:
-        """See ``CacheMemory.keep``: there is no other one."""
+        """Gives back all but ``cache``; no engine is bound to another one. An interruption leaves the rest to the next
+        call, or to ``close``."""
 
     def close(self) -> None:
-        """See ``CacheMemory.close``: the garbage collector does it."""
+        """Gives all of it back; on the host the garbage collector does."""
 
 
-class DeviceMemory:
-    """Room for as many tokens as engines of one capacity take: the smallest at first, and a larger one only when a row
-    needs it, since every step reads all of it. What an encoder made of prompts stays where it is."""
+class DeviceMemory(CacheMemory):
+    """Memory of a device: room for as many tokens as engines of one capacity take, the smallest at first, and a larger
+    one only when a row needs it, since every step reads all of it. What an encoder made of prompts stays where it is.
+    """
 
     def __init__(
         self, entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int, take: Callable[[], Device]
     ) -> None:
-        """``take`` opens the device; ``capacity`` is the most that a row may ever have. Behind an encoder there is room
-        for prompts of ``prompt_tokens``."""
-        self._entry, self._rows, self._prompt_tokens = entry, rows, prompt_tokens
+        """``take`` opens the device."""
+        super().__init__(entry, rows, capacity, prompt_tokens)
         self._capacities = entry.capacities_for(capacity)
         self._device: Device | None = take()
         self._source: DeviceSource | None = None
         self._open: list[DeviceCache] = []
 
     def empty(self) -> DeviceCache:
-        """See ``CacheMemory.empty``."""
         if self._prompt_tokens:
             assert self._device is not None
             self._source = DeviceSource.empty(self._entry, self._rows, self._prompt_tokens, self._device)
         return self._of(1)
 
-    def grown(self, laid_out: AnyCache[Any], tokens: int, kept: int) -> AnyCache[Any]:
-        """See ``CacheMemory.grown``. Raises InputError beyond the largest."""
+    def grown(self, laid_out: AnyCache[Any], tokens: int, copied: int) -> AnyCache[Any]:
         assert isinstance(laid_out, DeviceCache)
         if tokens > self._capacities[-1]:
             raise _no_room(tokens, self._capacities[-1])
         larger = self._of(tokens)
         try:
-            larger.laid_out(laid_out.heads, laid_out.sizes).copy_tokens(laid_out, kept)
+            larger.laid_out(laid_out.heads, laid_out.sizes).copy_tokens(laid_out, copied)
         except BaseException:
             self._close(larger)
             raise
         return larger
 
     def keep(self, cache: AnyCache[Any]) -> None:
-        """See ``CacheMemory.keep``."""
         for other in [one for one in self._open if one is not cache]:
             self._close(other)
 
     def close(self) -> None:
-        """See ``CacheMemory.close``."""
         device, self._device = self._device, None
         if device is not None:
             try:

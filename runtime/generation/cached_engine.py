@@ -12,7 +12,7 @@ from ...bundle.entries.generation_entry import GenerationEntry
 from ...errors import InputError
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
-from .any_cache import AnyCache, BoundCall
+from .cache import AnyCache, BoundCall
 
 # Numbers of drafted tokens whose checks stay bound; a draft that is asked for varies them at the end of a row alone.
 _CHECKS_BOUND = 16
@@ -25,7 +25,7 @@ class _Check(NamedTuple):
     positions: Array
     places: Array
     logits: Array
-    call: BoundCall
+    bound: BoundCall
 
 
 class CachedEngine:
@@ -66,7 +66,7 @@ class CachedEngine:
             for row, position in enumerate(positions):
                 self._cache.make_room(row, position, 1, drafted)
             np.subtract(positions, self._cache.window.starts, out=self._step_places)
-        self._step()
+        self._step.call()
         logits: Array = self._step_logits[:, 0]
         return logits
 
@@ -88,7 +88,7 @@ class CachedEngine:
             self._cache.make_room(row, position + start, chunk.shape[1])
             call = self._bound(cache, chunk, positions, self._places(row, position + start), wanted or [0], logits)
             try:
-                call()
+                call.call()
             finally:
                 call.close()
             found.append(logits[0, : len(wanted)])
@@ -109,7 +109,7 @@ class CachedEngine:
         check.positions[0] = np.arange(position, position + count)
         self._cache.make_room(0, position, count)
         check.places[:] = self._places(0, position)
-        check.call()
+        check.bound.call()
         found: Array = check.logits[0]
         return found
 
@@ -132,7 +132,7 @@ class CachedEngine:
 
     def _forget_checks(self) -> None:
         for check in self._checks.values():
-            check.call.close()
+            check.bound.close()
         self._checks.clear()
 
     def _places(self, row: int, position: int) -> Array:

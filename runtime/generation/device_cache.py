@@ -1,27 +1,120 @@
-"""Keys and values in memory of a device, where engines continue them in place."""
+"""Keys and values in memory of a device: a KV cache that engines continue in place, and what encoders made of prompts.
+
+Whoever makes one closes it; parts of it, and what has fewer heads, are gone then too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from types import MappingProxyType
 
 import numpy as np
 
-from ...bundle.entries.generation_entry import PAST, CachedLayer, window_of
-from ..device.device import TOKENS, Device, DeviceArray, copy_tokens, empty_tensors, free_tensors, swap_rows
+from ...bundle.entries.generation_entry import PAST, CachedLayer, GenerationEntry
+from ..device.device import (
+    ALIGNMENT,
+    TOKENS,
+    TOKENS_OF_KEYS,
+    Device,
+    DeviceArray,
+    copy_tokens,
+    empty_tensors,
+    free_tensors,
+    swap_rows,
+)
 from ..engines.runner import CacheRunner, Runner
 from ..inputs.arrays import Array
-from .any_cache import AnyCache, BoundCall
-from .sliding_window import SlidingWindow
-from .sources.device_source import DeviceSource
+from .cache import AnyCache, AnySource, BoundCall, SlidingWindow, Source, source_shapes
 
 _ITEM_BYTES = 4
 
 
 @dataclass(frozen=True)
+class DeviceSource(AnySource[DeviceArray]):
+    """A source in memory of a device."""
+
+    device: Device = field(kw_only=True)
+
+    @staticmethod
+    def empty(entry: GenerationEntry, rows: int, room: int, device: Device) -> DeviceSource:
+        """For prompts of up to ``room`` tokens. Raises BundleIncompatibleError where the device has no memory for
+        it."""
+        tensors = empty_tensors(source_shapes(entry, rows, room), device)
+        return DeviceSource(tensors, np.ones(rows, np.int64), device=device)
+
+    @staticmethod
+    def copied(source: Source, device: Device) -> DeviceSource:
+        """The numbers of ``source``, copied over. Raises as ``empty``."""
+        tensors = empty_tensors((tensor.shape for tensor in source.tensors), device)
+        try:
+            with device.lock:
+                for there, tensor in zip(tensors, source.tensors, strict=True):
+                    device.to_device(there.address, tensor)
+                device.wait()
+        except BaseException:
+            free_tensors(tensors, device)
+            raise
+        return DeviceSource(tensors, source.lengths.copy(), device=device)
+
+    def close(self) -> None:
+        """Gives its memory back; no engine may be bound to it afterwards."""
+        free_tensors(self.tensors, self.device)
+
+    def swap_rows(self, one: int, other: int) -> None:
+        tokens = int(max(self.lengths[[one, other]]))
+        swap_rows(self.device, list(zip(self.tensors, self._token_dims, strict=True)), one, other, tokens)
+        self.lengths[[one, other]] = self.lengths[[other, one]]
+
+    def read(self, row: int, runner: Runner, entry: GenerationEntry, ids: Array) -> None:
+        """As ``AnySource.read``, into memory of its own for that long, and from there into the row, whose tokens lie
+        further apart. Raises BundleIncompatibleError where the device has no memory for it."""
+        device, tokens = self.device, len(ids)
+        with device.lock, prompt_read(device, runner, entry, ids) as found:
+            for tensor, array, dim in zip(self.tensors, found, self._token_dims, strict=True):
+                copy_tokens(device, tensor.rows(row, row + 1), array, tokens, dim)
+        self.lengths[row] = tokens
+
+    @property
+    def _token_dims(self) -> tuple[int, ...]:
+        return (TOKENS_OF_KEYS, TOKENS) * (len(self.tensors) // 2)
+
+
+@contextmanager
+def prompt_read(
+    device: Device,
+    runner: Runner,
+    entry: GenerationEntry,
+    ids: Array,
+    outputs: Mapping[str, Array] = MappingProxyType({}),
+) -> Iterator[list[DeviceArray]]:
+    """What the open ``runner`` of an encoder makes of a prompt, as ``read_source`` has it, on the ``device`` for as
+    long as the block lasts; its other ``outputs`` are fetched. Raises as ``DeviceSource.read``."""
+    assert isinstance(runner, CacheRunner)
+    arrays = [DeviceArray(0, "float32", shape) for shape in source_shapes(entry, 1, len(ids))]
+    starts = list(accumulate((-(-array.bytes // ALIGNMENT) * ALIGNMENT for array in arrays), initial=0))
+    block = device.allocate(starts[-1])
+    try:
+        found = [replace(array, address=block + start) for array, start in zip(arrays, starts, strict=False)]
+        names = [spec.name for spec in entry.encoder_interface[1]]
+        feeds = {"input_ids": np.ascontiguousarray(ids[None])}
+        call = runner.bind_cache(feeds, outputs, dict(zip(names, found, strict=True)))
+        try:
+            call()
+        finally:
+            call.close()
+        yield found
+        device.wait()  # where an interruption comes, it is still given back
+    finally:
+        device.free(block)
+
+
+@dataclass(frozen=True)
 class DeviceCache(AnyCache[DeviceArray]):
-    """See ``AnyCache``; every layer has ``capacity`` places, so that no window slides. Who made it closes it; parts of
-    it, and what has fewer heads, are gone then too. Its ``source`` is closed by who made that."""
+    """A cache in memory of a device; every layer has ``capacity`` places, so that no window slides. Whoever made its
+    ``source`` closes that."""
 
     device: Device = field(kw_only=True)
 
@@ -31,44 +124,23 @@ class DeviceCache(AnyCache[DeviceArray]):
     ) -> DeviceCache:
         """Room for ``capacity`` tokens in each of ``rows`` rows. Raises BundleIncompatibleError where the device has no
         memory for it."""
-        seen = window_of(layers)
-        window = None if seen is None else SlidingWindow.empty(seen, rows)
         shapes = ((rows, layer.heads, capacity, layer.size) for layer in layers for _ in ("key", "value"))
+        window = SlidingWindow.of(layers, rows)
         return DeviceCache(empty_tensors(shapes, device), capacity, source, window, device=device)
 
     def close(self) -> None:
         """Gives its memory back; no engine may be bound to it afterwards."""
         free_tensors(self.tensors, self.device)
 
-    def part(self, start: int, stop: int) -> DeviceCache:
-        """See ``AnyCache.part``."""
-        source = None if self.source is None else self.source.part(start, stop)
-        window = None if self.window is None else self.window.part(start, stop)
-        tensors = tuple(tensor.rows(start, stop) for tensor in self.tensors)
-        return replace(self, tensors=tensors, source=source, window=window)
-
-    def laid_out(self, heads: Sequence[int], sizes: Sequence[int]) -> DeviceCache:
-        """See ``AnyCache.laid_out``."""
-        layers = len(self.tensors) // 2
-        own = [kept for kept in zip(heads[:layers], sizes[:layers], strict=True) for _ in ("key", "value")]
-        tensors = [
-            replace(tensor, shape=(tensor.shape[0], count, tensor.shape[2], size))
-            for tensor, (count, size) in zip(self.tensors, own, strict=True)
-        ]
-        source = None if self.source is None else self.source.laid_out(heads[layers:], sizes[layers:])
-        return replace(self, tensors=tuple(tensors), source=source)
-
     def make_room(self, row: int, position: int, tokens: int, drafted: int = 0) -> None:
-        """See ``AnyCache.make_room``: there is room for every token of the text."""
+        """Does nothing: there is room for every token of the text."""
 
     def copy_row(self, source: int, target: int, tokens: int) -> None:
-        """See ``AnyCache.copy_row``."""
         with self.device.lock:
             for tensor in self.tensors:
                 copy_tokens(self.device, tensor.rows(target, target + 1), tensor.rows(source, source + 1), tokens)
 
     def swap_rows(self, one: int, other: int, tokens: int) -> None:
-        """See ``AnyCache.swap_rows``."""
         swap_rows(self.device, [(tensor, TOKENS) for tensor in self.tensors], one, other, tokens)
         if self.source is not None:
             self.source.swap_rows(one, other)
@@ -80,13 +152,12 @@ class DeviceCache(AnyCache[DeviceArray]):
                 copy_tokens(self.device, target, tensor, tokens)
 
     def bind(self, runner: Runner, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundCall:
-        """See ``AnyCache.bind``."""
         assert isinstance(runner, CacheRunner)
         counts, read = ({}, {}) if self.source is None else (self.source.counts, self.source.named())
-        return runner.bind_cache({**feeds, **counts}, outputs, {**read, **self.named(PAST)})
+        call = runner.bind_cache({**feeds, **counts}, outputs, {**read, **self.named(PAST)})
+        return BoundCall(call, call.close)
 
     def read(self, number: int, row: int, start: int, stop: int) -> Array:
-        """See ``AnyCache.read``."""
         tensor, device = self.tensors[number].rows(row, row + 1), self.device
         _, heads, places, size = tensor.shape
         found = np.empty((1, heads, stop - start, size), np.float32)

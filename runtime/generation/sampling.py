@@ -13,15 +13,13 @@ float64. What may differ between platforms is the last bit of ``exp``, and the e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ...argument_types import option, take_numbers
 from ...errors import InputError
 
 Logits = npt.NDArray[np.float32]
@@ -38,41 +36,33 @@ class Sampling:
     likely as the last of them, 0 all; ``top_p`` the fewest most likely that have this probability together (Holtzman et
     al. 2020, section 3.1; of equal ones the lowest ids); ``min_p`` those at least this likely in proportion to the most
     likely (Nguyen et al. 2024). ``repetition_penalty`` divides the positive logits of every token that the row already
-    has, prompt included, and multiplies its negative ones (Keskar et al. 2019, section 4.1).
-    Raises InputError for a value out of its range.
+    has, prompt included, and multiplies its negative ones (Keskar et al. 2019, section 4.1); no finite logit overflows
+    of it. Raises InputError for a value out of its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
+    temperature: float = option(
+        "Temperature; 0 takes the most likely token. Default: the model's own, else 0.", 0.0, min=0
+    )
+    top_k: int = option("Draw from the K most likely tokens; 0: from all.", 0, min=0)
+    top_p: float = option(
+        "Draw from the fewest most likely tokens with this probability together.", 1.0, above=0, max=1
+    )
+    min_p: float = option("Draw from tokens at least this likely in proportion to the likeliest.", 0.0, min=0, max=1)
+    repetition_penalty: float = option(
+        "Penalty of tokens that the text already has; above 1 they are less likely.", 1.0, min=1e-6, max=10**6
+    )
+    seed: int = option("Random seed. Default: 0.", 0, min=0, max=2**63 - 1)
 
     def __post_init__(self) -> None:
-        self._check("temperature", float, lambda x: 0 <= x < math.inf, "a number, 0 (greedy) or above")
-        self._check("top_k", int, lambda x: x >= 0, "a whole number, 0 (all tokens) or above")
-        self._check("top_p", float, lambda x: 0 < x <= 1, "a number above 0, at most 1 (all tokens)")
-        self._check("min_p", float, lambda x: 0 <= x <= 1, "a number from 0 (all tokens) to 1")
-        penalties = "a number from 0.000001 to 1000000 (1: no penalty)"  # of which no finite logit overflows
-        self._check("repetition_penalty", float, lambda x: 1e-6 <= x <= 1e6, penalties)
-        self._check("seed", int, lambda x: 0 <= x < 2**63, "a whole number from 0 to 2^63 - 1")
+        take_numbers(self, SAMPLING_OPTIONS)
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken, without chance."""
         return self.temperature == 0
 
-    def _check(self, name: str, kind: Callable[[Any], float], fits: Callable[[float], bool], expected: str) -> None:
-        """Makes the field a plain ``int`` or ``float``; numpy's numbers are numbers too, ``True`` is none."""
-        value = getattr(self, name)
-        number = None
-        if isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool):
-            with suppress(OverflowError):
-                number = kind(value)
-        if number is None or not fits(number):
-            raise InputError(f"{name}: expected {expected}, got {value!r:.80}")
-        object.__setattr__(self, name, number)
+
+SAMPLING_OPTIONS = tuple(each.name for each in fields(Sampling))
 
 
 class Sampler:
@@ -202,3 +192,41 @@ def _nucleus(weights: Probabilities, top_p: float) -> Ids:
     alike = np.flatnonzero(weights == least)
     kept[alike[: count - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
+
+
+class Drafted(NamedTuple):
+    """A drafted token, with the distribution ``[V]`` that it was drawn from; None where chance had no part in it.
+
+    A token drawn from a draft's distribution ``q`` is accepted with probability ``min(1, p/q)``, where ``p`` is the
+    checking submodel's; one that is not is replaced by a draw from ``max(0, p - q)``. The outcome is distributed as
+    ``p`` (Leviathan et al. 2023, theorem 3.5; Chen et al. 2023). Both distributions are those after penalty,
+    temperature and filters.
+    """
+
+    token: int
+    probabilities: Probabilities | None = None
+
+
+def draw_draft(sampler: Sampler, logits: Logits, history: Ids) -> Drafted:
+    """The draft's next token by its ``logits`` ``[V]`` behind ``history``, the tokens drafted before included."""
+    if sampler.sampling.greedy:
+        return Drafted(sampler.pick(logits, history))
+    probabilities = sampler.probabilities(logits, history)
+    return Drafted(sampler.draw(probabilities), probabilities)
+
+
+def pick_checked(sampler: Sampler, logits: Logits, history: Ids, drafted: Drafted) -> int:
+    """The next token by the checking submodel's ``logits`` ``[V]``: the drafted one where it is kept, never that one
+    where it is not."""
+    if sampler.sampling.greedy:
+        return sampler.pick(logits, history)
+    own = sampler.probabilities(logits, history)
+    token, draft = drafted
+    if draft is None:
+        draft = np.zeros_like(own)
+        draft[token] = 1
+    rest = np.maximum(own - draft, 0)
+    # The sum is 0 where both are the same but for rounding.
+    if sampler.uniform() * draft[token] < own[token] or not rest.any():
+        return token
+    return sampler.draw(rest)

@@ -15,7 +15,7 @@ from ...errors import InputError
 from ...strict import parse_json, structure, unstructure
 from ...whole_file import write_whole
 from ..inputs.arrays import Array
-from ..inputs.npz import read_npz
+from ..inputs.files import read_npz
 from .identity import INDEX_SCHEMA_VERSION, IndexIdentity, identity_problems
 
 # An index is held in memory whole.

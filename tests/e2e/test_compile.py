@@ -37,7 +37,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.engines import measure as measuring
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.tiny_compile import BUCKET, board, template_of
 
 # What may differ between two compiles of the same inputs.

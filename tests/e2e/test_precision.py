@@ -27,7 +27,7 @@ from nestforge.errors import BuildError, ParityError, PlanError
 from nestforge.exporters import source
 from nestforge.profiles.load_profile import dump_profile
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from safetensors import safe_open

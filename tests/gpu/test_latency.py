@@ -16,7 +16,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.exits.policy import ExitPolicy
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.gpu_available import WITHOUT_TF32, Results, milliseconds, needs_torch_cuda, on
 
 

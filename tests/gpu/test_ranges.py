@@ -13,7 +13,7 @@ from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.gpu_available import Results, milliseconds, needs_tensorrt, on

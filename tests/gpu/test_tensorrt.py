@@ -15,7 +15,7 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from support.cost_eff_models import save_tiny

@@ -1,5 +1,5 @@
 """Text of encoder-decoders from plans of TensorRT: what the encoder's plan makes of prompts stays on the GPU. In a
-rehearsal stand-ins play TensorRT and the GPU, as in tests/unit/runtime/generation/loop/test_source_plans.py."""
+rehearsal stand-ins play TensorRT and the GPU, as in tests/unit/runtime/generation/test_source_plans.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from nestforge.compiler.compile import compile_bundle
-from nestforge.runtime.generation.calls.generated import GeneratedRow
+from nestforge.runtime.generation.row import GeneratedRow
 from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from support.fake_tensorrt import host_with_gpu

@@ -7,7 +7,7 @@ import pytest
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.gpu_available import Results
 
 

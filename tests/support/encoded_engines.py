@@ -20,7 +20,7 @@ from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
 from nestforge.exporters.universal import UniversalModel
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.wide_template import wide_template
 
 FORMS = ("qdq", "int8", "int8-dynamic", "int4")

@@ -12,7 +12,7 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.compiler.tensorrt.build_bundle import build_plans
-from nestforge.runtime.generation.calls.generated import Generated
+from nestforge.runtime.generation.row import Generated
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World

@@ -15,7 +15,7 @@ import onnxruntime
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named
 from nestforge.runtime.engines.runner import runner_for
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 
 
 def main(path: str, *names: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from nestforge.argument_types import checked
-from nestforge.errors import InputError
+from nestforge.argument_types import checked, positive_limit
+from nestforge.errors import InputError, SelectionError
 
 
 @checked
@@ -63,3 +64,27 @@ def test_what_does_not_is_one_line(name: str, value: object, expected: str) -> N
 def test_a_call_that_python_itself_refuses_is_one() -> None:
     with pytest.raises(TypeError, match="multiple values"):
         call("x", path="y")
+
+
+@pytest.mark.parametrize("limit", [2, 2.0, np.float32(2), np.int64(2), Fraction(2)])
+def test_a_number_above_0_is_a_limit(limit: object) -> None:
+    assert positive_limit("memory_mb", limit) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (0, "0"),
+        (-1.5, "-1.5"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (10**400, "inf"),
+        (True, "True"),
+        ("5", "'5'"),
+        (None, "None"),
+    ],
+)
+def test_anything_else_is_refused(limit: object, shown: str) -> None:
+    with pytest.raises(SelectionError) as error:
+        positive_limit("memory_mb", limit)
+    assert str(error.value) == f"memory_mb: expected a positive number, got {shown}"

@@ -12,8 +12,7 @@ from nestforge.ownership import Owned, Owner
 from nestforge.runtime import in_flight
 from nestforge.runtime import model as model_module
 from nestforge.runtime.engines import memory, pool
-from nestforge.runtime.generation.calls import admitted, session
-from nestforge.runtime.generation.loop import generation, generator
+from nestforge.runtime.generation import admitted, generation, generator, session
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.interrupts import interrupt_everywhere
@@ -81,7 +80,7 @@ def test_an_interrupted_generation_leaves_all_that_it_took(
 
     def call() -> None:
         if how == "streamed":
-            for _ in model.generate(PROMPT, session=held, max_tokens=2, stream=True):
+            for _ in model.generate.stream(PROMPT, session=held, max_tokens=2):
                 pass
         else:
             model.generate(PROMPT, session=None if how == "alone" else held, max_tokens=2)

@@ -16,7 +16,7 @@ from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ...graphs.weight_store import store_initializers
-from ...inputs.feeds import random_feeds
+from ...inputs.arrays import random_feeds
 from .session import OPTIMIZATION_LEVEL, open_session, session_options
 from .task_inputs import TaskInputs
 

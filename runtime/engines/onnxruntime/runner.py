@@ -24,8 +24,7 @@ from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError,
 from ....outside import is_of_library, library_errors, said_by
 from ...graphs.task_tensors import TaskTensors, merged_weights
 from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
-from ...inputs.arrays import Array
-from ...inputs.feeds import named_sizes, nearest_shape, random_feeds
+from ...inputs.arrays import Array, named_sizes, nearest_shape, random_feeds
 from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
 from .task_inputs import TaskInputs, TaskRunner

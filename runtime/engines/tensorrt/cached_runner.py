@@ -24,8 +24,7 @@ from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import use_device
 from ...device.device import DeviceArray
 from ...device.layout import layout_of
-from ...inputs.arrays import Array
-from ...inputs.feeds import named_sizes
+from ...inputs.arrays import Array, named_sizes
 from .cache_runs import CacheContext, CacheRun
 from .engine import Log, inspected, open_plan
 

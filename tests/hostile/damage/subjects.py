@@ -223,8 +223,7 @@ class ArraysSubject(Subject):
 
     def use(self, folder: Path, way: str) -> object:
         from nestforge.bundle.entries.tensor_spec import TensorSpec
-        from nestforge.runtime.inputs.array_file import MAX_BYTES, checked_labels, read_array_file
-        from nestforge.runtime.inputs.npz import read_npz
+        from nestforge.runtime.inputs.files import MAX_BYTES, checked_labels, read_array_file, read_npz
 
         read_npz(folder / "rows.npz", MAX_BYTES)
         inputs = [TensorSpec(name, "int64", ("batch", "sequence"), pad=0, high=9) for name in ("ids", "mask")]

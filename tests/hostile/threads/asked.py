@@ -13,7 +13,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import NestforgeError, SelectionError
 from nestforge.runtime.answer import Answer
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.model import ElasticModel
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "nest", "of", "models", "unheard"]

@@ -17,7 +17,7 @@ from nestforge.bucket import Bucket
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.exits.policy import ExitPolicy, closed
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.model import ElasticModel
 from support.cost_eff_models import save_tiny
 from support.tiny_compile import board

@@ -20,7 +20,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
 from nestforge.runtime.engines.runner import runnable_engines
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.request import Request
 from nestforge.runtime.summary.tables import submodel_table

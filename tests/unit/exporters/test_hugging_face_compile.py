@@ -11,7 +11,7 @@ import torch
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.exporters.source import open_source
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.hugging_face_classes import save_class
 from support.tiny_compile import BUCKET, board, save_tiniest
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.integrations import SentenceEncoder
+from nestforge.integrations.sentence_encoder import absent
 from support.sentence_folders import HIDDEN
 from support.tiny_models import WORDS
 
@@ -272,3 +273,28 @@ with SentenceEncoder(sys.argv[1]) as encoder:
         "similarity: needs sentence-transformers, which is not installed here; install it, or compare the arrays with "
         "numpy",
     ], done.stderr
+
+
+def test_what_a_bundle_has_not_is_refused_with_the_reason(encoder: SentenceEncoder) -> None:
+    with pytest.raises(AttributeError, match="'SentenceEncoder' object has no attribute 'fit': nothing is trained or"):
+        encoder.fit([])  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        _ = encoder.nothing  # type: ignore[attr-defined]
+    assert not hasattr(encoder, "tokenizer")
+    with pytest.raises(nestforge.InputError, match="max_seq_length 8: texts are cut to 12 tokens here; for fewer"):
+        encoder.max_seq_length = 8
+
+
+def test_every_public_method_of_the_library_is_here_or_refused_with_a_reason(
+    encoder: SentenceEncoder, theirs: Any
+) -> None:
+    names = {name for name in dir(theirs) if not name.startswith("_")} - set(dir(torch.nn.Module))
+    missing = {name for name in names if not hasattr(encoder, name)}
+    assert {name for name in missing if ": " not in absent("SentenceEncoder", name)} == set()
+    assert names - missing == {
+        *("encode", "encode_query", "encode_document", "encode_multi_process", "preprocess", "tokenize", "evaluate"),
+        *("start_multi_process_pool", "stop_multi_process_pool", "truncate_dim", "truncate_embeddings", "device"),
+        *("truncate_sentence_embeddings", "similarity", "similarity_pairwise", "similarity_fn_name", "prompts"),
+        *("default_prompt_name", "max_seq_length", "get_max_seq_length", "get_embedding_dimension"),
+        *("get_sentence_embedding_dimension", "model_card_data"),
+    }

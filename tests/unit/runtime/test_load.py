@@ -15,7 +15,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError
 from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.exits.calibration import empty_calibration, write_calibration
-from nestforge.runtime.generation.draft_calibration import HostDrafts, keep_drafts
+from nestforge.runtime.generation.draft_gains import HostDrafts, keep_drafts
 from support.exit_policies import policy
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -16,7 +16,7 @@ from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime import model as model_module
 from nestforge.runtime.answer import Padding
 from nestforge.runtime.engines import pool as engine_pool
-from nestforge.runtime.inputs.check_inputs import InputChecker
+from nestforge.runtime.inputs.arrays import InputChecker
 from support.sealing import edit_sealed
 
 Feeds = Callable[..., dict[str, Any]]

@@ -12,7 +12,7 @@ from nestforge.bucket import Bucket
 from nestforge.errors import BundleIncompatibleError, InputError, SelectionError
 from nestforge.runtime import load as module
 from nestforge.runtime.device.device import HostDevice
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from support.exit_bundles import write_exits_bundle
 from support.host_provider import host_provider

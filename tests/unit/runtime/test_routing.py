@@ -17,7 +17,7 @@ from nestforge.bundle.read_manifest import read_manifest
 from nestforge.errors import BundleCorruptError, BundleFormatError, InputError
 from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runner_for
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 
 EditManifest = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 Reference = Callable[..., dict[str, Any]]

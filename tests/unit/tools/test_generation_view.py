@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
-from nestforge.runtime.generation.calls.generated import Generated, GeneratedRow, Run
+from nestforge.runtime.generation.row import Generated, GeneratedRow, Run
 from nestforge.runtime.summary.short_names import ShortNames
 from nestforge.tools.generation_view import say_endless, say_speed
 

@@ -171,10 +171,10 @@ def command(
         if chat:
             model.generate.require_chats()
             with model.session(capacity=capacity, task=task) as session:
-                converse(lambda turns: model.generate(messages=turns, session=session, stream=True, **options), names)
+                converse(lambda turns: model.generate.stream(messages=turns, session=session, **options), names)
             return
         asked = _asked(prompts, prompt_file, messages)
-        generation = model.generate(**asked, stream=True, capacity=capacity, **options)
+        generation = model.generate.stream(**asked, capacity=capacity, **options)
         with generation:
             if as_json:
                 print_json(generated_data(generation.finish()))
@@ -192,7 +192,7 @@ def command(
 
 def _asked(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | None) -> dict[str, Any]:
     """The arguments of ``generate`` that say what is continued."""
-    from ....runtime.inputs.text_file import read_text_file
+    from ....runtime.inputs.files import read_text_file
 
     if messages is not None:
         return {"messages": _chat_of(read_text_file(messages), messages)}

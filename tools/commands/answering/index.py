@@ -60,7 +60,7 @@ def command(
 
     The index belongs to this bundle's weights; it is refused by any other universal model.
     """
-    from ....runtime.inputs.array_file import read_array_file
+    from ....runtime.inputs.files import read_array_file
     from ....runtime.load import load
     from ....runtime.retrieval.index_file import MAX_BYTES
     from ...functions import index as build_index

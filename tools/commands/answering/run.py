@@ -11,8 +11,7 @@ import numpy as np
 
 from ....runtime.answer import Answer, ExitRows
 from ....runtime.engines.residency import RESIDENCIES, Residency
-from ....runtime.inputs.array_file import MAX_BYTES
-from ....runtime.inputs.npz import read_npz
+from ....runtime.inputs.files import MAX_BYTES, read_npz
 from ....runtime.summary.short_names import ShortNames
 from ....whole_file import require_new, write_whole
 from ...best_answers import Best, best_answers
@@ -43,7 +42,7 @@ EXAMPLES = """\b
 Examples:
   nestforge run my.bundle --text "A submodel is a view." --budget fast
   nestforge run my.bundle --text "one row" --text "another row" --latency-ms 8 --output answer.npz
-  nestforge run my.bundle --inputs inputs.npz --submodel ffn768-heads6 --json
+  nestforge run my.bundle --inputs inputs.files --submodel ffn768-heads6 --json
   nestforge run my.bundle --text "easy or hard?" --exits 0.3
   nestforge run my.bundle --text "how is a file closed?" --prompt-name query
   nestforge run my.bundle --text "A submodel is a view." --task reviews

@@ -133,7 +133,7 @@ def _queries(
     model: ElasticModel, texts: tuple[str, ...], file: Path | None, data: Path | None
 ) -> tuple[Corpus, Array | None]:
     """The queries, and their labels if they have any."""
-    from ....runtime.inputs.array_file import read_array_file
+    from ....runtime.inputs.files import read_array_file
 
     if data is not None:
         read = read_array_file(data, model.bundle.manifest.inputs)

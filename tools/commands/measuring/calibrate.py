@@ -16,7 +16,7 @@ from ...options import bundle_argument, json_option
 
 if TYPE_CHECKING:
     from ....runtime.exits.calibration import CalibratedPolicy, Figures
-    from ....runtime.generation.draft_calibration import HostDrafts
+    from ....runtime.generation.draft_gains import HostDrafts
 
 EXAMPLES = """\b
 Examples:

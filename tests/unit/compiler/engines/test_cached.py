@@ -26,9 +26,8 @@ from nestforge.errors import CheckpointError, InputError, ParityError
 from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.modules import cached_attention
 from nestforge.runtime.engines.runner import Runner, runner_for
-from nestforge.runtime.generation.cache import Cache
+from nestforge.runtime.generation.cache import Cache, SlidingWindow
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from nestforge.runtime.generation.sliding_window import SlidingWindow
 from safetensors import safe_open
 from support.gated_decoders import save_decoder
 from support.tiny_matlm import save_tiny_matlm

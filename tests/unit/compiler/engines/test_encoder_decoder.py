@@ -20,9 +20,8 @@ from nestforge.exporters.families.t5 import generating
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.engines.runner import runner_for
-from nestforge.runtime.generation.cache import Cache
+from nestforge.runtime.generation.cache import Cache, Source, read_source
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from nestforge.runtime.generation.sources.source import Source, read_source
 from support.generating_t5 import compile_t5, t5_folder
 from support.tiny_t5 import save_t5
 
@@ -81,7 +80,7 @@ def test_rows_behind_prompts_of_different_length_are_what_transformers_answers(b
     assert encoder is not None
     with runner_for(bundle, encoder, "packed", threads=1) as runner:
         for row, prompt in enumerate(prompts):
-            source.write(row, read_source(runner, entry, prompt))
+            source.put(row, read_source(runner, entry, prompt))
     with runner_for(bundle, engine, "packed", threads=1) as runner:
         cached = CachedEngine(runner, engine, entry, Cache.empty(entry.layers, 3, 16, source))
         for row, starts in enumerate((4, 2, 7)):

@@ -92,7 +92,7 @@ def test_a_folder_is_no_corpus(tmp_path: Path) -> None:
 
 
 def test_a_file_of_absurd_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestforge.runtime.inputs.text_file.MAX_TEXT_BYTES", 100)
+    monkeypatch.setattr("nestforge.runtime.inputs.files.MAX_TEXT_BYTES", 100)
     with pytest.raises(CheckpointError, match=r"more than the 100 bytes allowed; split it$"):
         read_corpus(write(tmp_path / "t", numbered(300)))
 

@@ -21,7 +21,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.ranking import magnitude_scores, rank
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_models import add_pooling, save_tiny_encoder
 

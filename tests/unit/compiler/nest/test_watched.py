@@ -4,7 +4,7 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.nest.distill import trainable
 from nestforge.compiler.nest.watched import NestedPasses, blocks_of, run
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 
 from .conftest import Ordinary
 

@@ -15,7 +15,7 @@ from nestforge.errors import InputError
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.inputs.check_inputs import InputChecker
+from nestforge.runtime.inputs.arrays import InputChecker
 from nestforge.runtime.inputs.text import TextEncoder
 
 

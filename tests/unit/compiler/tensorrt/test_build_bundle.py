@@ -17,7 +17,7 @@ from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.compiler.tensorrt.graphs import require_supported
 from nestforge.errors import BuildError, BundleCorruptError, BundleIncompatibleError, NestforgeError, ParityError
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_cuda import World
 from support.sealing import reseal
 

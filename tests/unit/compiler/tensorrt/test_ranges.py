@@ -14,7 +14,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.errors import ExportError, ParityError
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.cost_eff_models import save_tiny
 from support.fake_cuda import World
 from support.gated_decoders import save_decoder

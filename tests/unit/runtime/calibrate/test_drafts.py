@@ -11,7 +11,7 @@ from nestforge.bundle.manifest import DRAFTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleFormatError, InputError, SelectionError
 from nestforge.runtime.calibrate.drafts import DEFAULT_TEXTS, calibrate_drafts
-from nestforge.runtime.generation.draft_calibration import JudgedDraft, RunTime, keep_drafts
+from nestforge.runtime.generation.draft_gains import JudgedDraft, RunTime, keep_drafts
 from nestforge.runtime.load import load
 from support.sealing import edit_sealed
 

@@ -11,8 +11,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError, InputError
 from nestforge.runtime.device.layout import CopyingRunner, Layout
-from nestforge.runtime.inputs.arrays import Array
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import Array, random_feeds
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-ranges"  # engines of the range 1..4x1..16
 

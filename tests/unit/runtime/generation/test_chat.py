@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from jinja2 import TemplateError
 from nestforge.errors import InputError
-from nestforge.runtime.generation.chat import MAX_TEMPLATE_LETTERS, ChatTemplate
+from nestforge.runtime.generation import chat as module
+from nestforge.runtime.generation.bounded_templates import allowance
+from nestforge.runtime.generation.chat import MAX_TEMPLATE_LETTERS, ChatTemplate, sandbox
 from support.chat_templates import CHATML, GEMMA, LLAMA_2, MISTRAL, STYLES
 from support.tokenizer_folders import word_pieces
 from transformers import PreTrainedTokenizerFast
@@ -150,3 +153,29 @@ def test_chats_that_are_none(chat: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         ChatTemplate("a", {}).render(chat)
     assert str(caught.value).startswith(message)
+
+
+def test_without_jinja_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(InputError) as caught:
+        sandbox()
+    assert str(caught.value) == (
+        "chat template: needs Jinja2 (pip install 'nestforge[generate]'), which is not installed here; install it, or "
+        "pass a prompt in place of a chat"
+    )
+
+
+@pytest.mark.parametrize(
+    ("installed", "fits"), [("3.1.5", False), ("2.11", False), ("3.1.6", True), ("3.10.0rc1", True)]
+)
+def test_releases_with_an_open_sandbox_are_refused(monkeypatch: pytest.MonkeyPatch, installed: str, fits: bool) -> None:
+    monkeypatch.setattr(module, "version", lambda name: installed)
+    if fits:
+        with allowance():
+            assert sandbox().from_string("{{ 1 }}").render() == "1"
+        return
+    with pytest.raises(InputError) as caught:
+        sandbox()
+    assert str(caught.value) == (
+        f"chat template: expected Jinja2 3.1.6 or later, got {installed}; pip install 'nestforge[generate]'"
+    )

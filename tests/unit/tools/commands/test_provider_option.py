@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from nestforge.bucket import Bucket
 from nestforge.runtime import load
-from nestforge.runtime.inputs.npz import read_npz
+from nestforge.runtime.inputs.files import read_npz
 from nestforge.tools import bundle_bench, functions
 from nestforge.tools.cli import main
 from support.exit_bundles import requests, write_exits_bundle
@@ -26,9 +26,9 @@ def bundle(tmp_path: Path) -> Path:
 def inputs(tmp_path: Path) -> Path:
     import numpy as np
 
-    np.savez(tmp_path / "inputs.npz", **requests([8, 3]))  # type: ignore[arg-type]  # the stubs take a flag by keyword
-    assert read_npz(tmp_path / "inputs.npz", 2**20).keys() == {"input_ids", "attention_mask"}
-    return tmp_path / "inputs.npz"
+    np.savez(tmp_path / "inputs.files", **requests([8, 3]))  # type: ignore[arg-type]  # the stubs take a flag by keyword
+    assert read_npz(tmp_path / "inputs.files", 2**20).keys() == {"input_ids", "attention_mask"}
+    return tmp_path / "inputs.files"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatible
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runnable_engines, runner_for
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.exit_bundles import write_exits_bundle
 from support.sealing import reseal
 

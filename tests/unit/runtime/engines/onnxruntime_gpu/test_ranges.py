@@ -20,7 +20,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider, req
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.engines.runner import runner_for
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_gpu import CapturingSession, Gpu, provider_on
 from support.host_provider import host_provider
 

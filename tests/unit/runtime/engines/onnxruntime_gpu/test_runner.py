@@ -20,7 +20,7 @@ from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.engines.onnxruntime_gpu import runner as module
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.engines.runner import runner_for
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.exit_bundles import weights, write_exits_bundle
 from support.fake_gpu import CapturingSession, Gpu, provider_on
 from support.host_provider import host_provider

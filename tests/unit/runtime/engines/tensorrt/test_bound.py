@@ -11,7 +11,7 @@ import pytest
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleError, InputError
 from nestforge.runtime.device.device import Device, DeviceArray
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu, list_plans
 

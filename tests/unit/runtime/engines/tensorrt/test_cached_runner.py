@@ -18,8 +18,7 @@ from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.engines.runner import CacheRunner, DeviceCall, Runner, runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from nestforge.runtime.generation.device_cache import DeviceCache
-from nestforge.runtime.generation.sources.device_source import DeviceSource
+from nestforge.runtime.generation.device_cache import DeviceCache, DeviceSource
 from support.fake_cuda import World
 from support.generating_plans import NARROW, generating_folder, played_gpu
 from support.source_plans import source_folder

@@ -21,7 +21,7 @@ from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.engines.measure import measure_bundle, measured_shapes
-from nestforge.runtime.inputs.feeds import random_feeds
+from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu, list_plans
 

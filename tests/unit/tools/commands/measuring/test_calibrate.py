@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from nestforge.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import read_calibration
-from nestforge.runtime.generation.draft_calibration import read_drafts
+from nestforge.runtime.generation.draft_gains import read_drafts
 from nestforge.tools import exit_plot
 from nestforge.tools.cli import main
 from support.device_program import PROGRAM

@@ -1,1 +1,0 @@
-"""Who proposes tokens, what that is worth, and what became of it."""

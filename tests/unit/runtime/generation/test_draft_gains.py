@@ -1,0 +1,201 @@
+"""Which draft is expected to write fastest, by what was accepted and what runs took."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nestforge.bucket import Bucket
+from nestforge.bundle.device_files.device_file import MeasuredHost, this_host
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.generation_entry import CACHED
+from nestforge.bundle.manifest import DRAFTS_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
+from nestforge.runtime.generation.draft_gains import Gains, HostDrafts, JudgedDraft, RunTime, keep_drafts, read_drafts
+from nestforge.runtime.generation.step_times import StepTimes
+from nestforge.runtime.verify_bytes import verify_bytes
+from support.sealing import edit_sealed
+
+TARGET = EngineEntry(
+    id="large",
+    submodel="large",
+    bucket=Bucket(64, 256, 1, 1),
+    backend="onnxruntime",
+    file="large.onnx",
+    emitted="sliced",
+    private_bytes=0,
+    flops=0,
+    moved_bytes=0,
+    activation_bytes=0,
+    segment=CACHED,
+    weight_bytes=40_000_000,
+)
+STEP_MS = 10.0
+HOST = MeasuredHost("cpu", "x86_64", 2)
+
+
+def gains(check_ms: float | None = None, tokens: int = 5) -> Gains:
+    """Where a step takes 10 ms and, if stated, a check of ``tokens`` so many."""
+    times = StepTimes()
+    for _ in range(2):  # the first of a kind does not count
+        times.ran(TARGET, 1, STEP_MS)
+        if check_ms is not None:
+            times.ran_check(TARGET, tokens, check_ms)
+    return Gains(times)
+
+
+def test_nothing_is_drafted_until_a_step_is_known() -> None:
+    assert Gains(StepTimes()).ranked(TARGET, {"free": 0.0}, 4) == []
+    assert gains().ranked(TARGET, {}, 4) == []
+    assert gains().ranked(TARGET, {"free": 0.0}, 0) == []
+
+
+def test_a_draft_that_was_never_judged_is_tried() -> None:
+    (best,) = gains().ranked(TARGET, {"free": 0.0}, 3)
+    # No check has run: it is hoped to take what a step does, and 70 % of the tokens to be accepted.
+    assert tuple(best) == ("free", 3, pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3))
+
+
+def test_the_number_of_tokens_follows_times_and_acceptance() -> None:
+    known = gains(check_ms=14.0)  # of five tokens; of two 11 ms, of three 12 ms
+    known.checked(TARGET, "half", drafted=40, judged=36, accepted=33, ms=14.0)
+    share = (33 + 0.7 * 4) / (36 + 4)
+    assert known.share(TARGET, "half") == pytest.approx(share)
+    (best,) = known.ranked(TARGET, {"half": 5.0}, 4)
+    expected = {
+        count: 10 * sum(share**power for power in range(count + 1)) / (5 * count + 10 + count) for count in range(1, 5)
+    }
+    assert best.drafted == max(expected, key=lambda count: expected[count])
+    assert best.factor == pytest.approx(expected[best.drafted])
+
+
+def test_a_draft_that_is_refused_loses() -> None:
+    known = gains(check_ms=14.0)
+    for _ in range(6):
+        known.checked(TARGET, "half", drafted=2, judged=1, accepted=0, ms=12.0)
+    (best,) = known.ranked(TARGET, {"half": 5.0}, 4)
+    assert best.factor < 0.9
+    ranked = known.ranked(TARGET, {"half": 5.0, "free": 0.0}, 4)
+    assert [gain.draft for gain in ranked] == ["free", "half"]
+
+
+def test_a_later_generation_tries_again() -> None:
+    known = gains()
+    for _ in range(20):
+        known.checked(TARGET, "half", drafted=1, judged=1, accepted=0, ms=10.0)
+    shares = [known.share(TARGET, "half")]
+    for _ in range(4):
+        known.begin(TARGET)
+        shares.append(known.share(TARGET, "half"))
+    assert shares == sorted(shares)
+    assert shares[0] < 0.12
+    assert shares[-1] > 0.5
+    other = replace(TARGET, id="other")
+    known.checked(other, "half", drafted=1, judged=1, accepted=0, ms=10.0)
+    before = known.share(other, "half")
+    known.begin(TARGET)
+    assert known.share(other, "half") == before
+
+
+def test_what_was_judged_long_ago_is_forgotten() -> None:
+    known = gains()
+    for accepted in (0, 1):
+        for _ in range(200):
+            known.checked(TARGET, "half", drafted=1, judged=1, accepted=accepted, ms=10.0)
+    assert known.share(TARGET, "half") > 0.9
+
+
+def test_what_was_learned_is_where_others_start() -> None:
+    known = gains(check_ms=14.0)
+    known.checked(TARGET, "half", drafted=4, judged=4, accepted=3, ms=14.0)
+    _, judged = known.found([TARGET])
+    assert judged == [JudgedDraft("large", "half", 3.0, 4.0)]
+    later = Gains(StepTimes())
+    later.checked(TARGET, "other", drafted=1, judged=1, accepted=0, ms=9.0)
+    found = HostDrafts(HOST, 1, "", 1, (RunTime("large", 1, 10.0),), (*judged, JudgedDraft("large", "other", 9.0, 9.0)))
+    later.start_from(found, [TARGET])
+    assert later.share(TARGET, "half") == known.share(TARGET, "half")
+    assert later.share(TARGET, "other") == pytest.approx(2.8 / 5), "what was seen counts more"
+    assert later.times.expected_ms(TARGET, 1) == 10.0
+
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+LARGE = "ffn32.cached@b1_64-s1_40"
+HERE = HostDrafts(
+    this_host(),
+    2,
+    "2026-11-22T10:00:00+00:00",
+    5,
+    (RunTime(LARGE, 1, 10.0), RunTime(LARGE, 5, 14.0)),
+    (JudgedDraft(LARGE, "n-gram", 3.5, 8.0),),
+)
+BOARD = replace(HERE, host=MeasuredHost("Cortex-A76", "aarch64", 4, "1.23.0"), threads=4)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return open_bundle(shutil.copytree(GOLDEN / "bundle-decoder", tmp_path / "lm.bundle"))
+
+
+def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
+    assert read_drafts(bundle) is None
+    keep_drafts(bundle, BOARD)
+    keep_drafts(bundle, HERE)
+    later = replace(HERE, created="2026-11-23T10:00:00+00:00")
+    assert keep_drafts(bundle, later) == bundle.path / DRAFTS_NAME
+    found = read_drafts(bundle)
+    assert found is not None
+    assert set(found.hosts) == {BOARD, later}
+    assert (found.of(HERE.host, 7), found.of(BOARD.host, 4)) == (later, BOARD)
+    assert found.of(replace(BOARD.host, cores=2), 4) is None
+    assert str(verify_bytes(bundle.path)).endswith(", 2 calibrations of drafts, every hash and seal as written")
+
+
+def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nestforge.bundle.device_files.device_file._MAX_HOSTS", 1)
+    keep_drafts(bundle, HERE)
+    with pytest.raises(OutputError, match=r"drafts\.json: holds the records of 1 hosts, the most allowed"):
+        keep_drafts(bundle, BOARD)
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda one: one["times"][0].update(engine="other"), "engine 'other' does not generate in this bundle"),
+        (lambda one: one["drafts"][0].update(target="other"), "engine 'other' does not generate in this bundle"),
+        (lambda one: one["drafts"][0].update(draft="other"), "draft 'other' is no submodel that generates in this"),
+        (lambda one: one["drafts"][0].update(accepted=9.0), "draft n-gram: 9.0 accepted of 8.0"),
+        (lambda one: one["drafts"][0].update(judged=-1.0), "judged: expected at least 0"),
+        (lambda one: one["times"][0].update(tokens=0), "tokens: expected at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bundle: Bundle, edit: Callable[[Any], object], line: str) -> None:
+    keep_drafts(bundle, HERE)
+    edit_sealed(bundle.path / DRAFTS_NAME, lambda data: edit(data["hosts"][0]))
+    with pytest.raises(BundleFormatError) as refused:
+        read_drafts(bundle)
+    assert line in str(refused.value)
+    assert str(refused.value).endswith("; remove it and run `nestforge calibrate` again")
+
+
+def test_a_host_stands_there_once(bundle: Bundle) -> None:
+    keep_drafts(bundle, HERE)
+    edit_sealed(bundle.path / DRAFTS_NAME, lambda data: data["hosts"].append(data["hosts"][0]))
+    with pytest.raises(BundleFormatError, match="a host with its number of threads stands twice"):
+        read_drafts(bundle)
+
+
+def test_a_change_behind_the_seal_is_refused(bundle: Bundle) -> None:
+    path = keep_drafts(bundle, HERE)
+    path.write_text(path.read_text().replace("14.0", "15.0"))
+    with pytest.raises(BundleCorruptError, match="its seal is not that of its content"):
+        read_drafts(bundle)
+    path.write_text(json.dumps({"schema_version": 1}))
+    with pytest.raises(BundleCorruptError, match="has no seal at its end"):
+        read_drafts(bundle)

@@ -1,0 +1,124 @@
+"""Who writes the next token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.errors import SelectionError
+from nestforge.runtime.generation import pace as pace_module
+from nestforge.runtime.generation.options import GenerationRequest
+from nestforge.runtime.generation.pace import Pace
+from nestforge.runtime.generation.step_times import StepTimes
+from nestforge.runtime.load import load
+
+STEP_MS = (8.0, 4.0, 2.0)
+
+
+@pytest.fixture(scope="module")
+def engines(llama_bundle: Path) -> list[EngineEntry]:
+    with load(llama_bundle) as model:
+        assert model.bundle.manifest.generation
+        found = model.bundle.manifest.generation.engines
+    return sorted(found, key=lambda engine: -(engine.weight_bytes or 0))[:3]
+
+
+def paced(engines: list[EngineEntry], promise: GenerationRequest) -> Pace:
+    times = StepTimes()
+    for engine, ms in zip(engines, STEP_MS, strict=True):
+        for _ in range(2):  # the first does not count
+            times.ran(engine, 1, ms)
+    return Pace(engines, "asked for", promise, times, started=0.0)
+
+
+def steps(pace: Pace, count: int, ms: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The submodels of ``count`` steps, each of which takes what ``ms`` says."""
+    clock = 0.0
+    found = []
+    for left in range(count, 0, -1):
+        monkeypatch.setattr(pace_module, "perf_counter", lambda now=clock: now)
+        chosen = pace.for_step(1, left)
+        found.append(chosen.engine.submodel)
+        took = ms[chosen.engine.submodel]
+        clock += took / 1e3
+        pace.stepped(chosen.engine, 1, took, took)
+    return found
+
+
+def took(engines: list[EngineEntry]) -> dict[str, float]:
+    return {engine.submodel: ms for engine, ms in zip(engines, STEP_MS, strict=True)}
+
+
+def test_without_a_promise_the_first_writes(engines: list[EngineEntry]) -> None:
+    pace = paced(engines, GenerationRequest())
+    assert pace.for_prompts(9, 1, 3) == pace.for_step(1, 3) == (engines[0], "asked for")
+
+
+def test_a_rate_is_kept_by_the_largest_that_can(engines: list[EngineEntry], monkeypatch: pytest.MonkeyPatch) -> None:
+    large, middle, small = (engine.submodel for engine in engines)
+    assert set(steps(paced(engines, GenerationRequest(tokens_per_second=100)), 9, took(engines), monkeypatch)) == {
+        large
+    }
+    # 6 ms a token: what two of the middle one save, one of the large one spends.
+    mixed = steps(paced(engines, GenerationRequest(tokens_per_second=1e3 / 6)), 9, took(engines), monkeypatch)
+    assert mixed == [middle, large] * 4 + [middle]
+    assert set(steps(paced(engines, GenerationRequest(tokens_per_second=1e3 / 2)), 9, took(engines), monkeypatch)) == {
+        small
+    }
+
+
+def test_a_rate_asks_nothing_of_the_prompt(engines: list[EngineEntry]) -> None:
+    chosen = paced(engines, GenerationRequest(tokens_per_second=500)).for_prompts(1000, 1, 9)
+    assert chosen == (engines[0], "asked for; a rate asks nothing of the prompt")
+
+
+def test_a_deadline_is_divided_among_the_tokens_that_are_left(
+    engines: list[EngineEntry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, middle, _ = (engine.submodel for engine in engines)
+    written = steps(paced(engines, GenerationRequest(deadline_ms=60)), 10, took(engines), monkeypatch)
+    assert written[0] == middle
+    assert {large, middle} == set(written)
+    assert sum(took(engines)[submodel] for submodel in written) <= 60
+
+
+def test_a_deadline_counts_the_prompt(engines: list[EngineEntry], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "perf_counter", lambda: 0.010)
+    chosen = paced(engines, GenerationRequest(deadline_ms=100)).for_prompts(tokens=10, rows=1, steps=10)
+    assert chosen == (engines[1], "expected 80 ms <= 90 ms left for the prompt and all tokens")
+
+
+def test_a_promise_that_nobody_keeps_is_said(engines: list[EngineEntry], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "perf_counter", lambda: 0.0)
+    chosen = paced(engines, GenerationRequest(tokens_per_second=1000)).for_step(1, 5)
+    assert chosen == (
+        engines[2],
+        "the smallest, expected 2 ms > 1 ms until the token is due: the promise is not kept",
+    )
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), "fast", True])
+@pytest.mark.parametrize("name", ["tokens_per_second", "deadline_ms"])
+def test_a_promise_is_a_positive_number(name: str, value: object) -> None:
+    with pytest.raises(SelectionError, match=f"^{name}: expected a positive number, got "):
+        GenerationRequest(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_promise_is_one() -> None:
+    with pytest.raises(SelectionError, match=r"^expected at most one of `tokens_per_second` and `deadline_ms`$"):
+        GenerationRequest(tokens_per_second=5, deadline_ms=100)
+
+
+def test_what_one_wrote_only_those_continue_that_have_no_more_heads(engines: list[EngineEntry]) -> None:
+    heads = (None, (1, 2), (2, 1))
+    large, middle, small = (replace(engine, cache_heads=own) for engine, own in zip(engines, heads, strict=True))
+    pace = paced([large, middle, small], GenerationRequest(tokens_per_second=100))
+    pace.stepped(large, 1, 8.0, 8.0)
+    assert pace.for_step(1, 9) == (large, "expected 8 ms <= 12 ms until the token is due")
+    pace.stepped(middle, 1, 4.0, 4.0)
+    assert pace.engines == [middle], "the large one has more heads in one layer, the small one in the other"
+    left_out = "2 with heads that earlier tokens lack, or of another size, cannot continue"
+    reason = f"expected 4 ms <= 18 ms until the token is due; {left_out}"
+    assert pace.for_step(1, 9) == (middle, reason)
