@@ -1,7 +1,7 @@
 """The worth of drafts: how many of their tokens are accepted, and what drafting and checking them takes.
 
 This process learns it as it generates. ``nestforge calibrate`` notes it for a host in ``drafts.json``, a file that a
-device adds to a bundle's folder: sealed (bundle/device_files/sealed_file.py), and with the manifest's hash. It replaces
+device adds to a bundle's folder: sealed (bundle/device_files/device_file.py), and with the manifest's hash. It replaces
 the figures of its own host and leaves those of others.
 """
 
