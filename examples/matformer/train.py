@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 
-from ...exporters.checkpoints.checkpoint import sha256_of
 from ...progress import Progress
 from ...tools.console import print_table, working
 from ..commands import one_line_errors, output_option
-from ..training import Record, Stage, Stages, one_thread, replace_file, train_missing
-from .fit import Run, measure_ladder, train
+from ..training import Record, Stage, Stages, replace_file, train_missing
+from .fit import Run, train
 from .recipe import DIGITS_CONFIG, DIGITS_RECIPE, LANGUAGE_CONFIG, LANGUAGE_RECIPE, WRITER_CONFIG, WRITER_RECIPE
 from .tasks import DigitsTask, LanguageTask, Task
 
@@ -35,8 +34,7 @@ BAR = 1.01  # a nested level's loss over its baseline's
 @click.argument("task", type=click.Choice([*(task.name for task in TASKS), "all"]), default="all")
 @output_option("demo/matformer", "the models, held-out data")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Repetitions of the comparison.")
-@click.option("--no-baselines", is_flag=True, help="Train the universal models alone, once, and compare nothing.")
-def main(task: str, output: Path, seeds: int, no_baselines: bool) -> None:
+def main(task: str, output: Path, seeds: int) -> None:
     """Train MatFormer's universal models: `vit` on handwritten digits, `lm` on the bytes of Python's own sources, and
     `writer`, a larger one of the same kind that is there to generate (compared once).
 
@@ -48,7 +46,7 @@ def main(task: str, output: Path, seeds: int, no_baselines: bool) -> None:
         for one in TASKS:
             if task in (one.name, "all"):
                 with working() as progress:
-                    records = Training(output, one, seeds, not no_baselines, os.cpu_count() or 1, progress).run()
+                    records = Training(output, one, seeds, os.cpu_count() or 1, progress).run()
                 _print_task(one, records)
     click.echo(f"\nModels, held-out data and training.json lie in {output.resolve()}")
 
@@ -58,31 +56,9 @@ def _print_task(task: Task, records: Record) -> None:
     click.echo(
         f"\n{task.name}: {universal['parameters']:,} parameters, trained in {universal['seconds']:.0f} s on one core\n"
     )
-    if "comparison" in records:
-        print_table(
-            [
-                "level",
-                "width",
-                "parameters",
-                "nested loss",
-                "baseline loss",
-                "ratio",
-                "nested",
-                "baseline",
-                "at most 1 % worse",
-            ],
-            [_row(name, records["comparison"]["levels"][name]) for name in task.recipe.levels],
-        )
-    else:
-        print_table(
-            ["level", "width", "test loss", "accuracy"],
-            [_row_alone(name, universal["levels"][name]) for name in task.recipe.levels],
-        )
-    ladder = records["ladder"]
-    click.echo(
-        f"\nladder: {ladder['mixed']} mixed submodels, {ladder['outside']} with a loss outside the two levels that "
-        f"they mix, by at most {ladder['worst']:.4f} nats"
-    )
+    columns = ["level", "width", "parameters", "nested loss", "baseline loss", "ratio", "nested", "baseline"]
+    levels = records["comparison"]["levels"]
+    print_table([*columns, "at most 1 % worse"], [_row(name, levels[name]) for name in task.recipe.levels])
 
 
 def _row(name: str, level: Record) -> list[str]:
@@ -98,21 +74,14 @@ def _with_deviation(loss: Record) -> str:
     return f"{loss['mean']:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
 
 
-def _row_alone(name: str, level: Record) -> list[str]:
-    return [name, str(level["width"]), f"{level['test']['loss']:.4f}", f"{level['test']['accuracy']:.1%}"]
-
-
 @dataclass(frozen=True)
 class Training:
-    """Trains ``task`` into ``output``: the universal model of every seed, and a baseline for each of its levels.
-
-    ``baselines`` False leaves it at the universal model of seed 0, which is the one that is published.
-    """
+    """Trains ``task`` into ``output``: the universal model of every seed, of which that of seed 0 is published, and a
+    baseline for each of its levels."""
 
     output: Path
     task: Task
     seeds: int
-    baselines: bool
     jobs: int
     progress: Progress
 
@@ -124,12 +93,9 @@ class Training:
         self.output.mkdir(parents=True, exist_ok=True)
         made_from = self._data()
         self._train_all(made_from)
-        self._ladder(made_from)
-        stages = ["data", *(run.name for run in self._runs), "ladder"]
-        if self.baselines:
-            stages.append("comparison")
-            key = {**made_from, "seeds": self._repetitions}
-            self.stages.store(self._stage("comparison"), key, {"levels": self._comparison()})
+        key = {**made_from, "seeds": self._repetitions}
+        self.stages.store(self._stage("comparison"), key, {"levels": self._comparison()})
+        stages = ["data", *(run.name for run in self._runs), "comparison"]
         records = self.stages.records()
         return {name: records[self._stage(name)] for name in stages}
 
@@ -149,10 +115,10 @@ class Training:
     @property
     def _runs(self) -> list[Run]:
         """The longest first, so that the last to finish are short."""
-        seeds = range(self._repetitions if self.baselines else 1)
+        seeds = range(self._repetitions)
         universal = [Run(seed, folder=None if seed else self.folder) for seed in seeds]
-        levels = tuple(self.task.recipe.levels) if self.baselines else ()
-        return universal + [Run(seed, level, self._alone(level, seed)) for level in reversed(levels) for seed in seeds]
+        levels = reversed(self.task.recipe.levels)
+        return universal + [Run(seed, level, self._alone(level, seed)) for level in levels for seed in seeds]
 
     def _alone(self, level: str, seed: int) -> Path | None:
         published = seed == 0 and level in self.task.published_levels
@@ -174,12 +140,6 @@ class Training:
         missing = {run: Stage(self._stage(run.name), key, _files(run)) for run, key in keys.items()}
         train_missing(self.stages, partial(train, self.task), missing, self.jobs, self._stage("training"))
 
-    def _ladder(self, made_from: Record) -> None:
-        name = self._stage("ladder")
-        key = {"data": made_from["data"], "model": sha256_of(self.folder / "model.safetensors")}
-        with one_thread():
-            self.stages.run(name, key, [], 0, lambda: measure_ladder(self.task, self.folder, self._telling(name)))
-
     def _comparison(self) -> Record:
         records = self.stages.records()
         seeds = range(self._repetitions)
@@ -193,9 +153,6 @@ class Training:
                 **{part: compared(*([run[part] for run in runs] for runs in (nested, alone))) for part in _PARTS},
             }
         return rows
-
-    def _telling(self, stage: str) -> Callable[[int, int], None]:
-        return lambda done, total: self.progress(stage, done, total)
 
     def _stage(self, name: str) -> str:
         return f"{self.task.name} {name}"

@@ -22,14 +22,14 @@ class Workshop:
     output: Path
     kept: set[str] = field(default_factory=set)
 
-    def run(self, task: Task, seeds: int = 2, baselines: bool = True) -> Record:
+    def run(self, task: Task, seeds: int = 2) -> Record:
         self.kept.clear()
 
         def told(stage: str, *_: int) -> None:
             if stage.endswith(": kept"):
                 self.kept.add(stage.removesuffix(": kept"))
 
-        return Training(self.output, task, seeds, baselines, 1, told).run()
+        return Training(self.output, task, seeds, 1, told).run()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_models_held_out_data_and_figures(workshop: Workshop, task: Task) -> Non
     assert sorted(path.name for path in workshop.output.iterdir()) == sorted(
         [task.name, task.held_out_name, "training.json"]
     )
-    assert records.keys() == RUNS | {"data", "ladder", "comparison"}
+    assert records.keys() == RUNS | {"data", "comparison"}
     assert {f"{task.name} {name}": record for name, record in records.items()} == json.loads(
         (workshop.output / "training.json").read_text()
     )
@@ -73,7 +73,7 @@ def test_what_is_finished_is_kept(workshop: Workshop, language: LanguageTask) ->
     first = workshop.run(language, seeds=1)
     model = sha256_of(workshop.output / "lm" / "model.safetensors")
     assert workshop.run(language, seeds=1) == first
-    assert workshop.kept == {"lm data", "lm ladder"} | {f"lm {run}" for run in RUNS if run.startswith("seed 0")}
+    assert workshop.kept == {"lm data"} | {f"lm {run}" for run in RUNS if run.startswith("seed 0")}
     more = workshop.run(language, seeds=2)
     assert all(more[name] == first[name] for name in first if name != "comparison")
     other = replace(language, recipe=replace(language.recipe, rate=2e-2))
@@ -82,17 +82,9 @@ def test_what_is_finished_is_kept(workshop: Workshop, language: LanguageTask) ->
     assert sha256_of(workshop.output / "lm" / "model.safetensors") != model
 
 
-def test_the_universal_model_alone(workshop: Workshop, language: LanguageTask) -> None:
-    alone = {"data", "seed 0: universal", "ladder"}
-    assert workshop.run(language, seeds=3, baselines=False).keys() == alone
-    assert "comparison" in workshop.run(language, seeds=1)
-    assert workshop.run(language, seeds=1, baselines=False).keys() == alone  # whatever was compared before
-    assert workshop.kept == {f"lm {stage}" for stage in alone}
-
-
 def test_held_out_text_is_of_the_test_part(workshop: Workshop, language: LanguageTask) -> None:
     wide = replace(language, config=replace(language.config, max_position_embeddings=64))
-    workshop.run(wide, seeds=1, baselines=False)
+    workshop.run(wide, seeds=1)
     lines = (workshop.output / "lm.txt").read_bytes().splitlines()
     test = wide.data().parts["test"]
     assert lines
@@ -130,18 +122,7 @@ def test_the_table_of_both_tasks(tmp_path: Path) -> None:
         "lm: 3,072 parameters",
     ]
     assert [line.split()[0] for line in lines if "±" in line] == ["S", "M", "L", "XL"] * 2
-    assert sum(line.startswith("ladder: 3 mixed submodels") for line in lines) == 2
     assert lines[-1] == f"Models, held-out data and training.json lie in {tmp_path / 'out'}"
-
-
-@pytest.mark.usefixtures("tiny")
-def test_models_alone(tmp_path: Path) -> None:
-    result = CliRunner().invoke(command.main, ["lm", "--no-baselines", "--output", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    assert "vit" not in result.stdout
-    assert "baseline" not in result.stdout
-    rows = [line.split() for line in result.stdout.splitlines() if line.endswith("%")]
-    assert [row[:2] for row in rows] == [["S", "2"], ["M", "4"], ["L", "8"], ["XL", "16"]]
 
 
 @pytest.mark.usefixtures("tiny")
