@@ -67,11 +67,12 @@ def _no_constant(name: str) -> float:
 
 
 def structure(cls: type[T], data: object, where: str, error: Callable[[str], Exception]) -> T:
-    """Reads ``data`` (plain dicts, lists and scalars) as dataclass ``cls``; ``error(message)`` is raised on misfit.
+    """Reads ``data`` (plain dicts, lists and scalars) as dataclass ``cls``, or as a list or mapping of such;
+    ``error(message)`` is raised on misfit.
 
     ``where`` names the document and is extended by the path of the offending value.
     """
-    return typing.cast(T, _dataclass(cls, data, where, error))
+    return typing.cast(T, _value(cls, data, where, error, {}))
 
 
 def unstructure(value: object) -> Any:

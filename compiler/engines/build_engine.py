@@ -21,7 +21,6 @@ from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Residency, Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
-from ...strict import structure, unstructure
 from ...workload import Op
 from ..graph.emit import emit, private_bytes, weight_bytes
 from ..graph.precision.derive import wide_products
@@ -78,15 +77,8 @@ class EngineBuilder:
         Raises ParityError naming the first module that diverges.
         """
         name, stem = self.named(submodel, None, bucket)
-        receipt = f"{stem}.json"
-        self.forget_unless(receipt, [f"{stem}.onnx"])
-        data = self.stage.once_json(receipt, lambda: unstructure(self._build(name, f"{stem}.onnx", submodel, bucket)))
-        return structure(EngineEntry, data, name, ParityError)
-
-    def forget_unless(self, receipt: str, files: Sequence[str]) -> None:
-        """Forgets a receipt whose engines are gone: the manifest's stage removes the ones that it leaves out."""
-        if not all((self.stage.folder / file).exists() for file in files):
-            (self.stage.work / receipt).unlink(missing_ok=True)
+        file = f"{stem}.onnx"
+        return self.stage.memo(stem, EngineEntry, lambda: self._build(name, file, submodel, bucket), [file])
 
     @property
     def universal(self) -> UniversalModel:

@@ -19,14 +19,12 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...errors import ParityError
 from ...exporters.cached_form import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Residency, Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array, Arrays
-from ...strict import structure, unstructure
 from ..parity.cached_cases import (
     Batch,
     PromptRoutes,
@@ -103,10 +101,8 @@ def _once(
 ) -> EngineEntry:
     """What ``build`` makes of the name of an engine and its file, or made in an earlier run."""
     name, stem = builder.named(submodel, part, bucket)
-    file, receipt = f"{stem}.onnx", f"{stem}.json"
-    builder.forget_unless(receipt, [file])
-    data = builder.stage.once_json(receipt, lambda: unstructure(build(name, file)))
-    return structure(EngineEntry, data, name, ParityError)
+    file = f"{stem}.onnx"
+    return builder.stage.memo(stem, EngineEntry, lambda: build(name, file), [file])
 
 
 def _build_encoder(

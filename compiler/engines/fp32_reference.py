@@ -105,7 +105,7 @@ def calibrated(
     def found() -> dict[str, float]:
         return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), kept, counted)
 
-    return replace(templates, scales=stage.once_json("scales.json", found))
+    return replace(templates, scales=stage.memo("scales", dict[str, float], found))
 
 
 def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorpus | None) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from ...bucket import Bucket
 from ...bundle.build_record import Latency, LatencyPoint
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import Quality
 from ...elastic import Submodel
-from ...errors import BuildError
 from ...profiles.precision import PRECISIONS, Precision, precision_of
 from ...profiles.probe_host import is_this_host
 from ...runtime.consistency.measure import measure
@@ -28,7 +28,6 @@ from ...runtime.engines.measure import (
 from ...runtime.engines.runner import Residency
 from ...runtime.inputs.arrays import random_feeds
 from ...runtime.inputs.text import TextEncoder
-from ...strict import structure, unstructure
 from ...workload import Op
 from ..examples.corpus import ArrayCorpus, Corpus
 from ..graph.precision.proof_graphs import in_onnx_runtime
@@ -156,11 +155,11 @@ def _measured_rungs(
     included: Collection[str],
     bucket: Bucket,
     precision: Precision,
-) -> list[float]:
+) -> tuple[float, ...]:
     """Latency of each rung in milliseconds; an interrupted compile builds none again, so that its plan stays the same
     and no engine is left that the manifest does not have."""
 
-    def measure_now() -> list[float]:
+    def measure_now() -> tuple[float, ...]:
         engines = [builder.build(rung, rung.at(bucket)) for rung in rungs]
         pairs = [
             (engine, shape)
@@ -169,20 +168,18 @@ def _measured_rungs(
         ]
         figures = zip(pairs, _measured(builder, pairs), strict=True)
         p50_ms = {(engine.id, shape): one.p50_ms for (engine, shape), one in figures}
-        return [p50_ms[engine.id, shape] for engine in engines for shape in _fitted_shapes(engine.bucket)]
+        return tuple(p50_ms[engine.id, shape] for engine in engines for shape in _fitted_shapes(engine.bucket))
 
-    times: list[float] = builder.stage.once_json(f"rungs-{bucket.label}-{precision}.json", measure_now)
-    return times
+    return builder.stage.memo(f"rungs-{bucket.label}-{precision}", tuple[float, ...], measure_now)
 
 
 def _measured(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
     """Each engine at a shape. What was not timed before is timed now, all in turn; a rung that is chosen was, and an
     interrupted compile goes on with the figures that it has."""
-    names = [f"latency-{engine.file}-{shape.label}.json" for engine, shape in pairs]
-    left = [pair for pair, name in zip(pairs, names, strict=True) if not (builder.stage.work / name).exists()]
+    keys = [f"latency-{engine.file}-{shape.label}" for engine, shape in pairs]
+    left = [pair for pair, key in zip(pairs, keys, strict=True) if not builder.stage.has(key)]
     timed = iter(_timed(builder, left))
-    kept = [builder.stage.once_json(name, lambda: unstructure(next(timed))) for name in names]
-    return [structure(Measured, one, engine.id, BuildError) for (engine, _), one in zip(pairs, kept, strict=True)]
+    return [builder.stage.memo(key, Measured, lambda: next(timed)) for key in keys]
 
 
 def _timed(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
@@ -219,19 +216,20 @@ def measure_quality(
     samples = _samples(encoder, corpus)
     if samples is None:
         return {}
-    spec = builder.universal.spec
+    spec, stage = builder.universal.spec, builder.stage
     bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
     universal = fp32.engine if fp32 else in_onnx_runtime(builder.build(spec.universal(), bucket))
     largest = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
     wholes = [in_onnx_runtime(engine) for engine in largest]
-    missing = [engine for engine in wholes if not (builder.stage.work / _receipt(engine)).exists()]
+    missing = [engine for engine in wholes if not stage.has(_quality_key(engine))]
     reference = fp32.bundle if fp32 else builder.proofs
     measured = measure(builder.proofs, universal, missing, samples, threads_or_default(None), clock.tick, reference)
-    found = {engine.submodel: _kept(builder, engine, quality) for engine, quality in measured}
-    for engine in wholes:
-        if engine not in missing:
-            found[engine.submodel] = _kept(builder, engine, None)
-    return {engine.submodel: found[engine.submodel] for engine in wholes if engine.submodel in found}
+    found: dict[str, Quality] = {}
+    for engine, quality in measured:
+        found[key := _quality_key(engine)] = quality
+        stage.memo(key, Quality, partial(found.__getitem__, key))
+    keys = [(engine.submodel, _quality_key(engine)) for engine in wholes]
+    return {name: stage.memo(key, Quality, partial(found.__getitem__, key)) for name, key in keys if stage.has(key)}
 
 
 def _samples(encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None) -> Samples | None:
@@ -240,11 +238,5 @@ def _samples(encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None) -
     return TextSamples(encoder, corpus.held_out) if corpus is not None and encoder is not None else None
 
 
-def _receipt(engine: EngineEntry) -> str:
-    return f"quality-{engine.file}.json"
-
-
-def _kept(builder: EngineBuilder, engine: EngineEntry, quality: Quality | None) -> Quality:
-    """The quality as its file has it, written now if it was measured now."""
-    data = builder.stage.once_json(_receipt(engine), lambda: unstructure(quality))
-    return structure(Quality, data, f"quality of {engine.submodel}", RuntimeError)
+def _quality_key(engine: EngineEntry) -> str:
+    return f"quality-{engine.file}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...errors import ParityError
 from ...exporters.parts import Exits
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.pool import EnginePool
@@ -25,7 +25,6 @@ from ...runtime.engines.residency import Residency
 from ...runtime.exits.chain import ExitChain, SegmentRun
 from ...runtime.exits.policy import closed
 from ...runtime.inputs.arrays import Arrays
-from ...strict import structure, unstructure
 from ..parity.cases import Case
 from ..parity.compare import Rounding
 from ..parity.engine_verdict import EngineVerdict, judge_engine
@@ -47,10 +46,9 @@ def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -
     deepest, segments = submodel.deepest, exits.entry.segments
     stem = short(deepest.id)
     files = [f"{stem}.{segment.name}.{bucket.label}.onnx" for segment in segments]
-    receipt = f"{stem}.segments.{bucket.label}.json"
-    builder.forget_unless(receipt, files)
-    data = builder.stage.once_json(receipt, lambda: unstructure(_build(builder, exits, deepest, bucket, files)))
-    entries = [structure(EngineEntry, item, receipt, ParityError) for item in data]
+    key = f"{stem}.segments.{bucket.label}"
+    build = partial(_build, builder, exits, deepest, bucket, files)
+    entries = builder.stage.memo(key, tuple[EngineEntry, ...], build, files)
     return tuple(
         _of(submodel, entry)
         for entry, segment in zip(entries, segments, strict=True)
@@ -60,7 +58,7 @@ def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -
 
 def _build(
     builder: EngineBuilder, exits: Exits, submodel: Submodel, bucket: Bucket, files: Sequence[str]
-) -> list[EngineEntry]:
+) -> tuple[EngineEntry, ...]:
     whole, cases = builder.references.of(submodel), builder.cases[bucket]
     reference = builder.references.by_segment(submodel, bucket)
     entries = []
@@ -71,7 +69,7 @@ def _build(
         module = whole.viewed(part.module, segment.outputs)
         entries.append(builder.proven(engine, module, cases, expected, found, submodel))
         cases = [_next(case, outputs, exits) for case, outputs in zip(cases, found, strict=True)]
-    return entries
+    return tuple(entries)
 
 
 def _next(case: Case, outputs: Arrays, exits: Exits) -> Case:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...elastic import Submodel
 from ...errors import CheckpointError, OutputError, PlanError
 from ...exporters.source import ModelSource, open_source
 from ...exporters.universal import load_universal
-from ...strict import structure, unstructure
+from ...strict import unstructure
 from ..examples.corpus import Corpus, read_corpus
 from ..examples.rank_axes import rank_axes
 from ..planning.levels import RANKED_FRACTIONS, Level
@@ -29,7 +30,7 @@ from .texts import TextBatches, training_texts
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
 DEFAULT_MINUTES = 8.0
-_OUTCOME_FILE = "outcome.json"
+_OUTCOME = "outcome"
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,11 @@ def nest(
     clock = Clock(progress)
     replaced = ("config.json", RECORD_NAME) if overwrite else ()
     with staged(Path(output), _key(source, fractions, texts, corpus, effort), replaced) as stage:
-        if stage.is_published and not (stage.work / _OUTCOME_FILE).exists():  # stopped while it cleared its work
+        if stage.is_published and not stage.has(_OUTCOME):  # stopped while it cleared its work
             raise OutputError(f"{output}: exists already, made by a call with these arguments; its figures are gone")
         # Written last, so that an interrupted call that has it only has to publish.
-        data = stage.once_json(
-            _OUTCOME_FILE, lambda: unstructure(_nested(source, fractions, ladder, corpus, texts, effort, stage, clock))
-        )
-    outcome = structure(_Outcome, data, _OUTCOME_FILE, CheckpointError)
+        make = partial(_nested, source, fractions, ladder, corpus, texts, effort, stage, clock)
+        outcome = stage.memo(_OUTCOME, _Outcome, make)
     return NestReport(
         Path(output), outcome.levels, len(texts), len(corpus.held_out), outcome.steps, outcome.seconds, seed
     )

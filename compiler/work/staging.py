@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from ... import file_lock
 from ...bundle.files import to_json
 from ...errors import OutputError
+from ...strict import structure, unstructure
 from ...whole_file import exchange, sync_folder
+
+T = TypeVar("T")
 
 _KEY_FILE = "key.json"
 # Which files were published: the output may be moved away, and another put in its place, before the job goes on.
@@ -59,9 +62,24 @@ class Stage:
             beside.rename(path)
         return path
 
-    def once_json(self, name: str, produce: Callable[[], Any]) -> Any:
-        """A JSON result kept in ``work``, computed now unless an earlier run finished it."""
-        return json.loads(self.once(self.work / name, lambda p: write_synced(p, to_json(produce()))).read_bytes())
+    def memo(self, key: str, kind: type[T], make: Callable[[], T], files: Sequence[str] = ()) -> T:
+        """The result ``key``, a value of ``kind``: made now unless an earlier run kept it in ``work``.
+
+        One of ``files`` in ``folder`` is made again where those are gone: the manifest's stage removes the engines that
+        it leaves out.
+        """
+        path = self._kept(key)
+        if not all((self.folder / file).exists() for file in files):
+            path.unlink(missing_ok=True)
+        self.once(path, lambda beside: write_synced(beside, to_json(unstructure(make()))))
+        return structure(kind, json.loads(path.read_bytes()), str(path), OutputError)
+
+    def has(self, key: str) -> bool:
+        """Whether an earlier run kept the result ``key``."""
+        return self._kept(key).exists()
+
+    def _kept(self, key: str) -> Path:
+        return self.work / f"{key}.json"
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:

@@ -82,7 +82,7 @@ def _stage(folder: Path) -> None:
         if stage.is_published:
             return
         stage.once(stage.folder / "weights", lambda path: write_synced(path, b"weights"))
-        stage.once_json("receipt.json", lambda: {"a": 1})
+        stage.memo("receipt", dict[str, int], lambda: {"a": 1})
         (stage.folder / "part").mkdir(exist_ok=True)
         write_synced(stage.folder / "part" / "manifest.json", b"{}")
 

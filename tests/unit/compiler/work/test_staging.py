@@ -55,7 +55,7 @@ def test_what_passes_is_published_whole_and_nothing_else_is_left(tmp_path: Path)
     with staged(output, KEY) as stage:
         assert not output.exists()
         write_synced(stage.folder / "engine", b"1")
-        stage.once_json("receipt.json", lambda: {"a": 1})
+        stage.memo("receipt", dict[str, int], lambda: {"a": 1})
     assert left(output) == ["engine"]
     assert left(output.parent) == ["out"]
 
@@ -205,8 +205,23 @@ def test_a_result_that_fails_is_not_taken_for_finished(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         stage.once(stage.work / "scores", half)
     assert not (stage.work / "scores").exists()
-    assert stage.once_json("x.json", lambda: [1, 2.5]) == [1, 2.5]
-    assert stage.once_json("x.json", lambda: pytest.fail("computed again")) == [1, 2.5]
+    assert stage.memo("x", tuple[float, ...], lambda: (1, 2.5)) == (1, 2.5)
+    assert stage.memo("x", tuple[float, ...], lambda: pytest.fail("computed again")) == (1, 2.5)
+
+
+def test_a_result_whose_files_are_gone_is_made_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "output", tmp_path / "work")
+    stage.folder.mkdir()
+    stage.work.mkdir()
+    (stage.folder / "engine").touch()
+    assert not stage.has("x")
+    assert [stage.memo("x", int, lambda n=n: n, ["engine"]) for n in (1, 2)] == [1, 1]
+    (stage.folder / "engine").unlink()
+    assert stage.has("x")
+    assert stage.memo("x", int, lambda: 3, ["engine"]) == 3
+    (stage.work / "x.json").write_text('"three"')
+    with pytest.raises(OutputError, match=r"x\.json: expected a whole number, got str 'three'"):
+        stage.memo("x", int, lambda: 4)
 
 
 @pytest.mark.parametrize("kind", ["folder", "empty", "file", "link", "dangling"])
