@@ -164,29 +164,6 @@ def _against_eager(keys: str) -> Row:
     )
 
 
-_BYTES = 1.01
-
-
-@benchmark
-def bench_coda_bytes() -> list[Row]:
-    """What four reductions of a CODA encoder weigh over one: one weight store, and a graph for each."""
-    config = coda_config("k-to-all")
-    four, one = (_coda_bytes_size(coda_bundle(config, reductions)) for reductions in (OFFERED, (1,)))
-    return [
-        Row(
-            "CODA: four reductions over one, bytes of the bundle",
-            f"{four / one:.4f}x ({four / 1e6:.1f} MB over {one / 1e6:.1f} MB)",
-            f"<= {_BYTES}x",
-            four / one <= _BYTES,
-            f"all files; {LAYERS} layers of base width",
-        )
-    ]
-
-
-def _coda_bytes_size(bundle: Path) -> int:
-    return sum(path.stat().st_size for path in open_bundle(bundle).path.iterdir())
-
-
 _TASKS, _LAYERS, _TASKS_WORDS, _REDUCTION = 10, 4, 1000, 4
 _BUCKET = Bucket(1, 128)
 _TASKS_ROUNDS, _SWITCHES = 12, 600

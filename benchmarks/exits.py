@@ -166,9 +166,6 @@ def _eager(
     return logits, layers
 
 
-_BATCH, _EXIT_GATE_REQUESTS, _EXIT_GATE_RUNS = 32, 20, 15
-
-
 _SHARES = (0.5, 0.7)
 _MEAN = "mean_latency_ms"
 

@@ -6,12 +6,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 import torch
 
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..compiler.compile import compile_bundle
 from ..exporters.checkpoints.own_folder import save_model
@@ -63,25 +61,13 @@ _ROUNDS = {ONE: 12, EIGHT: 4}
 def bench_mixer() -> list[Row]:
     """Sparse Mixer Base and Fast Sparse Mixer Base against BERT Base and eager, and the bytes of four capacities."""
     mixer, peer = mixer_bundle(), peer_bundle()
-    return [*_against_bert(mixer, peer, ONE), *_against_bert(mixer, peer, EIGHT), _against_eager(mixer), _bytes(mixer)]
+    return [*_against_bert(mixer, peer, ONE), *_against_bert(mixer, peer, EIGHT), _against_eager(mixer)]
 
 
 def engine_of(bundle: Bundle, percent: int, bucket: Bucket) -> EngineEntry:
     """The engine with this capacity, and all of everything else."""
     label = f"moe.capacity_factor{percent}-"
     return next(e for e in bundle.manifest.engines if e.submodel.startswith(label) and e.bucket == bucket)
-
-
-def bytes_of_one(bundle: Bundle, submodel: str) -> int:
-    """Bytes that ``submodel`` alone could not do without: its engines, and what they read of the weights."""
-    files = [bundle.file(engine.file) for engine in bundle.manifest.engines if engine.submodel == submodel]
-    read = {
-        tuple(int(entry.value) for entry in tensor.external_data if entry.key in ("offset", "length"))
-        for file in files
-        for tensor in onnx.load(file, load_external_data=False).graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
-    return sum(length for _, length in read) + sum(file.stat().st_size for file in files)
 
 
 def _against_bert(mixer: Path, peer: Path, bucket: Bucket) -> list[Row]:
@@ -117,20 +103,4 @@ def _against_eager(mixer: Path) -> Row:
         ">= 2x",
         speed >= 2,
         f"median ratio of {_ROUNDS[ONE]} interleaved rounds, 1 x 512, {CORES} threads each",
-    )
-
-
-def _bytes(mixer: Path) -> Row:
-    bundle = open_bundle(mixer)
-    total = sum(path.stat().st_size for path in bundle.path.iterdir())
-    universal = engine_of(bundle, 100, ONE).submodel
-    one = bytes_of_one(bundle, universal)
-    count = len(bundle.manifest.submodels)
-    weights = bundle.file(WEIGHTS_NAME).stat().st_size
-    return Row(
-        f"{count} capacities in one bundle, Sparse Mixer Base",
-        f"{total / one:.4f}x ({total / 1e6:.1f} MB over {one / 1e6:.1f} MB; weights {weights / 1e6:.1f} MB)",
-        "4 capacities, <= 1.01x",
-        count == 4 and total / one <= 1.01,
-        "all files of the bundle against the engines of one capacity and what these read of the weights",
     )

@@ -151,30 +151,12 @@ def minilm_bundle() -> Path:
     return path
 
 
-def minilm_levels_bundle() -> Path:
-    """The four levels of MiniLM at one short bucket, without the rungs that budgets choose between them."""
-    path = CACHE / "minilm-levels.bundle"
-    if not path.exists():
-        device = replace(elsewhere(), buckets=(Bucket(1, 32),), budgets={"full": BudgetSpec()})
-        compile_bundle(demo_checkpoint(), device, path)
-    return path
-
-
 def minilm_range_bundle() -> Path:
     """The whole MiniLM, one engine for up to 32 texts of up to 512 tokens."""
     path = CACHE / "minilm-range.bundle"
     if not path.exists():
         device = replace(elsewhere(), buckets=(Bucket(32, 512, 1, 1),), budgets={"full": BudgetSpec()})
         compile_bundle(demo_checkpoint(), device, path, include="budgets")
-    return path
-
-
-def minilm_lengths_bundle() -> Path:
-    """The four levels of MiniLM, each as an engine for one text of 128 tokens and as one for any length."""
-    path = CACHE / "minilm-lengths.bundle"
-    if not path.exists():
-        device = replace(elsewhere(), buckets=(BUCKET, Bucket(1, 512, None, 1)))
-        compile_bundle(demo_checkpoint(), device, path, include="levels")
     return path
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -26,25 +26,6 @@ class Rows:
 
     inputs: torch.Tensor
     targets: torch.Tensor
-
-
-class Data(Protocol):
-    """One task's data. ``validation`` chooses recipes; ``test`` is for figures alone."""
-
-    @property
-    def validation(self) -> Rows: ...
-
-    @property
-    def test(self) -> Rows: ...
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Sizes and a hash of all parts: what makes it the same data."""
-        ...
-
-    def batches(self, size: int, steps: int, seed: int) -> Iterator[Rows]:
-        """``steps`` batches of ``size`` rows of the training part."""
-        ...
 
 
 @dataclass(frozen=True)

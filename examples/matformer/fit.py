@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.matformer.config import NestedConfig
-from ..byte_windows import Data, Rows
+from ..byte_windows import PythonBytes, Rows
 from ..training import Record, decay_groups, descend, one_thread, parameters_of, replace_folder
 from .recipe import Recipe
-from .tasks import Task
+from .tasks import Digits, Task
 
 _BETAS = (0.9, 0.95)
 _BATCH = 64  # rows of an evaluation
@@ -39,7 +39,7 @@ def draw_levels(recipe: Recipe, full: int, seed: int) -> list[int]:
 def fit(
     task: Task,
     model: torch.nn.Module,
-    data: Data,
+    data: PythonBytes | Digits,
     steps: int,
     seed: int,
     levels: Sequence[int] | None = None,

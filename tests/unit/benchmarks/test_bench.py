@@ -11,10 +11,10 @@ from nestforge.benchmarks import __main__ as runner
 from nestforge.benchmarks.harness import BENCHMARKS, Row, forget_what_others_made, interleaved, ratio
 
 NAMES = [
-    *("beside", "between", "bundle_size", "coda", "coda_bytes", "compile", "correction", "dispatch", "draft", "eager"),
+    *("between", "bundle_size", "coda", "compile", "dispatch", "draft", "eager"),
     *("emit", "exit_budget", "exit_chain", "exit_eager", "exit_saving", "generate", "generate_memory"),
     *("ladder", "lengths", "memory", "mhe_decode", "mixer", "open", "packed", "precision", "prediction"),
-    *("residency", "startup", "switch", "tasks"),
+    *("startup", "switch", "tasks"),
 ]
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")
