@@ -21,8 +21,7 @@ from ..runtime.summary.cache_sizes import sizes_of
 from ..runtime.summary.engine_details import common_details, detail_tables
 from ..runtime.summary.short_names import ShortNames
 from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
-from .console import print_facts, print_table, say
-from .spoken import in_options
+from .console import in_options, print_facts, print_table, say
 
 # Of the CPU seconds of a compile; report.md has every stage.
 _STAGES_SHOWN = 5

@@ -1,4 +1,4 @@
-"""The ``nestforge`` command line: one thin module per command, imported when it is asked for.
+"""The ``nestforge`` command line: a few modules of commands, each imported when it is asked for.
 
 Exit codes: 0 done; 1 an error the user can mend, one line on stderr; 2 wrong usage; 130 interrupted. Anything else is
 a bug and keeps its trace.
@@ -19,31 +19,30 @@ import click
 from .. import __version__
 from ..errors import NestforgeError, OutputError
 from ..strict import nearest
-from .console import say
+from .console import in_options, say
 from .interruption import EXIT_CODE, LINE, was_interrupted
-from .spoken import in_options
 
-# In the order of the help, each with its room in tools/commands.
+# In the order of the help, each with its module in tools/commands.
 COMMANDS = {
-    "doctor": "measuring",
-    "inspect": "compiling",
-    "plan": "compiling",
-    "mixnmatch": "compiling",
-    "nest": "compiling",
-    "convert-coda": "compiling",
-    "compile": "compiling",
-    "add-task": "compiling",
-    "build": "compiling",
-    "measure": "measuring",
-    "calibrate": "measuring",
-    "verify": "compiling",
-    "consistency": "measuring",
-    "run": "answering",
-    "generate": "answering",
-    "index": "answering",
-    "search": "answering",
-    "bench": "measuring",
-    "profile": "measuring",
+    "doctor": "host",
+    "inspect": "models",
+    "plan": "models",
+    "mixnmatch": "nesting",
+    "nest": "nesting",
+    "convert-coda": "nesting",
+    "compile": "compile",
+    "add-task": "compile",
+    "build": "compile",
+    "measure": "bench",
+    "calibrate": "calibrate",
+    "verify": "checks",
+    "consistency": "checks",
+    "run": "run",
+    "generate": "generate",
+    "index": "retrieval",
+    "search": "retrieval",
+    "bench": "bench",
+    "profile": "host",
 }
 
 # The extra that brings each package which only some hosts need.
@@ -72,8 +71,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  (click passes it)
         if cmd_name not in COMMANDS:
             return None
-        module = f".commands.{COMMANDS[cmd_name]}.{cmd_name.replace('-', '_')}"
-        command: click.Command = import_module(module, __package__).command
+        module = import_module(f".commands.{COMMANDS[cmd_name]}", __package__)
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         return command
 
     def resolve_command(

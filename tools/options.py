@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import click
 
 from ..bucket import Bucket
-from ..errors import ProfileError
+from ..errors import InputError, ProfileError
 from ..profiles.budget import BudgetSpec, parse_budget
 from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import PRECISIONS, Precision
@@ -246,3 +246,26 @@ provider_option = click.option(
 overwrite_option = field_options(CompileRequest, "overwrite")
 model_argument = click.argument("model", type=click.Path(path_type=Path))
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+
+
+@dataclass(frozen=True)
+class TextLines:
+    """The texts in the file's order, and how many ``blank`` lines were left out."""
+
+    texts: tuple[str, ...]
+    blank: int
+
+
+def read_text_lines(path: Path) -> TextLines:
+    """Reads a UTF-8 file; a text is a line without the white space around it, and repeated texts stay.
+
+    Raises InputError for what ``read_text_file`` refuses, and for a file without any text.
+    """
+    from ..runtime.inputs.files import read_text_file
+
+    text = read_text_file(path)
+    lines = [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
+    texts = tuple(line for line in lines if line)
+    if not texts:
+        raise InputError(f"{path}: has no texts; expected one a line")
+    return TextLines(texts, len(lines) - len(texts))

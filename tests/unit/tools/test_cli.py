@@ -11,10 +11,19 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from nestforge import __version__
+from nestforge.bucket import Bucket
 from nestforge.errors import NestforgeError
+from nestforge.profiles.budget import BudgetSpec
 from nestforge.tools import cli, interruption
+from nestforge.tools.cli import COMMANDS, main
+from nestforge.tools.options import (
+    BucketType,
+    BudgetType,
+    LevelsType,
+    VariantType,
+)
 
 HEAVY = ("torch", "transformers", "onnx", "onnxscript", "nestforge.compiler", "nestforge.exporters")
 
@@ -179,3 +188,110 @@ def test_installed_script_keeps_stdout_for_json(tmp_path: Path) -> None:
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("nestforge: error: nowhere: no such folder")
     assert failed.stderr.count("\n") == 1
+
+
+# What each command takes, of a model or bundle that is not there.
+REFUSED = {
+    "doctor": None,
+    "inspect": "nowhere",
+    "plan": "nowhere",
+    "mixnmatch": "nowhere --text t.txt --budget ffn_parameters<=1M",
+    "nest": "nowhere --text t.txt --output out",
+    "convert-coda": "nowhere --output out",
+    "compile": "nowhere --output out --profile laptop-x86",
+    "add-task": "nowhere a=folder --against nowhere",
+    "build": "nowhere",
+    "measure": "nowhere",
+    "calibrate": "nowhere",
+    "verify": "nowhere",
+    "consistency": "nowhere --text t.txt",
+    "run": "nowhere --text a",
+    "generate": "nowhere --prompt a",
+    "index": "nowhere --text t.txt --output out",
+    "search": "nowhere nowhere.index --query a",
+    "bench": "nowhere",
+    "profile": "--output no/such/folder.yaml",
+}
+# Options that contradict each other, or values beyond what an option takes.
+MISUSED = {
+    "inspect": "nowhere --bucket 1y8",
+    "plan": "nowhere --budget latency_ms<=",
+    "mixnmatch": "nowhere --text t.txt --budget nothing",
+    "nest": "nowhere --text t.txt --output out --minutes 1 --steps 1",
+    "convert-coda": "nowhere --output out --adapter none",
+    "compile": "nowhere --output out --text t.txt --data d.npz",
+    "add-task": "nowhere a --against nowhere",
+    "measure": "nowhere --threads 0",
+    "calibrate": "nowhere --data d.npz",
+    "consistency": "nowhere --text t.txt --data d.npz",
+    "run": "nowhere --text a --budget b --submodel c",
+    "generate": "nowhere --prompt a --temperature -1",
+    "index": "nowhere --output out",
+    "search": "nowhere nowhere.index --query a --k 0",
+    "bench": "nowhere --at 1x1..8",
+}
+
+
+def ran(name: str, arguments: str) -> Result:
+    return CliRunner().invoke(main, [name, *arguments.split()])
+
+
+def require_usage(result: Result) -> None:
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "\nError: " in result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_wrong_usage_is_2_and_a_refusal_1(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("a text\n")
+    require_usage(ran(name, "--no-such-option"))
+    require_usage(ran(name, f"{REFUSED[name] or ''} one too many"))
+    if name in MISUSED:
+        require_usage(ran(name, MISUSED[name]))
+    if (arguments := REFUSED[name]) is not None:
+        refused = ran(name, arguments)
+        assert (refused.exit_code, refused.stdout) == (1, ""), refused.output
+        assert refused.stderr.splitlines()[-1].startswith("nestforge: error: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(["compil"], "'compile'"), (["convert-cod"], "'convert-coda'"), (["plan", "--buget"], "--budg")],
+)
+def test_a_slip_of_the_fingers_is_answered_with_what_was_meant(typed: list[str], meant: str) -> None:
+    result = CliRunner().invoke(main, typed)
+    assert result.exit_code == 2
+    assert "id you mean" in result.stderr
+    assert meant in result.stderr
+
+
+def test_bucket() -> None:
+    assert BucketType()("1x128") == Bucket(1, 128)
+    with pytest.raises(click.BadParameter, match="bucket '0x1': expected BATCHxSEQUENCE, such as 1x128"):
+        BucketType()("0x1")
+
+
+def test_levels() -> None:
+    assert LevelsType()("ffn=0.25,0.5,1") == ("ffn", (0.25, 0.5, 1.0))
+
+
+@pytest.mark.parametrize("text", ["ffn", "=1", "ffn=", "ffn=a,1", "ffn=0.5;1"])
+def test_levels_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected an axis kind and fractions"):
+        LevelsType()(text)
+
+
+def test_budget() -> None:
+    assert BudgetType()("flops<=2G") == ("flops<=2G", BudgetSpec(flops="2G"))
+    with pytest.raises(click.BadParameter, match="unknown key 'flop'; did you mean 'flops'"):
+        BudgetType()("flop<=1")
+
+
+def test_a_variant_is_what_is_computed_and_how() -> None:
+    assert VariantType()("moe.combine=one_hot") == ("moe.combine", "one_hot")
+    assert VariantType()(" mixing = folded ") == ("mixing", "folded")
+    for text in ("moe.combine", "moe.combine=", "=one_hot"):
+        with pytest.raises(click.BadParameter, match="expected what is computed and its variant"):
+            VariantType()(text)

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
+from collections.abc import Iterator
 from math import inf, nan
+from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import ParityOutput
-from nestforge.tools.console import print_facts, print_json, print_table, say, working
+from nestforge.errors import NestforgeError
+from nestforge.tools import cli
+from nestforge.tools.console import (
+    in_options,
+    options_of,
+    print_facts,
+    print_json,
+    print_on_terminal,
+    print_table,
+    say,
+    working,
+)
 
 
 def test_plain_table_aligns_numbers_right_and_text_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,3 +125,137 @@ def test_on_a_terminal_a_stage_says_how_long_it_still_takes(
         progress("build", 4, 4)
     drawn = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     assert re.search(r"build .* 4/4 +\d:\d\d:\d\d left \d:\d\d:\d\d", drawn)
+
+
+IDS = [f"ffn{128 * n}x3_1536x3-heads{n}x3_12x3" for n in (1, 2, 3)]
+COLUMNS = ["submodel", *(f"measured ms at 1x{n}" for n in range(8)), "budgets", "id"]
+ROWS = [["S+1", *["0.6331 ±0.0056"] * 8, "fast, tiny", name] for name in IDS]
+
+
+def drawn(capsys: pytest.CaptureFixture[str], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_on_terminal(COLUMNS, ROWS, [False] * len(COLUMNS), ())
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_columns_that_do_not_fit_follow_in_another_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    out = drawn(capsys, width, monkeypatch)
+    assert max(map(len, out.splitlines())) <= width
+    assert all(f" {name} " in out for name in IDS)
+    assert out.count("0.6331 ±0.0056") == 3 * 8
+    tables = out.count("┏")
+    assert tables > 1
+    assert out.count(" S+1 ") == 3 * tables, "the first column stands in each"
+
+
+def test_texts_break_between_words_and_what_is_wider_than_the_terminal_folds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    print_on_terminal(
+        ["backend", "remark"], [["tensorrt", "is not installed; " * 6], ["x", "y" * 100]], [False] * 2, ()
+    )
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 60
+    assert out.count("y") == 100
+    assert "installed" in out
+
+
+def test_what_was_chosen_and_what_is_noisy_has_a_colour(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_on_terminal(["submodel", "ms", "fast"], [["S", "1.0 noisy", "chosen"], ["M", "2.0", "no"]], [False] * 3, [1])
+    out = capsys.readouterr().out
+    assert re.search("\x1b\\[33m1.0 noisy", out)
+    assert re.search("\x1b\\[1;32mchosen", out)
+    assert re.search("\x1b\\[1;32mM", out)
+    assert not re.search("\x1b\\[[0-9;]+m(S|2.0|no) ", out)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+LIBRARY = ("profiles", "runtime", "exporters", "compiler", "integrations")
+# What messages name that is no option: of the library alone, or a field of a file.
+PYTHON_ALONE = {"with"}
+# Programs of others have options too.
+OF_OTHERS = {"compiler/tensorrt/trtexec.py"}
+
+
+def said(path: Path) -> Iterator[str]:
+    """Every text in ``path`` that is no documentation, with ``{}`` where a value stands."""
+    tree = ast.parse(path.read_text())
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    no_text = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, holders) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            no_text |= {id(part) for part in ast.walk(node)}
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in no_text:
+            yield node.value
+
+
+def texts() -> list[tuple[str, str]]:
+    files = [*ROOT.glob("*.py"), *(path for room in LIBRARY for path in (ROOT / room).rglob("*.py"))]
+    return [(str(path.relative_to(ROOT)), text) for path in sorted(files) for text in said(path)]
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, click.Option]:
+    return options_of(click.Context(cli.main))
+
+
+def test_the_library_names_no_option_outside_of_a_whole_command() -> None:
+    naked = re.compile(r"(?<![\w`-])`?--[a-z]")
+    found = [
+        (file, text)
+        for file, text in texts()
+        if naked.search(re.sub(r"`[a-z]+ [a-z-]+ [^`]*`", "", text)) and file not in OF_OTHERS
+    ]
+    assert found == []
+
+
+def test_every_setting_that_the_library_names_has_an_option(options: dict[str, click.Option]) -> None:
+    named = {(file, match[1]) for file, text in texts() for match in re.finditer(r"`([a-z][a-z_]*)(?:=[^`]*)?`", text)}
+    assert len(named) > 20
+    unknown = {(file, name) for file, name in named if name not in options and name not in PYTHON_ALONE}
+    assert unknown == set()
+
+
+def test_no_setting_of_several_words_stands_outside_of_backquotes(options: dict[str, click.Option]) -> None:
+    names = "|".join(name for name in options if "_" in name)
+    bare = re.compile(rf"(?<![`\w.])({names})(=(True|False|')| (instead|or pass)\b)")
+    assert [(file, text) for file, text in texts() if bare.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("shorten it, pass `truncate=True`, or not", "shorten it, pass `--truncate`, or not"),
+        ("`include='levels'` builds it", "`--include levels` builds it"),
+        ("compile with `measure=False`", "compile with `--no-measure`"),
+        ("one with `variants={'moe.combine': 'one_hot'}`", "one with `--variant moe.combine=one_hot`"),
+        ("or state other `budgets`", "or state other `--budget`"),
+        ("`budget_at=1x600`: larger", "`--budget-at 1x600`: larger"),
+        # What a message quotes of a path or a file is no literal of ours.
+        ("model `text={[]: 1}`: no such folder", "model `--text {[]: 1}`: no such folder"),
+        ("run `nestforge build BUNDLE`, set `nothing=1`", "run `nestforge build BUNDLE`, set `nothing=1`"),
+    ],
+)
+def test_an_error_of_the_library_names_the_option(text: str, spoken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command
+    def failing() -> None:
+        raise NestforgeError(text)
+
+    known = cli.LazyGroup.get_command
+    monkeypatch.setattr(cli.LazyGroup, "get_command", lambda self, c, n: failing if n == "run" else known(self, c, n))
+    assert in_options(text) == text  # outside of a command
+    assert CliRunner().invoke(cli.main, ["run"]).stderr == f"nestforge: error: {spoken}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from nestforge.bundle.entries.engine_entry import ParityOutput
 from nestforge.bundle.manifest import SCHEMA_VERSION
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import compile as compile_module
+from nestforge.compiler import mix_n_match, request
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.profiles.device_profile import profile_data
-from nestforge.profiles.load_profile import load_profile
+from nestforge.profiles.load_profile import dump_profile, load_profile
+from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
 from nestforge.runtime.engines.onnxruntime.mapped_cache import is_mapped
 from nestforge.runtime.engines.runner import runner_for
@@ -131,7 +134,7 @@ def test_plan_and_compile_refuse_in_one_line(compiled: Any, tmp_path: Path) -> N
     )
     existing = error_of("compile", compiled.model, "--profile", compiled.profile, "--output", compiled.bundle)
     assert existing.startswith(f"{compiled.bundle}: exists already")
-    assert nestforge("compile", compiled.model).exit_code == 2
+    assert nestforge("compile").exit_code == 2
     for option, said in (("--levels", ["ffn=0.5,1", "ffn=0.25,1"]), ("--variant", ["mixing=dense", "mixing=folded"])):
         twice = nestforge("plan", compiled.model, option, said[0], option, said[1])
         name = said[0].partition("=")[0]
@@ -364,3 +367,69 @@ def test_run_within_a_deadline(compiled: Any) -> None:
 def test_names_that_no_file_has_are_one_short_line(compiled: Any, arguments: tuple[str, ...]) -> None:
     given = {"LONG": "x" * 5000, "BUNDLE": str(compiled.bundle)}
     assert len(error_of(*(given.get(argument, argument) for argument in arguments))) < 3000
+
+
+def succeeding(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def profile_with(folder: Path, profile: Path, *precisions: Precision) -> Path:
+    path = folder / "precise.yaml"
+    path.write_text(dump_profile(replace(load_profile(profile), precisions=precisions)))
+    return path
+
+
+@pytest.mark.parametrize(("precisions", "line"), [("int8", "int8"), ("fp32,int8", "fp32, int8")])
+def test_a_plan_names_its_precisions(compiled: Any, precisions: str, line: str) -> None:
+    arguments = ["plan", compiled.model, "--profile", compiled.profile, "--precision", precisions]
+    table = succeeding(*arguments).stdout.splitlines()
+    assert table[2].split(maxsplit=1) == ["precision", line]
+    chosen = {budget["submodel"] for budget in json.loads(succeeding(*arguments, "--json").stdout)["budgets"]}
+    unused = "," in precisions and not any(submodel.endswith("-bits8") for submodel in chosen)
+    assert ("note: int8: no budget chose it; `--include levels` builds it all the same" in table) == unused
+
+
+def test_inspect_counts_weights_in_the_precision_of_the_profile(compiled: Any, tmp_path: Path) -> None:
+    plain = json.loads(succeeding("inspect", compiled.model, "--profile", compiled.profile, "--json").stdout)
+    profile = profile_with(tmp_path, compiled.profile, "int8")
+    narrow = json.loads(succeeding("inspect", compiled.model, "--profile", profile, "--json").stdout)
+    planned = json.loads(succeeding("plan", compiled.model, "--profile", profile, "--json").stdout)
+    bytes_of = {candidate["id"]: candidate["weight_bytes"] for candidate in planned["candidates"]}
+    assert (plain["precisions"], narrow["precisions"]) == (["fp32"], ["int8"])
+    assert {level["submodel"]: level["weight_bytes"] for level in narrow["levels"]}.items() <= bytes_of.items()
+    assert narrow["levels"][-1]["weight_bytes"] < 0.5 * plain["levels"][-1]["weight_bytes"]
+    text = succeeding("inspect", compiled.model, "--profile", profile).stdout
+    assert [line.split() for line in text.splitlines() if line.startswith("precision")] == [["precision", "int8"]]
+
+
+def test_inspect_shows_levels_in_the_widest_of_several(compiled: Any, tmp_path: Path) -> None:
+    profile = profile_with(tmp_path, compiled.profile, "int8", "fp32")
+    found = json.loads(succeeding("inspect", compiled.model, "--profile", profile, "--json").stdout)
+    assert found["precisions"] == ["int8", "fp32"]
+    assert not any("bits" in level["submodel"] for level in found["levels"])
+
+
+@pytest.mark.parametrize("precisions", [("int8",), ("int8", "fp16")])
+def test_mixnmatch_plans_in_the_widest_precision(
+    compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[Precision, ...]
+) -> None:
+    planned: list[Any] = []
+
+    class Planned(Exception):
+        """What comes after is PyTorch's in float32, whatever the precision."""
+
+    def stop(source: Any) -> None:
+        planned.append(source)
+        raise Planned
+
+    monkeypatch.setattr(mix_n_match, "read_corpus", stop)
+    made, make_plan = [], request.make_plan
+    monkeypatch.setattr(request, "make_plan", lambda *a, **k: made.append(make_plan(*a, **k)) or made[-1])
+    profile = profile_with(tmp_path, compiled.profile, *precisions)
+    arguments = ["mixnmatch", compiled.model, "--text", "t", "--budget", "parameters<=80%", "--profile", profile]
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, Planned)
+    assert {c.precision for plan in made for c in plan.candidates} == {precisions[-1]}
+    assert not any("bits" in c.id for plan in made for c in plan.candidates)

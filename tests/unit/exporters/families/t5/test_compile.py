@@ -16,7 +16,7 @@ from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.consistency.report import check_consistency
-from nestforge.tools.best_answers import best_answers
+from nestforge.tools.commands.run import best_answers
 from safetensors.torch import load_file, save_file
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board, builder_in, template_of

@@ -1,0 +1,261 @@
+"""``nestforge calibrate`` on a small bundle with exits: what it prints and keeps, and how it refuses."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from nestforge.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.errors import OutputError
+from nestforge.runtime.exits.calibration import CalibratedPolicy, Costs, CurvePoint, Figures, read_calibration
+from nestforge.runtime.generation.draft_gains import read_drafts
+from nestforge.tools.cli import main
+from nestforge.tools.commands import calibrate
+from nestforge.tools.commands.calibrate import plot_exits
+from support.device_program import PROGRAM
+from support.exit_bundles import write_exits_bundle
+from support.exit_rows import timed_once, write_arrays
+
+BUDGET = "mean_flops<=3500"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with timed_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def compiled_exits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_exits_bundle(tmp_path_factory.mktemp("bundles") / "exits.bundle")
+
+
+@pytest.fixture
+def bundle(compiled_exits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(compiled_exits, tmp_path / "own.bundle"))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_arrays(tmp_path_factory.mktemp("rows") / "rows.npz", 90)
+
+
+def nestforge(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def error_of(*arguments: str | Path) -> str:
+    result = nestforge("calibrate", *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("nestforge: error: ")]
+    return line.removeprefix("nestforge: error: ")
+
+
+def test_the_policy_is_printed_and_kept(bundle: Path, rows: Path) -> None:
+    result = nestforge("calibrate", bundle, "--data", rows, "--budget", BUDGET)
+    assert result.exit_code == 0, result.output
+    facts = dict(line.split("  ", 1) for line in result.stdout.split("\n\n")[0].splitlines())
+    assert facts["policy"].strip() == f"{BUDGET} (the submodel's default)"
+    assert facts["kept in"].strip() == str(bundle / CALIBRATION_NAME)
+    table = result.stdout.split("\n\n")[1].splitlines()
+    assert [line.split("  ")[0] for line in table] == ["rows", *["calibration"] * 3, *["held out"] * 2]
+    kept = read_calibration(open_bundle(bundle))
+    assert kept is not None
+    assert kept.defaults == {"depth4": BUDGET}
+    (policy,) = kept.policies
+    assert table[1].endswith(" ".join(map(str, policy.simulated.histogram)))
+
+
+def test_a_share_is_printed_with_what_it_came_to(bundle: Path, rows: Path) -> None:
+    result = nestforge("calibrate", bundle, "--data", rows, "--budget", "mean_flops<=60 %")
+    assert result.exit_code == 0, result.output
+    facts = dict(line.split("  ", 1) for line in result.stdout.split("\n\n")[0].splitlines())
+    kept = read_calibration(open_bundle(bundle))
+    assert kept is not None
+    whole, share = kept.policies[0].whole.costs.mean_flops, kept.policies[0].measured.costs.mean_flops
+    shown = f"mean_flops<=60% of the whole engine's: {0.6 * whole:.4g} FLOPs; measured {share / whole:.1%}"
+    assert facts["budget"].strip() == shown
+    assert kept.defaults == {"depth4": "mean_flops<=60%"}
+
+
+def test_json_is_the_record(bundle: Path, rows: Path) -> None:
+    arguments = ["calibrate", bundle, "--data", rows, "--budget", BUDGET, "--json"]
+    options = ["--name", "lean", "--no-default", "--submodel", "S", "--batch", "4", "--rule", "batch_max"]
+    result = nestforge(*arguments, *options, "--compare", "<")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert data["default"] is False
+    found = {name: data["policy"][name] for name in ("name", "submodel", "batch", "rule", "compare", "rows")}
+    assert found == {"name": "lean", "submodel": "depth2", "batch": 4, "rule": "batch_max", "compare": "<", "rows": 90}
+    assert json.loads(Path(data["path"]).read_text())["policies"] == [data["policy"]]
+    # Another name is kept beside it, the same one replaces it.
+    for name, count in (("lean", 1), ("other", 2)):
+        assert nestforge(*arguments, "--name", name, "--submodel", "S").exit_code == 0
+        kept = read_calibration(open_bundle(bundle))
+        assert kept is not None
+        assert len(kept.policies) == count
+        assert kept.defaults == {"depth2": name}
+
+
+def test_a_plot_is_drawn_where_matplotlib_is(
+    bundle: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["calibrate", bundle, "--data", rows, "--budget", BUDGET, "--plot", tmp_path / "exits.svg"]
+    monkeypatch.setattr(calibrate, "plot_exits", lambda *_: False)
+    without = nestforge(*arguments)
+    assert without.exit_code == 0
+    assert "matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'\n" in without.stderr
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    assert nestforge(*arguments).exit_code == 0
+    assert (tmp_path / "exits.svg").read_text().startswith("<?xml")
+    assert error_of(*arguments[1:]) == f"{tmp_path / 'exits.svg'}: exists already; choose another file"
+
+
+def test_refusals_are_one_line_and_keep_nothing(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    assert error_of(bundle, "--data", rows, "--budget", "mean_flop<=1").endswith("did you mean 'mean_flops'?")
+    assert error_of(bundle, "--data", tmp_path / "no.npz", "--budget", BUDGET).endswith("(No such file or directory)")
+    assert "out of reach" in error_of(bundle, "--data", rows, "--budget", "mean_flops<=1")
+    assert "this model has no exits" not in error_of(bundle, "--data", rows, "--budget", BUDGET, "--batch", "9")
+    assert not (bundle / CALIBRATION_NAME).exists()
+    (bundle / CALIBRATION_NAME).write_text("{}")
+    assert "schema_version" in error_of(bundle, "--data", rows, "--budget", BUDGET)
+    usage = nestforge("calibrate", bundle, "--data", rows, "--budget", BUDGET, "--plot", "a.pdf")
+    assert usage.exit_code == 2
+    assert "--plot: expected a file that ends in .svg or .png" in usage.stderr
+
+
+def test_a_device_without_torch_calibrates(bundle: Path, tmp_path: Path) -> None:
+    rows = write_arrays(tmp_path / "rows.npz", 12)
+    arguments = ["calibrate", str(bundle), "--data", str(rows), "--budget", "mean_flops<=1e9"]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "full depth meets the budget" in done.stdout
+
+
+@pytest.fixture
+def generating(tmp_path: Path) -> Path:
+    golden = Path(__file__).parents[3] / "golden" / "bundle-decoder"
+    return Path(shutil.copytree(golden, tmp_path / "lm.bundle"))
+
+
+def test_drafts_of_a_bundle_that_generates(generating: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the value of the value of\nthe path\n")
+    shown = nestforge("calibrate", generating, "--text", texts)
+    assert shown.exit_code == 0, shown.output
+    assert f"kept in  {generating / DRAFTS_NAME}" in shown.stdout
+    assert "checked by" in shown.stdout
+    kept = read_drafts(open_bundle(generating))
+    assert kept is not None
+    assert kept.hosts[0].texts == 2
+    data = json.loads(nestforge("calibrate", generating, "--json").stdout)
+    assert data["path"] == str(generating / DRAFTS_NAME)
+    assert data["calibration"]["texts"] == 5
+
+
+def test_what_drafts_are_calibrated_with(generating: Path, bundle: Path, rows: Path) -> None:
+    refused = nestforge("calibrate", generating, "--data", rows, "--budget", BUDGET, "--text", rows)
+    assert "expected --data with --budget, or of a bundle that generates --text or neither" in refused.stderr
+    refused = nestforge("calibrate", bundle)
+    assert "expected --data and --budget: this bundle has no engines that generate" in refused.stderr
+    refused = nestforge("calibrate", generating, "--data", rows)
+    assert refused.exit_code == 2
+
+
+def figures(depth: float) -> Figures:
+    return Figures(10, Costs(depth * 1e6, depth, depth, depth, depth), depth / 4, (5, 2, 3))
+
+
+POINTS = tuple(CurvePoint(0.1 * step, figures(3 - step / 2)) for step in range(4))
+POLICY = CalibratedPolicy(
+    name="lean",
+    submodel="depth4",
+    budget="mean_flops<=2.5e6",
+    batch=1,
+    thresholds=(0.1, 0.2),
+    compare="<=",
+    rule="per_row",
+    histogram=(5, 2, 3),
+    quality_is="agreement_with_last_exit",
+    data_sha256="0" * 64,
+    rows=10,
+    truncated_rows=0,
+    correction=1.0,
+    simulated=figures(2),
+    measured=figures(2),
+    whole=figures(3),
+    held_out=figures(2.1),
+    held_out_whole=figures(3),
+    curve=POINTS,
+    global_point=POINTS[1],
+    best_point=POINTS[1],
+    engines=(),
+    processor="a processor",
+    threads=1,
+    created="2026-11-21T00:00:00+00:00",
+)
+
+
+def test_both_panels_are_drawn_and_the_same_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("a.svg", "b.svg"):
+        assert plot_exits(POLICY, tmp_path / name)
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn.count('id="axes_') == 2
+    assert (tmp_path / "b.svg").read_text() == drawn
+
+
+def test_a_latency_without_held_out_rows_as_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    policy = replace(POLICY, held_out=None, budget="p95_latency_ms<=2")
+    assert plot_exits(policy, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("budget", "place", "text"),
+    [("mean_flops<=2.5e6", 2.5, " budget"), ("p95_latency_ms<=50%", 1.5, " budget: 50 % of the whole engine")],
+)
+def test_the_budget_stands_where_it_came_to(budget: str, place: float, text: str) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    calibrate._draw_curve(axes, replace(POLICY, budget=budget))
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [place]
+    assert [note.get_text() for note in axes.texts] == [text]
+
+
+def test_no_file_is_overwritten_and_none_is_made_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "a.svg"
+    path.write_text("mine")
+    with pytest.raises(OutputError, match="exists already; choose another file"):
+        plot_exits(POLICY, path)
+    assert path.read_text() == "mine"
+    with pytest.raises(OutputError, match="cannot be written \\(No such file or directory\\)"):
+        plot_exits(POLICY, tmp_path / "none" / "a.svg")
+
+
+def test_without_matplotlib_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def absent(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    assert not plot_exits(POLICY, tmp_path / "a.svg")
+    assert not (tmp_path / "a.svg").exists()

@@ -1,0 +1,156 @@
+"""Tasks on the command line: shown, asked for, added, refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.compiler.add_task import add_task  # noqa: F401  (a user without rights may not be able to import it)
+from nestforge.errors import BuildError
+from nestforge.runtime.summary.short_names import ShortNames
+from nestforge.tools.cli import main
+from nestforge.tools.commands.compile import build_command as command
+from support.fake_cuda import World
+from support.fake_tensorrt import installed
+from support.nobody import needs_root, nobody
+from support.sealing import reseal
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+BUNDLE = str(GOLDEN / "bundle-tasks")
+TEXT = ("--text", "the quick brown fox")
+
+
+def said(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_inspect_lists_tasks_with_what_they_state() -> None:
+    shown = said("inspect", BUNDLE)
+    for word in ("quarter", "epsilon 0.3, reduction 4", "parity max abs"):
+        assert word in shown
+    data = json.loads(said("inspect", BUNDLE, "--json"))
+    assert [(task["name"], task["bytes"]) for task in data["tasks"]] == [("both", 4260), ("quarter", 4260)]
+
+
+def test_run_says_which_task_answered() -> None:
+    assert json.loads(said("run", BUNDLE, *TEXT, "--task", "quarter", "--json"))["task"] == "quarter"
+    assert json.loads(said("run", BUNDLE, *TEXT, "--json"))["task"] is None
+    assert "no task 'quater' in bundle" in said("run", BUNDLE, *TEXT, "--task", "quater", code=1)
+
+
+def test_verify_counts_tasks_and_bench_measures_requests_of_one() -> None:
+    assert "2 tasks, every hash and seal as written" in said("verify", BUNDLE)
+    assert "--task is for requests" in said("bench", BUNDLE, "--task", "quarter", code=2)
+    assert "has no engine for task quarter" in said(
+        "bench", BUNDLE, "--task", "quarter", "--concurrency", "1", "--submodel", "ffn24-coda.reduction1", code=1
+    )
+
+
+def test_a_task_is_merged_where_it_is_asked_for() -> None:
+    merged = str(GOLDEN / "bundle-merged")
+    assert "one that is merged into weights has engines of its own, 0.10 MB with all of them open" in said(
+        "inspect", merged
+    )
+    data = json.loads(said("run", merged, *TEXT, "--task", "a", "--merge", "--json"))
+    assert (data["engine"], data["task"]) == ("ffn32-heads2.merged@b1-s16", "a")
+    assert "--merge is for --task" in said("run", merged, *TEXT, "--merge", code=2)
+    assert "compile it with `--mergeable`" in said("run", BUNDLE, *TEXT, "--task", "both", "--merge", code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("x",), "expected the name of a task and its folder"), (("a=b",), "Missing option '--against'")],
+)
+def test_add_task_needs_a_name_a_folder_and_the_base(arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in said("add-task", BUNDLE, *arguments, code=2)
+
+
+@needs_root
+def test_a_bundle_that_cannot_be_written_takes_no_task_and_says_so_before_the_proof(tmp_path: Path) -> None:
+    bundle = shutil.copytree(BUNDLE, tmp_path / "b")
+    with nobody(bundle):
+        shown = said("add-task", str(bundle), "new=anything", "--against", "nowhere", code=1)
+    assert shown == (
+        f"nestforge: error: {bundle}: cannot be written, so task new could not be kept; make it writable\n"
+    )
+
+
+def test_add_task_adds_an_adapter(tmp_path: Path) -> None:
+    """And a bundle that takes none says what to do."""
+    assert "its engines take no tasks; compile it with `--task`" in said(
+        "add-task", str(GOLDEN / "bundle-ranges"), "a=b", "--against", "c", code=1
+    )
+    bert = GOLDEN / "peft" / "bert"
+    bundle = str(tmp_path / "b")
+    shape = (
+        "--bucket",
+        "1x8",
+        "--levels",
+        "ffn=1",
+        "--no-measure",
+        "--profile",
+        "raspberry-pi-5",
+        "--include",
+        "budgets",
+    )
+    said("compile", str(bert / "base"), *shape, "--task", f"b={bert / 'b'}", "--lora-rank", "4", "--output", bundle)
+    shown = said("add-task", bundle, f"a={bert / 'a'}", "--against", str(bert / "base"))
+    assert "rank 4, targets query, value" in shown
+    assert "added a to" in shown
+    assert "task a: the bundle has one of this name" in said(
+        "add-task", bundle, f"a={bert / 'a'}", "--against", str(bert / "base"), code=1
+    )
+    shutil.rmtree(bundle)
+
+
+if TYPE_CHECKING:
+    from ..conftest import Compiled
+
+
+def test_plans_are_listed(compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bundle = Path(shutil.copytree(compiled.bundle, tmp_path / "tiny.bundle"))
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    for engine in manifest["engines"]:
+        engine["backend"] = "tensorrt"
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    reseal(bundle)
+    with installed(World()):
+        first = CliRunner().invoke(command, [str(bundle)], catch_exceptions=False)
+        again = CliRunner().invoke(command, [str(bundle), "--json"], catch_exceptions=False)
+    lines = first.stdout.splitlines()
+    assert lines[0].split() == ["engine", "plan", "MB", "activations", "MB", "layers", "max", "abs", "built", "in"]
+    table = lines[1 : lines.index("")]
+    names = ShortNames({entry["id"]: entry["labels"][0] for entry in manifest["submodels"]})
+    assert [line.split()[0] for line in table] == [names(engine["id"]) for engine in manifest["engines"]]
+    assert "@" in names(manifest["engines"][0]["id"])
+    assert lines[lines.index("") + 1].split() == ["submodel", "id"]
+    assert lines[-1] == "plans for Fake GPU (compute capability 8.7, TensorRT 10.3.0)"
+    plans = json.loads(again.stdout)
+    assert all(plan["was_kept"] for plan in plans)
+    assert {plan["entry"]["gpu"]["name"] for plan in plans} == {"Fake GPU"}
+
+
+def test_a_bundle_for_another_backend_is_refused(compiled: Compiled) -> None:
+    with pytest.raises(BuildError, match="has no engines for TensorRT"):
+        CliRunner().invoke(command, [str(compiled.bundle)], catch_exceptions=False)
+
+
+def test_graphs_that_keep_a_cache_get_plans_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bundle = Path(shutil.copytree(GOLDEN / "bundle-tensorrt", tmp_path / "tiny.bundle"))
+    with installed(World(version="10.15.0")):
+        done = CliRunner().invoke(command, [str(bundle)], catch_exceptions=False)
+    lines = done.stdout.splitlines()
+    engines = [line.split()[0] for line in lines[1 : lines.index("")]]
+    manifest = open_bundle(bundle).manifest
+    ids = ["ffn16-heads2@b1-s16", "ffn32-heads4@b1-s16", *(engine.id for engine in manifest.generation.engines)]
+    assert engines == list(map(ShortNames.of(manifest), ids))
+    assert len(engines) == 6

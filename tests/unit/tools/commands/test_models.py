@@ -1,0 +1,181 @@
+"""Budgets, shapes, explicit assignments and slices on the command line: plan, compile and mixnmatch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.compiler.planning.variants import VariantView
+from nestforge.exporters.source import open_source
+from nestforge.runtime.summary.short_names import ShortNames
+from nestforge.tools.cli import main
+from nestforge.tools.commands.models import print_variants, shared_variants
+from safetensors.torch import load_file, save_file
+from support.tiny_language import save_sure_matlm
+from support.tiny_models import corpus
+
+
+def nestforge(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def json_of(*arguments: str | Path) -> Any:
+    result = nestforge(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def error_of(*arguments: str | Path) -> str:
+    """The one line on stderr of a command that fails with exit code 1 and prints nothing else."""
+    result = nestforge(*arguments)
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("nestforge: error: ").rstrip("\n")
+
+
+def test_plan_takes_budgets_and_a_promotion_order(compiled: Any) -> None:
+    options = [
+        "--budget",
+        "ffn_parameters<=60%",
+        "--budget",
+        "parameters<=90%,flops<=90 %",
+        "--promotion-order",
+        "decreasing",
+    ]
+    data = json_of("plan", compiled.model, "--profile", compiled.profile, *options)
+    first, second = data["budgets"]
+    source = open_source(compiled.model)
+    assert (first["name"], second["name"]) == ("ffn_parameters<=60%", "parameters<=90%,flops<=90%")
+    assert first["limits"] == {"ffn_parameters": int(0.6 * source.parameter_groups(source.spec.universal()).ffn)}
+    assert data["candidates"][1]["id"] == "ffn32x1_16x2-heads2x1_1x2", "the first layer is promoted first"
+    assert data["candidates"][-1]["non_embedding_parameters"] == data["candidates"][-1]["parameters"] - 106 * 32
+    text = nestforge("plan", compiled.model, "--profile", compiled.profile, *options).stdout
+    assert "  M params  M non-emb.  M FFN  memory MB" in text
+    assert "largest that keeps FFN parameters " in text
+
+
+def test_plan_shows_assignments_asked_for(compiled: Any) -> None:
+    arguments = ["plan", compiled.model, "--profile", compiled.profile, "--submodel", "ffn64x1_16x2-heads4"]
+    data = json_of(*arguments)
+    assert data["candidates"][-1]["id"] == "ffn64x1_16x2-heads4"
+    assert data["notes"] == [
+        "ffn64x1_16x2-heads4: ffn shrinks with depth, which rungs of the increasing ladder never do",
+        "ffn64x1_16x2-heads4: ffn mixes levels S and XL and skips M and L",
+    ]
+
+
+@pytest.mark.parametrize("command", ["plan", "compile"])
+@pytest.mark.parametrize(
+    ("submodel", "message"),
+    [
+        ("ffn16x2", "axis kind ffn: expected 3 values, one per layer, got 2"),
+        ("ffn72", "axis layers.0.ffn: expected 1..64, got 72"),
+        (
+            "ffn20x1_64x2",
+            "submodel 'ffn20x1_64x2': layers.0.ffn 20 is neither a multiple of 8, as the profile asks, nor the width "
+            "of a level; nearest: 16 and 24",
+        ),
+    ],
+)
+def test_assignments_that_make_no_sense(
+    command: str, submodel: str, message: str, compiled: Any, tmp_path: Path
+) -> None:
+    output = ["--output", tmp_path / "out.bundle"] if command == "compile" else []
+    arguments = [command, compiled.model, "--profile", compiled.profile, *output]
+    assert error_of(*arguments, "--submodel", submodel) == message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_budgets_that_make_no_sense(compiled: Any) -> None:
+    result = nestforge("plan", compiled.model, "--profile", compiled.profile, "--budget", "ffn<=1M")
+    assert result.exit_code == 2
+    assert "budget 'ffn<=1M': unknown key 'ffn'" in result.stderr
+    assert nestforge("plan", compiled.model, "--promotion-order", "flat").exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def matlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_sure_matlm(tmp_path_factory.mktemp("matlm") / "lm", 10)
+
+
+def published(matlm: Path, folder: Path, widths: list[int]) -> Path:
+    """A slice of ``matlm``, as somebody would publish it."""
+    shutil.copytree(matlm, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": widths}))
+    weights = load_file(folder / "model.safetensors")
+    for layer, width in enumerate(widths):
+        up, down = f"layers.{layer}.ffn.up.weight", f"layers.{layer}.ffn.down.weight"
+        weights |= {up: weights[up][:width].contiguous(), down: weights[down][:, :width].contiguous()}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def test_a_published_slice_is_built_too(matlm: Path, compiled: Any, tmp_path: Path) -> None:
+    part = published(matlm, tmp_path / "slice", [5, 11])
+    output = tmp_path / "lm.bundle"
+    options = ["--profile", compiled.profile, "--include", "budgets", "--budget", "ffn_parameters<=50%"]
+    data = json_of("compile", matlm, *options, "--slice", part, "--output", output)
+    ids = [entry["id"] for entry in data["manifest"]["submodels"]]
+    assert "ffn5x1_11x1" in ids, "widths of a published slice need no multiple"
+    assert data["manifest"]["provenance"]["options"]["slices"] == ["ffn5x1_11x1"]
+    assert open_bundle(output).manifest.submodel("ffn5x1_11x1").values == {"ffn": (5, 11)}
+
+
+def test_a_folder_that_is_no_slice_is_refused(matlm: Path, compiled: Any, tmp_path: Path) -> None:
+    part = published(matlm, tmp_path / "slice", [8, 16])
+    weights = load_file(part / "model.safetensors")
+    save_file({**weights, "layers.1.ffn.up.weight": weights["layers.1.ffn.up.weight"] + 1}, part / "model.safetensors")
+    arguments = ["compile", matlm, "--profile", compiled.profile, "--slice", part, "--output", tmp_path / "lm.bundle"]
+    message = error_of(*arguments)
+    assert "layers.1.ffn.up.weight" in message
+    assert "the levels are not nested" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["slice"]
+
+
+def test_mixnmatch_prints_every_way(compiled: Any, tmp_path: Path) -> None:
+    texts = corpus(tmp_path / "texts.txt", 300)
+    arguments = ["mixnmatch", compiled.model, "--text", texts, "--profile", compiled.profile]
+    options = ["--budget", "ffn_parameters<=60%", "--evaluations", "6"]
+    data = json_of(*arguments, *options)
+    ways = [row["way"] for row in data["assignments"]]
+    assert ways == ["S", "M", "L", "XL", "increasing", "decreasing", "up-down", "down-up", "best of the search"]
+    assert data["metric"] == "ffn_parameters"
+    assert 1 <= data["evaluations"] <= 6
+    lines = nestforge(*arguments, *options).stdout.splitlines()
+    assert lines[1].startswith("budget  ffn_parameters <= ")
+    assert lines[5].split() == ["assignment", "ffn_parameters", "loss"]
+    ids = lines.index("", 5) + 1
+    assert lines[ids].split() == ["assignment", "id"]
+    assert lines[ids + 1].split() == ["S", data["assignments"][0]["submodel"]]
+    assert error_of(*arguments, "--budget", "parameters<=1").startswith("budget 'parameters<=1': not even")
+
+
+NAMES = ShortNames({"ffn8": "a"})
+
+
+def test_what_all_share_is_a_fact_and_the_rest_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    few, many = ({"sum": variant, "copy": "by_index"} for variant in ("few", "many"))
+    views = [VariantView("ffn8", "b1-s4", few), VariantView("ffn8", "b1-s8", many)]
+    assert shared_variants(views) == [("variant of copy", "by_index")]
+    print_variants(views, NAMES)
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "submodel  bucket  variant of sum",
+        "a         b1-s4   few",
+        "a         b1-s8   many",
+    ]
+    assert shared_variants(views[:1]) == [("variant of sum", "few"), ("variant of copy", "by_index")]
+    print_variants(views[:1], NAMES)
+    assert capsys.readouterr().out == ""
+
+
+def test_most_models_have_one_variant_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shared_variants(()) == []
+    print_variants((), NAMES)
+    assert capsys.readouterr().out == ""

@@ -1,1 +1,0 @@
-"""Commands that ask a bundle: for answers, for text, for what is nearest."""

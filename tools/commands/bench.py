@@ -1,0 +1,334 @@
+"""``nestforge bench`` and ``measure``: engines, requests and nodes timed on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+from ...profiles.host_load import is_busy, load_warning
+from ...runtime.summary.short_names import ShortNames
+from ..bundle_view import print_ids
+from ..console import print_facts, print_json, print_table, say, working
+from ..options import ShapeType, bundle_argument, json_option, merge_option, merged_tasks, provider_option, task_option
+
+if TYPE_CHECKING:
+    from ...bucket import Bucket
+    from ...bundle.device_files.measurements import MeasuredPoint
+    from ...runtime.engines.measure import BundleMeasurement
+    from ..bundle_bench import BundleBench, EngineBench, NodeProfile
+    from ..traffic_bench import TrafficBench
+
+
+_MAX_CONCURRENCY = 256
+_SHOWN_KINDS = 8
+
+_BENCH_EXAMPLES = """\b
+Examples:
+  nestforge bench my.bundle
+  nestforge bench my.bundle --submodel S --submodel XL --json
+  nestforge bench my.bundle --text requests.txt --concurrency 4
+  nestforge bench my.bundle --submodel XL --profile-nodes
+"""
+
+
+@click.command("bench", epilog=_BENCH_EXAMPLES)
+@bundle_argument
+@click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Only this one, by label or id; repeatable.")
+@click.option(
+    "--text", type=click.Path(path_type=Path), metavar="FILE", help="Send the lines of this file, each as a request."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, _MAX_CONCURRENCY),
+    metavar="N",
+    help="Send requests from N threads at once. Default: 1 with --text.",
+)
+@click.option("--profile-nodes", is_flag=True, help="Show which kinds of nodes of each engine take the time.")
+@click.option(
+    "--at",
+    type=ShapeType(),
+    help="Run engines of a range at this shape. Default: where the profile's budgets are judged.",
+)
+@task_option
+@merge_option
+@provider_option
+@json_option
+def bench_command(
+    bundle: Path,
+    submodels: tuple[str, ...],
+    text: Path | None,
+    concurrency: int | None,
+    profile_nodes: bool,
+    at: Bucket | None,
+    task: str | None,
+    merge: bool,
+    provider: str,
+    as_json: bool,
+) -> None:
+    """Measure engines, requests, or nodes.
+
+    Engines: each residency is measured, predicted latency stands beside measured. Memory is what one engine adds to a
+    fresh process: private belongs to it alone; resident also counts mapped pages, which other processes share and the
+    system may drop. With --provider it is what the engine adds to the GPU's.
+
+    With --text or --concurrency requests go through the runtime instead, to one submodel after the other: requests per
+    second of all threads, and the latency of a request from call to answer, its tokens and dispatch included.
+
+    With --profile-nodes the profiler of ONNX Runtime says where the time of each engine goes.
+
+    Figures that were measured while other programs used the processor are told on stderr, and marked in JSON.
+    """
+    traffic = text is not None or concurrency is not None
+    if profile_nodes and (traffic or provider != "cpu"):
+        raise click.UsageError("--profile-nodes is for engines on the processor, without --text and --concurrency")
+    if traffic and at is not None:
+        raise click.UsageError("--at is for engines, without --text and --concurrency")
+    if task is not None and not traffic:
+        raise click.UsageError("--task is for requests (--text, --concurrency); an engine takes as long for every task")
+    merged = merged_tasks(task, merge)
+    if profile_nodes:
+        _show_nodes(bundle, submodels, at, as_json)
+    elif traffic:
+        _show_traffic(bundle, submodels, text, concurrency or 1, task, merged, provider, as_json)
+    else:
+        _show_engines(bundle, submodels, at, provider, as_json)
+
+
+def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
+    from ...bundle.open_bundle import open_bundle
+    from ..functions import bench
+
+    with working() as progress:
+        result = bench(bundle, submodels, at=at, provider=provider, progress=progress)
+    if as_json:
+        print_json(result)
+    else:
+        _print_bench(result, provider, ShortNames.of(open_bundle(bundle).manifest))
+    _warn_of_load([row.others_share for row in result.engines])
+
+
+def _show_traffic(
+    bundle: Path,
+    submodels: tuple[str, ...],
+    text: Path | None,
+    concurrency: int,
+    task: str | None,
+    merged: tuple[str, ...],
+    provider: str,
+    as_json: bool,
+) -> None:
+    from ...runtime.load import load
+    from ..functions import bench_requests
+    from ..options import read_text_lines
+
+    texts = None if text is None else read_text_lines(text).texts
+    with working() as progress, load(bundle, provider=provider, merge=merged) as model:
+        result = bench_requests(model, submodels, texts=texts, concurrency=concurrency, task=task, progress=progress)
+        names = ShortNames.of(model.bundle.manifest)
+    if as_json:
+        print_json(result)
+    else:
+        _print_traffic(result, provider, names)
+    _warn_of_load([row.others_share for row in result.submodels])
+
+
+def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_json: bool) -> None:
+    from ...bundle.open_bundle import open_bundle
+    from ..bundle_bench import profile_nodes
+
+    opened = open_bundle(bundle)
+    with working() as progress:
+        result = profile_nodes(opened, submodels, progress, at)
+    if as_json:
+        print_json(result)
+    else:
+        _print_nodes(result, ShortNames.of(opened.manifest))
+
+
+def _warn_of_load(shares: Sequence[float | None]) -> None:
+    """On stderr, how many of the figures were measured beside other programs."""
+    busy = [share for share in shares if share is not None and is_busy(share)]
+    if busy:
+        worst = load_warning(max(busy))
+        say(f"\nwarning: {len(busy)} of {len(shares)} rows are noisy: {worst} meanwhile", err=True)
+
+
+def _print_bench(result: BundleBench, provider: str, names: ShortNames) -> None:
+    where = ("threads", str(result.threads)) if provider == "cpu" else ("provider", provider)
+    print_facts([("bundle", result.bundle), ("compiled for", result.profile), where])
+    click.echo()
+    rows = [
+        [
+            names(row.engine),
+            str(row.shape),
+            row.residency,
+            f"{row.latency_ms.p50:.2f}",
+            f"{row.latency_ms.p95:.2f}",
+            f"{row.latency_ms.p99:.2f}",
+            "-" if row.predicted_ms is None else f"{row.predicted_ms:.2f}",
+            "-" if row.error is None else f"{row.error:+.1%}",
+            *_memory(row),
+        ]
+        for row in result.engines
+    ]
+    memory = ["private MB", "resident MB"] if provider == "cpu" else ["on the GPU MB"]
+    print_table(["engine", "at", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
+    click.echo()
+    print_ids(names)
+    errors = [abs(row.error) for row in result.engines if row.error is not None]
+    if errors:
+        say(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
+        say("a few of these rungs were measured at compile time to correct the predictions; they count here too")
+    elif provider == "cpu" and not result.compiled_for_this_host:
+        say(f"\nno predictions to compare: the bundle was compiled for {result.profile}, not for this host")
+
+
+def _memory(row: EngineBench) -> list[str]:
+    bytes_of = (row.memory_bytes.private, row.memory_bytes.resident) if row.memory_bytes else (row.device_bytes or 0,)
+    return [f"{size / 1e6:.1f}" for size in bytes_of]
+
+
+def _print_traffic(result: TrafficBench, provider: str, names: ShortNames) -> None:
+    where = ("threads a run", str(result.threads)) if provider == "cpu" else ("provider", provider)
+    facts = [("bundle", result.bundle), ("at once", str(result.concurrency)), where]
+    lengths = result.lengths
+    if lengths is None:
+        print_facts([*facts, ("requests", "random arrays of the engine for the longest row")])
+    else:
+        drawn = "" if lengths.texts == lengths.found else f" of {lengths.found}, drawn at random"
+        tokens = f"median {lengths.median:.0f}, p95 {lengths.p95:.0f}, longest {lengths.longest}"
+        print_facts([*facts, ("requests", f"{lengths.texts} texts{drawn}"), ("tokens", tokens)])
+        click.echo()
+        bands = [[f"{b.least} to {b.most}", str(b.texts), f"{b.share:.1%}"] for b in lengths.bands]
+        print_table(["tokens", "texts", "share"], bands)
+    click.echo()
+    columns = ["submodel", "requests", "per second", "p50 ms", "p95 ms", "p99 ms"]
+    rows = [
+        [
+            names(row.submodel),
+            str(row.requests),
+            f"{row.per_second:.1f}",
+            *(f"{ms:.2f}" for ms in (row.latency_ms.p50, row.latency_ms.p95, row.latency_ms.p99)),
+        ]
+        for row in result.submodels
+    ]
+    print_table(columns, rows)
+    click.echo()
+    print_ids(names)
+    for row in result.submodels:
+        if row.truncated:
+            say(f"\n{names(row.submodel)}: {row.truncated} of {row.requests} requests were cut to what it takes")
+
+
+def _print_nodes(result: NodeProfile, names: ShortNames) -> None:
+    print_facts([("bundle", result.bundle), ("threads", str(result.threads))])
+    for engine in result.engines:
+        shown, others = engine.kinds[:_SHOWN_KINDS], engine.kinds[_SHOWN_KINDS:]
+        rows = [[each.kind, str(each.nodes), f"{each.ms:.3f}", f"{each.share:.1%}"] for each in shown]
+        if others:
+            nodes, ms = str(sum(each.nodes for each in others)), sum(each.ms for each in others)
+            rows.append([f"{len(others)} other kinds", nodes, f"{ms:.3f}", f"{sum(e.share for e in others):.1%}"])
+        say(f"\n{names(engine.engine)} at {engine.shape}, {engine.runs} runs")
+        print_table(["node", "nodes", "ms a run", "share"], rows)
+    say("\nthe profiler itself takes time at every node: shares count, not milliseconds")
+
+
+_MEASURE_EXAMPLES = """\b
+Examples:
+  nestforge measure my.bundle
+  nestforge measure my.bundle --threads 2 --json
+  nestforge measure my.bundle --memory-mb 500
+"""
+
+
+@click.command("measure", epilog=_MEASURE_EXAMPLES)
+@bundle_argument
+@click.option("--threads", type=click.IntRange(min=1), help="Cores per run. Default: all that this process may use.")
+@click.option(
+    "--memory-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Measure engines as they are held under this cap; the ones that it leaves out are named.",
+)
+@click.option("--force", is_flag=True, help="Also while other programs are busy; such figures are marked as noisy.")
+@json_option
+def measure_command(bundle: Path, threads: int | None, memory_mb: float | None, force: bool, as_json: bool) -> None:
+    """Measure a bundle's engines on this host again.
+
+    The figures are kept in the bundle's measurements.json, by host: those of other hosts stay. On this host the runtime
+    then chooses by them in place of those of the compile. Nothing is kept where other programs use the processor.
+    """
+    from ...bundle.manifest import MEASUREMENTS_NAME
+    from ...bundle.open_bundle import open_bundle
+    from ..functions import measure
+
+    with working() as progress:
+        result = measure(bundle, threads=threads, memory_mb=memory_mb, force=force, progress=progress)
+    path = bundle / MEASUREMENTS_NAME
+    if as_json:
+        warnings = _warnings(result)
+        print_json(
+            {
+                "path": str(path),
+                "measurement": result.measurement,
+                "left_out": result.left_out,
+                "warnings": warnings,
+            }
+        )
+    else:
+        _print_measure(result, path, ShortNames.of(open_bundle(bundle).manifest))
+
+
+def _print_measure(result: BundleMeasurement, path: Path, names: ShortNames) -> None:
+    measurement = result.measurement
+    print_facts(
+        [
+            ("host", str(measurement.host)),
+            ("threads", str(measurement.threads)),
+            ("kept in", str(path)),
+            *((f"left out {engine}", why) for engine, why in result.left_out.items()),
+        ]
+    )
+    click.echo()
+    rows = [
+        _measure_row(names(each.engine), each.residency, point, f"{point.batch}x{point.sequence}")
+        for each in measurement.engines
+        for point in each.points
+    ]
+    columns = ["engine", "weights", "at", "p50 ms", "p95 ms", "runs", "spread", "again", "others' CPU", "noisy"]
+    print_table(columns, rows)
+    click.echo()
+    print_ids(names)
+    for warning in _warnings(result):
+        say(f"\nwarning: {warning}")
+
+
+def _measure_row(engine: str, residency: str, point: MeasuredPoint, shape: str) -> list[str]:
+    noise = point.noise
+    again = "-" if noise.repeat_ratio is None else f"{noise.repeat_ratio:.3f}x"
+    others = "-" if noise.others_share is None else f"{noise.others_share:.0%}"
+    slow = "-" if point.p95_ms is None else f"{point.p95_ms:.3f}"
+    noisy = "yes" if noise.problem else "no"
+    return [
+        engine,
+        residency,
+        shape,
+        f"{point.p50_ms:.3f}",
+        slow,
+        str(noise.runs),
+        f"{noise.spread:.0%}",
+        again,
+        others,
+        noisy,
+    ]
+
+
+def _warnings(result: BundleMeasurement) -> list[str]:
+    from ...bundle.build_record import noisy_figures
+
+    measured = result.measurement.engines
+    noisy = noisy_figures((each.engine, point.noise) for each in measured for point in each.points)
+    return [noisy] if noisy else []

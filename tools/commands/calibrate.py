@@ -1,0 +1,284 @@
+"""``nestforge calibrate``: exit thresholds for a budget, or the worth of drafts, found on the deployed engines."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from ...runtime.calibrate.budget import parse_budget
+from ...runtime.exits.calibration import CalibratedPolicy, Costs
+from ...runtime.exits.policy import Compare, Rule
+from ...runtime.summary.short_names import ShortNames
+from ...strict import unstructure
+from ...whole_file import require_new, write_whole
+from ..console import print_facts, print_json, print_table, say, working
+from ..options import bundle_argument, json_option
+
+if TYPE_CHECKING:
+    from ...runtime.exits.calibration import CalibratedPolicy, Figures
+    from ...runtime.generation.draft_gains import HostDrafts
+
+
+_CALIBRATE_EXAMPLES = """\b
+Examples:
+  nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=5"
+  nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=50 %"
+  nestforge calibrate my.bundle --data arrays.npz --budget "mean_flops<=6e8" --name lean --plot lean.svg
+  nestforge calibrate my.bundle --data texts.jsonl --budget "p95_latency_ms<=20" --batch 8 --no-default --json
+  nestforge calibrate lm.bundle --text prompts.txt
+"""
+
+
+@click.command("calibrate", epilog=_CALIBRATE_EXAMPLES)
+@bundle_argument
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Rows like those to be answered: .npz (an array per input, perhaps 'labels') or .jsonl (text, perhaps label).",
+)
+@click.option(
+    "--budget",
+    metavar="METRIC<=X",
+    help="mean_, p50_, p95_ or p99_latency_ms per request, or mean_flops per row; or a share of the whole engine's "
+    "own, such as 'mean_latency_ms<=50 %'.",
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    help="File of texts, one a line, that drafts continue, for a bundle that generates. Default: a few short texts.",
+)
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
+@click.option("--submodel", metavar="ID", help="This submodel, by label or id. Default: the largest.")
+@click.option("--name", help="Name of the policy; the same name is replaced. Default: the budget.")
+@click.option(
+    "--default/--no-default",
+    "default",
+    default=True,
+    show_default=True,
+    help="Whether requests for this submodel follow the policy without asking for it.",
+)
+@click.option("--rule", type=click.Choice(get_args(Rule)), default="per_row", show_default=True, help="Who leaves.")
+@click.option(
+    "--compare", type=click.Choice(get_args(Compare)), help="Comparison of entropy and threshold. Default: the model's."
+)
+@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
+@click.option("--plot", type=click.Path(path_type=Path), help="New .svg or .png file to draw the result into.")
+@json_option
+def calibrate_command(
+    bundle: Path,
+    data: Path | None,
+    budget: str | None,
+    text: Path | None,
+    batch: int,
+    submodel: str | None,
+    name: str | None,
+    default: bool,
+    rule: Rule,
+    compare: Compare | None,
+    truncate: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Find what a bundle is best run with on this host: exit thresholds for a budget, or what drafts are worth.
+
+    For a model with exits, with --data and --budget: about one row in three is held out and only checks the result.
+    Without labels, quality is agreement with the last exit. The policy is kept in the bundle's calibration.json.
+
+    For a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times
+    are kept in the bundle's drafts.json, by host. There --draft auto starts from them.
+    """
+    from ...bundle.manifest import CALIBRATION_NAME
+    from ...bundle.open_bundle import open_bundle
+    from ...runtime.exits.calibration import read_calibration
+    from ..functions import calibrate
+
+    if data is None and budget is None:
+        if open_bundle(bundle).manifest.generation is None:
+            raise click.UsageError("expected --data and --budget: this bundle has no engines that generate")
+        _calibrate_drafts(bundle, text, submodel, as_json)
+        return
+    if data is None or budget is None or text is not None:
+        raise click.UsageError("expected --data with --budget, or of a bundle that generates --text or neither")
+    if plot is not None and plot.suffix.lower() not in FORMATS:
+        raise click.UsageError(f"--plot: expected a file that ends in {' or '.join(FORMATS)}")
+    if plot is not None:
+        require_new(plot)
+    with working() as progress:
+        policy = calibrate(
+            bundle,
+            data,
+            budget,
+            batch=batch,
+            submodel=submodel,
+            name=name,
+            default=default,
+            compare=compare,
+            rule=rule,
+            truncate=truncate,
+            progress=progress,
+        )
+    kept, path = read_calibration(open_bundle(bundle)), bundle / CALIBRATION_NAME
+    is_default = kept is not None and kept.defaults.get(policy.submodel) == policy.name
+    plotted = plot_exits(policy, plot) if plot is not None else None
+    if plotted is False:
+        say("matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'", err=True)
+    if as_json:
+        print_json({"path": str(path), "default": is_default, "policy": unstructure(policy)})
+    else:
+        _print(policy, path, is_default)
+
+
+def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_json: bool) -> None:
+    from ...bundle.manifest import DRAFTS_NAME
+    from ...bundle.open_bundle import open_bundle
+    from ...runtime.calibrate.drafts import DEFAULT_TEXTS
+    from ..functions import calibrate_drafts
+    from ..options import read_text_lines
+
+    texts = DEFAULT_TEXTS if text is None else read_text_lines(text).texts
+    with working() as progress:
+        found = calibrate_drafts(bundle, texts, submodel=submodel, progress=progress)
+    path = bundle / DRAFTS_NAME
+    if as_json:
+        print_json({"path": str(path), "calibration": unstructure(found)})
+    else:
+        _print_drafts(found, path, ShortNames.of(open_bundle(bundle).manifest))
+
+
+def _print_drafts(found: HostDrafts, path: Path, names: ShortNames) -> None:
+    host = f"{found.host}, {found.threads} threads"
+    print_facts([("host", host), ("texts", str(found.texts)), ("kept in", str(path))])
+    click.echo()
+    rows = [
+        [names(draft.target), names(draft.draft), f"{draft.judged:.0f}", f"{draft.accepted / draft.judged:.0%}"]
+        for draft in found.drafts
+        if draft.judged
+    ]
+    print_table(["checked by", "draft", "tokens judged", "accepted"], rows)
+    click.echo()
+    times = [[names(time.engine), str(time.tokens), f"{time.ms:.3f}"] for time in found.times]
+    print_table(["engine", "tokens of a run", "ms"], times)
+
+
+def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
+    common = policy.global_point
+    thresholds = ", ".join(f"{value:.4g}" if value >= 0 else "closed" for value in policy.thresholds)
+    print_facts(
+        [
+            ("policy", policy.name + (" (the submodel's default)" if is_default else "")),
+            ("submodel", policy.submodel),
+            ("budget", _budget(policy)),
+            ("leaves", f"entropy {policy.compare} {thresholds} (nats, by exit)"),
+            ("one for all", f"{common.threshold:.4g} nats: {policy.quality_is} {common.simulated.quality:.4f}"),
+            ("quality", policy.quality_is.replace("_", " ")),
+            ("data", f"{policy.rows} rows, requests of {policy.batch}"),
+            ("host", f"{policy.processor}, {policy.threads} threads"),
+            *(("note", note) for note in policy.notes),
+            ("kept in", str(path)),
+        ]
+    )
+    click.echo()
+    rows = [
+        _calibrate_row("calibration", "simulated", policy.simulated),
+        _calibrate_row("calibration", "measured", policy.measured),
+        _calibrate_row("calibration", "whole engine", policy.whole),
+    ]
+    if policy.held_out is not None and policy.held_out_whole is not None:
+        rows.append(_calibrate_row("held out", "measured", policy.held_out))
+        rows.append(_calibrate_row("held out", "whole engine", policy.held_out_whole))
+    print_table(["rows", "what", "count", "mean ms", "p50", "p95", "p99", "MFLOPs", "quality", "left at exit"], rows)
+
+
+def _budget(policy: CalibratedPolicy) -> str:
+    """The budget; of a share also what it came to on this host."""
+
+    budget = parse_budget(policy.budget)
+    if not budget.is_share:
+        return policy.budget
+    whole = budget.of(policy.whole.costs)
+    limit = budget.resolved(whole)
+    reached = budget.of(policy.measured.costs) / whole
+    return f"{policy.budget} of the whole engine's: {limit.shown(limit.limit)}; measured {reached:.1%}"
+
+
+def _calibrate_row(part: str, what: str, figures: Figures) -> list[str]:
+    costs = figures.costs
+    latencies = (costs.mean_latency_ms, costs.p50_latency_ms, costs.p95_latency_ms, costs.p99_latency_ms)
+    return [
+        part,
+        what,
+        str(figures.rows),
+        *(f"{value:.3f}" for value in latencies),
+        f"{costs.mean_flops / 1e6:.1f}",
+        f"{figures.quality:.4f}",
+        " ".join(map(str, figures.histogram)),
+    ]
+
+
+FORMATS = (".svg", ".png")
+
+
+def plot_exits(policy: CalibratedPolicy, path: Path) -> bool:
+    """Draws ``policy`` into a new ``.svg`` or ``.png`` file; False, and nothing drawn, where matplotlib is missing.
+
+    Raises OutputError if the file exists or cannot be written.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return False
+    # The same figures make the same file.
+    with rc_context({"svg.hashsalt": "nestforge"}):
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        curve, exits = figure.subplots(1, 2)
+        _draw_curve(curve, policy)
+        _draw_exits(exits, policy)
+        drawn = BytesIO()
+        suffix = path.suffix[1:].lower()
+        figure.savefig(drawn, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
+    write_whole(path, lambda stream: stream.write(drawn.getvalue()), "the plot", new=True)
+    return True
+
+
+def _draw_curve(axes: Any, policy: CalibratedPolicy) -> None:
+    asked = parse_budget(policy.budget)
+    budget = asked.resolved(asked.of(policy.whole.costs))
+    divisor = 1.0 if budget.is_latency else 1e6
+
+    def cost(costs: Costs) -> float:
+        return budget.of(costs) / divisor
+
+    points = sorted((cost(point.simulated.costs), point.simulated.quality) for point in policy.curve)
+    axes.plot(*zip(*points, strict=True), "-", color="0.6", label="one threshold for all exits")
+    common = policy.global_point.simulated
+    axes.plot(cost(common.costs), common.quality, "s", color="C0", label="the one that spends the budget")
+    axes.plot(cost(policy.simulated.costs), policy.simulated.quality, "o", color="C3", label=f"chosen: {policy.name}")
+    axes.plot(cost(policy.whole.costs), policy.whole.quality, "D", color="C2", label="whole engine")
+    if policy.held_out is not None:
+        held_out = policy.held_out
+        axes.plot(cost(held_out.costs), held_out.quality, "x", color="C3", label="chosen, on held-out rows")
+    axes.axvline(cost_limit := budget.limit / divisor, linestyle=":", color="k")
+    share = f": {asked.limit:g} % of the whole engine" if asked.is_share else ""
+    axes.annotate(f" budget{share}", (cost_limit, 0), xycoords=("data", "axes fraction"), va="bottom", fontsize="small")
+    what = budget.metric.removesuffix("_ms").replace("_", " ")
+    axes.set_xlabel(f"{what} per request, ms" if budget.is_latency else "mean FLOPs per row, millions")
+    axes.set_ylabel(policy.quality_is.replace("_", " "))
+    axes.legend(fontsize="x-small")
+
+
+def _draw_exits(axes: Any, policy: CalibratedPolicy) -> None:
+    parts = [("calibration rows", policy.histogram)]
+    if policy.held_out is not None:
+        parts.append(("held-out rows", policy.held_out.histogram))
+    width = 0.8 / len(parts)
+    for place, (label, counts) in enumerate(parts):
+        positions = [number + 1 + (place - (len(parts) - 1) / 2) * width for number in range(len(counts))]
+        axes.bar(positions, [count / sum(counts) for count in counts], width, label=label)
+    axes.set_xticks(range(1, len(policy.histogram) + 1))
+    axes.set_xlabel("exit")
+    axes.set_ylabel("share of rows that leave there")
+    axes.legend(fontsize="x-small")

@@ -1,0 +1,142 @@
+"""``nestforge compile``, ``build`` and ``add-task``: from a checkpoint to a bundle of verified engines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...bundle.open_bundle import open_bundle
+from ...profiles.compile_request import CompileRequest
+from ...runtime.summary.short_names import ShortNames
+from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_ids, print_submodels, print_tasks
+from ..console import in_options, let_waiting_threads_sleep, print_json, print_table, resumable, say, working
+from ..options import TaskType, bundle_argument, field_options, json_option, model_argument
+
+_COMPILE_EXAMPLES = """\b
+Examples:
+  nestforge compile MODEL --profile host-cpu --output my.bundle
+  nestforge compile MODEL --text calibration.txt --levels ffn=0.25,0.5,1 --levels heads=0.5,1,1 --output my.bundle
+  nestforge compile MODEL --budget 'ffn_parameters<=50 %' --promotion-order up-down --output my.bundle
+  nestforge compile MODEL --submodel ffn768-heads6 --bucket 1x64 --bucket 8x128 --output my.bundle
+  nestforge compile MODEL --precision fp32,int8 --text calibration.txt --output my.bundle
+  nestforge compile MODEL --task reviews=FOLDER --task questions=FOLDER --output my.bundle
+  nestforge compile MODEL --profile jetson-orin-nano-8gb --emit-only --output jetson.bundle
+"""
+
+
+_COMPILE_FIELDS = tuple(
+    field.name for field in fields(CompileRequest) if field.name not in ("model", "command", "progress")
+)
+
+
+@click.command("compile", epilog=_COMPILE_EXAMPLES)
+@model_argument
+@field_options(CompileRequest, *_COMPILE_FIELDS)
+@json_option
+def compile_command(model: Path, as_json: bool, **settings: Any) -> None:
+    """Compile a checkpoint into a bundle of verified engines.
+
+    MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights. An
+    interrupted compile is resumed by the same command. Nothing is published unless every parity gate passes.
+    """
+    if settings["text"] is not None and settings["data"] is not None:
+        raise click.UsageError("expected at most one of --text and --data")
+    let_waiting_threads_sleep()
+    with working() as progress, resumable(settings["output"]):
+        from ...compiler.compile import compile_bundle
+
+        path = compile_bundle(model, command=("nestforge", *sys.argv[1:]), progress=progress, **settings)
+    bundle = open_bundle(path)
+    if as_json:
+        print_json(bundle_data(bundle))
+        return
+    print_submodels(bundle)
+    if settings["tasks"]:
+        say("")
+        print_tasks(bundle)
+    for note in bundle.manifest.notes:
+        say(f"\nnote: {in_options(note)}")
+    for warning in bundle_warnings(bundle):
+        say(f"\nwarning: {in_options(warning)}")
+    say("")
+    print_cpu_seconds(bundle, time.process_time())
+    say(f"wrote {path}")
+    if settings["emit_only"]:
+        say(f"on the device: nestforge build {path.name}")
+
+
+@click.command("build", epilog="\b\nExamples:\n  nestforge build my.bundle\n  nestforge build my.bundle --json")
+@bundle_argument
+@json_option
+def build_command(bundle: Path, as_json: bool) -> None:
+    """Build a bundle's TensorRT plans on this device.
+
+    Each plan is built from its graph, checked against it, and listed beside the bundle's files, which stay as they are.
+    Plans that are there already, for this GPU and release of TensorRT, are kept.
+    """
+    from ...compiler.tensorrt.build_bundle import build_plans
+
+    with working() as progress:
+        plans = build_plans(bundle, progress)
+    if as_json:
+        print_json(plans)
+        return
+    names = ShortNames.of(open_bundle(bundle).manifest)
+    rows = [
+        [
+            names(plan.engine),
+            f"{plan.entry.bytes / 1e6:.1f}",
+            f"{plan.entry.activation_bytes / 1e6:.1f}",
+            str(sum(plan.entry.layers.values())),
+            f"{plan.entry.parity.max_abs:.2g}",
+            "kept" if plan.was_kept else f"{plan.entry.seconds:.0f} s",
+        ]
+        for plan in plans
+    ]
+    print_table(["engine", "plan MB", "activations MB", "layers", "max abs", "built in"], rows)
+    click.echo()
+    print_ids(names)
+    say(f"\nplans for {plans[0].entry.gpu}")
+
+
+_ADD_TASK_EXAMPLES = """\b
+Examples:
+  nestforge add-task my.bundle reviews=TASK_FOLDER --against MODEL
+  nestforge add-task my.bundle reviews=ADAPTER_FOLDER --against MODEL --json
+"""
+
+
+@click.command("add-task", epilog=_ADD_TASK_EXAMPLES)
+@bundle_argument
+@click.argument("task", type=TaskType())
+@click.option(
+    "--against",
+    metavar="MODEL",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Model folder of the bundle's base: PyTorch's side of the gate.",
+)
+@json_option
+def add_task_command(bundle: Path, task: tuple[str, Path], against: Path, as_json: bool) -> None:
+    """Add a task to a bundle that was compiled with --task.
+
+    TASK is NAME=FOLDER. Every engine that may answer for it is run with its tensors and compared with PyTorch; what the
+    bundle has stays untouched, and where anything is refused nothing is added.
+    """
+    let_waiting_threads_sleep()
+    from ...compiler.add_task import add_task
+
+    name, folder = task
+    with working() as progress:
+        path = add_task(bundle, name, folder, against, progress)
+    opened = open_bundle(path)
+    if as_json:
+        print_json(bundle_data(opened))
+        return
+    print_tasks(opened)
+    say(f"\nadded {name} to {bundle}")

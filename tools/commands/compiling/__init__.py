@@ -1,1 +1,0 @@
-"""Commands from a checkpoint to a verified bundle."""

@@ -1,0 +1,155 @@
+"""``nestforge doctor`` and ``profile``: this host, and its device profile."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+
+import click
+
+from ... import __version__
+from ...errors import BundleError
+from ...profiles.device_profile import profile_data
+from ...profiles.host_load import load_warning
+from ...profiles.load_profile import builtin_profiles, dump_profile
+from ...profiles.probe_host import HostFacts, measured_profile, probe_host
+from ...runtime.engines.runner import BACKENDS
+from ...runtime.engines.tensorrt.available import tensorrt_problem
+from ...whole_file import require_new, write_whole
+from ..console import print_facts, print_json, print_table, say, working
+from ..options import json_option, overwrite_option
+
+# Distributions of the extra `compile`: what building takes on top of the backend.
+_COMPILE = ("torch", "transformers", "safetensors", "onnx", "onnx-ir", "onnxscript")
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One backend on this host. ``version`` is None where it is not installed; ``remark`` says what it offers."""
+
+    name: str
+    version: str | None
+    runs: bool
+    remark: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What this host is and what nestforge can do on it. A compile package maps to None where it is missing."""
+
+    nestforge: str
+    python: str
+    host: HostFacts
+    backends: tuple[BackendStatus, ...]
+    compile_packages: Mapping[str, str | None]
+    builds: bool
+    profiles: tuple[str, ...]
+
+
+@click.command("doctor", epilog="\b\nExamples:\n  nestforge doctor\n  nestforge doctor --json")
+@json_option
+def doctor_command(as_json: bool) -> None:
+    """Show what this host can build and run.
+
+    Backends and whether they load, versions, and the cores and memory that this process may use.
+    """
+    diagnosis = diagnose()
+    if as_json:
+        print_json(diagnosis)
+        return
+    host = diagnosis.host
+    missing = [name for name, version in diagnosis.compile_packages.items() if version is None]
+    print_facts(
+        [
+            ("nestforge", f"{diagnosis.nestforge}, Python {diagnosis.python}"),
+            ("host", f"{host.cpu}, {host.architecture}, {host.system}"),
+            ("cores", str(host.cores)),
+            ("memory", f"{host.memory_mb:,.0f} MB"),
+            ("profiles", ", ".join(diagnosis.profiles)),
+        ]
+    )
+    click.echo()
+    rows = [[b.name, b.version or "-", "yes" if b.runs else "no", b.remark] for b in diagnosis.backends]
+    print_table(["backend", "version", "runs", "remark"], rows)
+    click.echo()
+    rows = [[name, version or "missing"] for name, version in diagnosis.compile_packages.items()]
+    print_table(["to compile", "version"], rows)
+    verdict = f"no, {', '.join(missing)} missing: pip install 'nestforge[compile]'" if missing else "yes"
+    say(f"\ncompiles here: {verdict}")
+
+
+def diagnose() -> Diagnosis:
+    """Looks at the installed packages and imports each backend to see that it loads; imports no torch."""
+    host = probe_host()
+    packages = {name: _version(name) for name in _COMPILE}
+    return Diagnosis(
+        nestforge=__version__,
+        python=platform.python_version(),
+        host=host,
+        backends=tuple(_backend_status(name, host.backends.get(name)) for name in BACKENDS),
+        compile_packages=packages,
+        builds=None not in packages.values(),
+        profiles=builtin_profiles(),
+    )
+
+
+def _backend_status(name: str, version: str | None) -> BackendStatus:
+    if name == "tensorrt":
+        return _tensorrt_status(version)
+    if version is None:
+        return BackendStatus(name, None, False, "pip install 'nestforge[cpu]'")
+    try:
+        module = import_module(name)
+    except (ImportError, OSError) as failure:  # a wheel that does not fit this machine's libraries
+        return BackendStatus(name, version, False, f"does not load: {' '.join(str(failure).split())}")
+    return BackendStatus(name, version, True, ", ".join(module.get_available_providers()))
+
+
+def _tensorrt_status(version: str | None) -> BackendStatus:
+    """Runs where it loads and finds a GPU."""
+    problem = tensorrt_problem()
+    if problem is None:
+        from ...runtime.engines.tensorrt.engine import this_gpu
+
+        try:
+            return BackendStatus("tensorrt", version, True, str(this_gpu()))
+        except BundleError as failure:
+            problem = str(failure)
+    return BackendStatus("tensorrt", version, False, problem)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@click.command("profile", epilog="\b\nExamples:\n  nestforge profile --output my.yaml\n  nestforge profile --json")
+@click.option("--output", type=click.Path(path_type=Path), help="YAML file to write; without it the YAML is printed.")
+@click.option("--force", is_flag=True, help="Also while other programs are busy; such rates are marked.")
+@overwrite_option
+@json_option
+def profile_command(output: Path | None, overwrite: bool, force: bool, as_json: bool) -> None:
+    """Measure this host and write its device profile.
+
+    The result is what --profile accepts. Edit the copy: its name, its buckets and above all its budgets are yours
+    to choose. Nothing is written where other programs use the processor.
+    """
+    if output is not None:
+        require_new(output, overwrite)
+    with working():
+        profile = measured_profile(force)
+    if (busy := load_warning(profile.rates.others_share)) is not None:
+        say(f"warning: {busy} meanwhile: rates are too low", err=True)
+    if output is not None:
+        text = dump_profile(profile)
+        write_whole(output, lambda stream: stream.write(text.encode()), "the profile", new=not overwrite)
+        say(f"wrote {output}", err=True)
+    if as_json:
+        print_json(profile_data(profile))
+    elif output is None:
+        click.echo(dump_profile(profile), nl=False)

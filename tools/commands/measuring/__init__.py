@@ -1,1 +1,0 @@
-"""Commands that measure: hosts, engines, and what submodels keep."""

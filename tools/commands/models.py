@@ -1,0 +1,230 @@
+"""``nestforge inspect`` and ``plan``: a model or bundle as it is, and the submodel of each budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ...bundle.manifest import MANIFEST_NAME
+from ...bundle.open_bundle import open_bundle
+from ...profiles.compile_request import CompileRequest
+from ...runtime.summary.cache_sizes import CacheSize, cache_facts
+from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary.tables import describe_axes
+from ...strict import unstructure
+from ..bundle_view import bundle_data, print_bundle, print_ids
+from ..console import in_options, print_facts, print_json, print_table, say, working
+from ..options import field_options, json_option, model_argument
+
+if TYPE_CHECKING:
+    from ...compiler.model_view import ModelView
+    from ...compiler.planning.plan import Plan
+    from ...compiler.planning.variants import VariantView
+    from ...profiles.precision import Precision
+
+
+_INSPECT_EXAMPLES = """\b
+Examples:
+  nestforge inspect MODEL --bucket 1x128
+  nestforge inspect MODEL --profile raspberry-pi-5 --levels ffn=0.125,0.25,0.5,1
+  nestforge inspect preset:matlm-850m
+  nestforge inspect my.bundle --json
+"""
+
+
+_INSPECT_FIELDS = ("profile", "buckets", "budget_at", "levels", "exits")
+
+
+@click.command("inspect", epilog=_INSPECT_EXAMPLES)
+@click.argument("model_or_bundle", type=click.Path(path_type=Path))
+@field_options(CompileRequest, *_INSPECT_FIELDS)
+@json_option
+def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> None:
+    """Show what a model offers, or what a bundle holds.
+
+    For a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
+    configuration that nobody has trained yet. For a bundle: submodels, engines, files, parity. A folder with a
+    manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exits are for models.
+    """
+    if os.path.exists(model_or_bundle / MANIFEST_NAME):
+        source = click.get_current_context().get_parameter_source
+        if any(source(name) is not ParameterSource.DEFAULT for name in _INSPECT_FIELDS):
+            raise click.UsageError(
+                "--profile, --bucket, --budget-at, --levels and --exits are for models; a bundle's are fixed"
+            )
+        bundle = open_bundle(model_or_bundle)
+        if as_json:
+            print_json(bundle_data(bundle))
+        else:
+            print_bundle(bundle)
+        return
+    from ...compiler.model_view import view_model
+
+    with working():  # the first use of host-cpu measures this host
+        view = view_model(CompileRequest(model_or_bundle, **settings))
+    if as_json:
+        print_json(view)
+    else:
+        _print_model(view)
+
+
+def _print_model(view: ModelView) -> None:
+    print_facts(
+        [
+            ("model", f"{view.name} ({view.family}), {view.folder}"),
+            ("axes", describe_axes(view.axes)),
+            ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
+            ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
+            ("precision", ", ".join(view.precisions)),
+            *cache_facts(view.cache),
+            *shared_variants(view.variants),
+        ]
+    )
+    click.echo()
+    labels = list(view.levels[0].flops)
+    has_ffn = any(level.ffn for level in view.levels)
+    rows = [
+        [
+            level.label,
+            f"{level.parameters / 1e6:.2f}",
+            f"{level.non_embedding / 1e6:.2f}",
+            *([f"{level.ffn / 1e6:.2f}"] if has_ffn else []),
+            *(f"{count / 1e6:.2f}" for count in level.groups.values()),
+            f"{level.weight_bytes / 1e6:.1f}",
+            *(f"{level.flops[label] / 1e9:.3f}" for label in labels),
+            *(f"{level.macs[label] / 1e9:.3f}" for label in labels),
+        ]
+        for level in view.levels
+    ]
+    heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
+    groups = [f"M {name}" for name in view.levels[0].groups]
+    sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), *groups, "weights MB"]
+    print_table(["submodel", *sizes, *heads], rows)
+    names = ShortNames({level.submodel: level.label for level in view.levels})
+    click.echo()
+    print_ids(names)
+    print_variants(view.variants, names)
+    for remark in (remark for level in view.levels for remark in level.rounding):
+        say(remark)
+
+
+_LISTED = 4  # rejected candidates shown per budget
+
+_PLAN_EXAMPLES = """\b
+Examples:
+  nestforge plan MODEL --profile host-cpu
+  nestforge plan MODEL --profile raspberry-pi-5 --levels ffn=0.25,0.5,1 --json
+  nestforge plan MODEL --budget 'non_embedding_parameters<=245.4M' --budget 'latency_ms<=50 %' --promotion-order up-down
+"""
+
+
+_PLAN_FIELDS = (
+    *("profile", "levels", "promotion_order", "budgets", "submodels", "buckets", "budget_at", "exits", "variants"),
+    "precisions",
+)
+
+
+@click.command("plan", epilog=_PLAN_EXAMPLES)
+@model_argument
+@field_options(CompileRequest, *_PLAN_FIELDS)
+@json_option
+def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
+    """Show which submodel each budget gets, and why.
+
+    Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
+    the profile's figures; a compile on the target itself corrects them by measuring.
+    """
+    from ...compiler.model_view import cache_of
+    from ...compiler.planning.variants import variant_views
+    from ...compiler.request import resolve
+
+    with working():  # the first use of host-cpu measures this host
+        resolved = resolve(CompileRequest(model, **settings))
+    source, device, made = resolved.source, resolved.profile, resolved.plan()
+    variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
+    cache = cache_of(source, device)
+    if as_json:
+        print_json({**unstructure(made), "variants": unstructure(variants_got), "cache": unstructure(cache)})
+    else:
+        _print_plan(made, variants_got, device.precisions, cache)
+
+
+def _print_plan(
+    plan: Plan, variants: tuple[VariantView, ...], precisions: tuple[Precision, ...], cache: Sequence[CacheSize]
+) -> None:
+    at = plan.budget_bucket
+    print_facts(
+        [
+            ("model", plan.model),
+            ("profile", plan.profile),
+            ("precision", ", ".join(precisions)),
+            ("limits hold at", f"{at.batch}x{at.sequence}"),
+            *cache_facts(cache),
+            *shared_variants(variants),
+        ]
+    )
+    click.echo()
+    verdicts = {
+        budget.name: {budget.submodel: "chosen"} | {rejection.submodel: "no" for rejection in budget.rejected}
+        for budget in plan.budgets
+    }
+    has_ffn = any(candidate.ffn_parameters for candidate in plan.candidates)
+    rows = []
+    for candidate in plan.candidates:
+        cost = candidate.budget_cost
+        rows.append(
+            [
+                candidate.label,
+                f"{candidate.parameters / 1e6:.2f}",
+                f"{candidate.non_embedding_parameters / 1e6:.2f}",
+                *([f"{candidate.ffn_parameters / 1e6:.2f}"] if has_ffn else []),
+                f"{candidate.memory_mb:.1f}",
+                f"{cost.flops / 1e9:.3f}",
+                f"{cost.latency_ms:.2f}",
+                *(verdicts[budget.name].get(candidate.id, "fits") for budget in plan.budgets),
+            ]
+        )
+    sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), "memory MB"]
+    columns = ["submodel", *sizes, "GFLOPs", f"{plan.latency_basis} ms"]
+    used = {budget.submodel for budget in plan.budgets}
+    chosen = [number for number, candidate in enumerate(plan.candidates) if candidate.id in used]
+    print_table([*columns, *(budget.name for budget in plan.budgets)], rows, chosen)
+    names = ShortNames({candidate.id: candidate.label for candidate in plan.candidates})
+    click.echo()
+    print_ids(names)
+    print_variants(variants, names)
+    for budget in plan.budgets:
+        limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]
+        say(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {names(budget.submodel)}")
+        say(f"  {budget.reason}")
+        for rejection in budget.rejected[:_LISTED]:
+            say(f"  rejected {names(rejection.submodel)}: {rejection.reason}")
+        if len(budget.rejected) > _LISTED:
+            say(f"  and {len(budget.rejected) - _LISTED} larger ones, listed by --json")
+    for note in plan.notes:
+        say(f"\nnote: {in_options(note)}")
+
+
+def shared_variants(views: Sequence[VariantView]) -> list[tuple[str, str]]:
+    """What has the same variant everywhere, and that variant."""
+    first = views[0].variants if views else {}
+    return [(f"variant of {computed}", variant) for computed, variant in first.items() if _common(views, computed)]
+
+
+def print_variants(views: Sequence[VariantView], names: ShortNames) -> None:
+    """A table of what has not the same variant everywhere, if there is any."""
+    computed = [name for name in views[0].variants if not _common(views, name)] if views else []
+    if computed:
+        click.echo()
+        rows = [[names(view.submodel), view.bucket, *(view.variants[name] for name in computed)] for view in views]
+        print_table(["submodel", "bucket", *(f"variant of {name}" for name in computed)], rows)
+
+
+def _common(views: Sequence[VariantView], computed: str) -> bool:
+    return len({view.variants[computed] for view in views}) == 1
