@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from ..elastic import DEPTH
+from ..profiles.backends import BACKENDS
 from .entries.engine_entry import EngineEntry
 from .entries.exits_entry import ExitsEntry, SegmentEntry
 from .entries.generation_entry import CACHED, ENCODER, EncoderEntry, GenerationEntry
@@ -169,7 +170,7 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
         yield f"engine {engine.id}: bucket {engine.bucket}; expected one that begins with 1 row of 1 token"
     if engine.bucket.sequence > entry.positions:
         yield f"engine {engine.id}: {engine.bucket.sequence} new tokens, more than the {entry.positions} positions"
-    if (engine.capacity is None) != (engine.backend == "onnxruntime"):
+    if (engine.capacity is None) != (not BACKENDS[engine.backend].fixed_caches):
         yield f"engine {engine.id}: capacity {engine.capacity}; engines for tensorrt have one, others none"
     if engine.capacity is not None and not engine.bucket.sequence <= engine.capacity <= entry.positions:
         yield (
@@ -238,7 +239,8 @@ def task_problems(manifest: Manifest) -> Iterable[str]:
         yield f"tasks: base_sha256 {tasks.base_sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
     if not tasks.tensors:
         yield "tasks: expected at least one tensor"
-    if manifest.exits is not None or any(engine.backend != "onnxruntime" for engine in manifest.every_engine):
+    others = (engine for engine in manifest.every_engine if "tasks" not in BACKENDS[engine.backend].kinds)
+    if manifest.exits is not None or any(others):
         yield "tasks: expected engines for onnxruntime, of a model without exits"
     if tasks.merged and sorted(map(_task_place, tasks.merged)) != sorted(map(_task_place, manifest.every_engine)):
         yield "tasks: merged; expected one for every engine that takes tasks, and no other"

@@ -11,6 +11,7 @@ from typing import Any
 from ..bucket import MAX_TOKENS, Bucket
 from ..elastic import ElasticSpec
 from ..errors import BundleFormatError, PlanError
+from ..profiles.backends import BACKENDS
 from ..strict import parse_json, structure
 from .build_record import BuildRecord, LatencyPoint
 from .check_parts import exit_problems, generation_problems, task_problems
@@ -120,8 +121,8 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"engine {engine.id}: file {engine.file!r} is not among the files"
         if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_TOKENS:
             yield f"engine {engine.id}: bucket {engine.bucket.label} is outside 1..{MAX_TOKENS} tokens"
-        if not engine.bucket.is_static and engine.backend == "tensorrt" and manifest.exits is not None:
-            yield f"engine {engine.id}: a range, which engines for tensorrt of a model with exits have not"
+        if not engine.bucket.is_static and BACKENDS[engine.backend].static_segments and manifest.exits is not None:
+            yield f"engine {engine.id}: a range, which engines for {engine.backend} of a model with exits have not"
         for least, most in zip(_least(engine.bucket), (engine.bucket.batch, engine.bucket.sequence), strict=True):
             if least is not None and not 1 <= least < most:
                 yield f"engine {engine.id}: bucket has a range {least}..{most}; expected one that rises from 1 or more"

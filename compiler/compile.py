@@ -19,11 +19,12 @@ from ..errors import BuildError, InputError, ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal
+from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.precision import TRACED
 from ..profiles.probe_host import is_this_host
-from ..runtime.engines.tensorrt.available import tensorrt_problem
+from ..runtime.engines.runner import opener
 from ..strict import unstructure
 from .add_task import add_tasks, frozen_sha256, require_base, require_names, tasks_entry
 from .engines.build_engine import EngineBuilder
@@ -150,7 +151,7 @@ def compile_bundle(request: CompileRequest) -> Path:
 
 def _with_plans(output: Path, resolved: Resolved) -> Path:
     """The published bundle, with plans where they are to be built here; the stage is kept until they are."""
-    if resolved.profile.backend == "tensorrt" and not resolved.request.emit_only:
+    if not BACKENDS[resolved.profile.backend].runs_graphs and not resolved.request.emit_only:
         build_plans(output, resolved.request.progress)
     return output
 
@@ -158,15 +159,16 @@ def _with_plans(output: Path, resolved: Resolved) -> Path:
 def _require_backend(resolved: Resolved) -> None:
     """Before any work: whether engines can be finished here, or need not be."""
     device, emit_only = resolved.profile, resolved.request.emit_only
-    if device.backend != "tensorrt":
+    backend = BACKENDS[device.backend]
+    if backend.runs_graphs:
         if emit_only:
             raise BuildError(
                 f"`emit_only`: profile {device.name} is for {device.backend}, which runs graphs as they are; leave it "
                 "out"
             )
-    elif not emit_only and (problem := tensorrt_problem()):
+    elif not emit_only and (problem := opener(backend.name).problem()):
         raise BuildError(
-            f"profile {device.name}: plans for TensorRT cannot be built here: {problem}; or compile with "
+            f"profile {device.name}: plans for {backend.title} cannot be built here: {problem}; or compile with "
             "`emit_only=True` and run `nestforge build` on the device"
         )
 

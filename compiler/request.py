@@ -17,6 +17,7 @@ from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_tasks
+from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
@@ -149,7 +150,7 @@ def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is
 
 def _signature(source: ModelSource, device: DeviceProfile) -> Signature:
     """The model's, with the shapes that engines for ``device`` may have."""
-    if device.backend == "tensorrt" and source.exits is not None:
+    if BACKENDS[device.backend].static_segments and source.exits is not None:
         return replace(source.signature, static="on a GPU its segments hand on memory of one shape")
     return source.signature
 
@@ -226,13 +227,14 @@ def require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
         raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
     if source.cached.problem is not None:
         raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
-    if profile.backend == "tensorrt":
-        if profile.precisions != (TRACED,):
-            asked = ", ".join(profile.precisions)
-            raise PlanError(
-                f"generate: for tensorrt engines that keep a cache are in {TRACED} alone, asked for {asked}"
-            )
-        return
+    backend = BACKENDS[profile.backend]
+    if "generation" not in backend.kinds:
+        raise PlanError(f"generate: engines for {backend.name} are whole ones; compile for onnxruntime")
+    if not backend.caches_integers and profile.precisions != (TRACED,):
+        asked = ", ".join(profile.precisions)
+        raise PlanError(
+            f"generate: for {backend.name} engines that keep a cache are in {TRACED} alone, asked for {asked}"
+        )
     for precision in profile.precisions:
         if PRECISIONS[precision].numbers == "halves":
             raise PlanError(
@@ -246,14 +248,16 @@ def require_that_generate(source: ModelSource, profile: DeviceProfile, submodels
     are refused before any work."""
     form = source.cached
     assert form is not None
+    backend = BACKENDS[profile.backend]
     for submodel in submodels:
         if (problem := form.at(submodel).problem) is not None:
             raise PlanError(f"generate: submodel {submodel.id} cannot: {problem}")
-        if profile.backend == "tensorrt" and form.encoder is not None and form.encoder.routes(submodel):
+        computes = form.encoder is not None and form.encoder.routes(submodel)
+        if computes and not backend.takes_computed_counts:
             raise PlanError(
-                f"generate: submodel {submodel.id} cannot for tensorrt: its encoder selects a number of tokens that "
-                "follows from the prompt's length, and TensorRT's parser takes a constant one (TopK); ask for levels "
-                "without it, or compile for onnxruntime"
+                f"generate: submodel {submodel.id} cannot for {backend.name}: its encoder selects a number of tokens "
+                f"that follows from the prompt's length, and {backend.title}'s parser takes a constant one (TopK); ask "
+                "for levels without it, or compile for onnxruntime"
             )
 
 
@@ -277,8 +281,8 @@ def generation_notes(source: ModelSource, profile: DeviceProfile) -> tuple[str, 
             f"the model's folder states no eos_token_id{of_it}: a text ends at a stop of the request's or at its "
             "`max_tokens`"
         )
-    if profile.backend == "tensorrt":
-        notes.append("engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet")
+    if (note := BACKENDS[profile.backend].generation_note) is not None:
+        notes.append(note)
     return tuple(notes)
 
 
@@ -301,7 +305,7 @@ def asked_tasks(
     if not tasks:
         return source, {}
     source, read = with_tasks(source, {name: Path(folder) for name, folder in tasks.items()}, lora_rank)
-    if profile.backend != "onnxruntime":
+    if "tasks" not in BACKENDS[profile.backend].kinds:
         raise PlanError(
             f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
         )

@@ -12,6 +12,7 @@ from ..bucket import Bucket
 from ..bundle.entries.engine_entry import RoutingEntry
 from ..elastic import BITS, DEPTH, Axis, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
+from ..profiles.backends import BACKENDS
 from ..profiles.precision import (
     FP32,
     HALVES,
@@ -255,7 +256,7 @@ def weight_bytes(shape: Sequence[int], encodings: Collection[Encoding], backend:
     """Bytes of one weight ``[..., out, in]`` that engines of ``backend`` read in ``encodings``."""
     stored = sum(encoded_bytes(shape, encoding) for encoding in encodings)
     widened = sum(encoded_bytes(shape, FP32) for encoding in encodings if encoding in HALVES)
-    return WeightBytes(stored, stored + (widened if backend == "onnxruntime" else 0))
+    return WeightBytes(stored, stored + (widened if BACKENDS[backend].widens_halves else 0))
 
 
 def expected_encodings(
@@ -269,7 +270,7 @@ def expected_encodings(
     spec = PRECISIONS[precision]
     if not spec.is_integer:
         return (spec.encoding,)
-    on_cpu = backend == "onnxruntime"
+    on_cpu = BACKENDS[backend].own_operators
     is_small = len(shape) not in (2, 3) or shape[-1] < LEAST_INPUTS or shape[-2] < LEAST_OUTPUTS
     if is_small or (is_table and not on_cpu):
         return (FP32,)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..bucket import Bucket
 from ..errors import ProfileError
 from ..strict import structure, unstructure
+from .backends import BACKENDS, BackendName
 from .budget import BudgetSpec, check_budget, require_positive
 from .precision import PRECISIONS, Precision, precision_problem
 
@@ -105,7 +106,7 @@ class DeviceProfile:
     schema_version: Literal[1]
     name: str
     description: str
-    backend: Literal["onnxruntime", "tensorrt"]
+    backend: BackendName
     cores: int = field(metadata={"min": 1})
     memory_mb: float
     rates: Rates
@@ -125,7 +126,7 @@ class DeviceProfile:
 
     def capacities_for(self, positions: int) -> tuple[int | None, ...]:
         """The capacities that engines which generate get for a model of so many ``positions``; None is any."""
-        if self.backend == "onnxruntime":
+        if not BACKENDS[self.backend].fixed_caches:
             return (None,)
         return tuple(dict.fromkeys(min(tokens, positions) for tokens in self.capacities or _CAPACITIES))
 
@@ -245,16 +246,16 @@ def _check(profile: DeviceProfile, where: str) -> None:
             raise ProfileError(f"{where}: rates: at: got {precision!r:.80}; expected one of {', '.join(PRECISIONS)}")
         require_positive(f"{where}: rates: at.{precision}: gemm_gflops", products.gemm_gflops)
         require_positive(f"{where}: rates: at.{precision}: batched_gemm_gflops", products.batched_gemm_gflops)
-    if profile.tensorrt is not None and profile.backend != "tensorrt":
+    if profile.tensorrt is not None and BACKENDS[profile.backend].runs_graphs:
         raise ProfileError(f"{where}: tensorrt: only for backend tensorrt, this profile's is {profile.backend}")
     capacities = profile.capacities
-    if capacities is not None and profile.backend != "tensorrt":
+    if capacities is not None and not BACKENDS[profile.backend].fixed_caches:
         raise ProfileError(f"{where}: capacities: only for backend tensorrt, this profile's is {profile.backend}")
     if capacities is not None and (not capacities or min(capacities) < 2 or len(set(capacities)) != len(capacities)):
         raise ProfileError(
             f"{where}: capacities: expected numbers of tokens, each once and 2 or above, got {capacities}"
         )
-    if profile.host is not None and profile.backend != "onnxruntime":
-        raise ProfileError(f"{where}: host: a compile measures on ONNX Runtime alone, backend is {profile.backend}")
+    if profile.host is not None and not BACKENDS[profile.backend].runs_graphs:
+        raise ProfileError(f"{where}: host: a compile measures on the processor alone, backend is {profile.backend}")
     for name, budget in profile.budgets.items():
         check_budget(budget, f"{where}: budgets.{name}")

@@ -21,16 +21,12 @@ from ..errors import OutputError, ProfileError
 from ..outside_file import read_file
 from ..strict import parse_json, structure, unstructure
 from ..whole_file import write_whole
+from .backends import BACKENDS, ONNXRUNTIME
 from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
 from .host_load import OthersLoad, cgroup_cpu_quotas, cgroup_memory_limits, is_busy, others_now, require_quiet
 
 HOST_PROFILE_NAME = "host-cpu"
 
-# Distributions that carry a backend; each may exist under several names.
-_BACKEND_PACKAGES = {
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
-}
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
 _MEASUREMENT_VERSION = 3
 _MAX_RATES_BYTES = 2**16
@@ -92,13 +88,13 @@ def host_profile(refresh: bool = False) -> DeviceProfile:
     call that finds a quiet host. Raises ProfileError if ONNX Runtime is not installed.
     """
     facts = probe_host()
-    if "onnxruntime" not in facts.backends:
+    if ONNXRUNTIME.name not in facts.backends:
         raise ProfileError(f"profile {HOST_PROFILE_NAME}: onnxruntime is not installed; install nestforge[cpu]")
     data = {
         "schema_version": SCHEMA_VERSION,
         "name": HOST_PROFILE_NAME,
         "description": f"{facts.cpu}, {facts.cores} cores, {facts.system}",
-        "backend": "onnxruntime",
+        "backend": ONNXRUNTIME.name,
         "cores": facts.cores,
         "memory_mb": round(facts.memory_mb / 2),
         "rates": unstructure(_cached_rates(facts, refresh)),
@@ -155,7 +151,7 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
 
 def _fingerprint(facts: HostFacts) -> str:
     """What must be the same for latencies that were measured to hold."""
-    return _hash([facts.cpu, facts.architecture, facts.cores, facts.backends.get("onnxruntime")])
+    return _hash([facts.cpu, facts.architecture, facts.cores, facts.backends.get(ONNXRUNTIME.name)])
 
 
 def _rates_key(facts: HostFacts) -> str:
@@ -169,10 +165,10 @@ def _hash(key: list[object]) -> str:
 
 
 def _installed_backends() -> Iterator[tuple[str, str]]:
-    for backend, distributions in _BACKEND_PACKAGES.items():
-        for name in distributions:
+    for backend in BACKENDS.values():
+        for name in backend.distributions:
             with contextlib.suppress(metadata.PackageNotFoundError):
-                yield backend, metadata.version(name)
+                yield backend.name, metadata.version(name)
                 break
 
 

@@ -10,6 +10,7 @@ from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle
 from ..errors import SelectionError
+from ..profiles.backends import BACKENDS
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..profiles.host_load import OthersLoad
 from ..profiles.probe_host import is_this_host
@@ -127,9 +128,9 @@ def profile_nodes(
     """
     from ..runtime.engines.onnxruntime.node_times import node_times
 
-    engines = [engine for engine in _engines_of(bundle, submodels, None) if engine.backend == "onnxruntime"]
+    engines = [engine for engine in _engines_of(bundle, submodels, None) if BACKENDS[engine.backend].own_operators]
     if not engines:
-        raise SelectionError(f"bundle {bundle.path}: its engines are TensorRT plans, which ONNX Runtime cannot profile")
+        raise SelectionError(f"bundle {bundle.path}: no engine of it runs in ONNX Runtime, which alone profiles nodes")
     threads, shapes = threads_or_default(None), _shapes(bundle, engines, at)
     rows = []
     for index, engine in enumerate(engines):

@@ -14,6 +14,7 @@ from ..bundle.device_files.task_index import read_tasks
 from ..bundle.entries.task_entry import BASE
 from ..bundle.figures import quality_warnings
 from ..bundle.open_bundle import Bundle
+from ..profiles.backends import BACKENDS
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.latencies import HostLatencies, host_latencies
 from ..runtime.merged_tasks import merged_bytes
@@ -99,7 +100,7 @@ def print_tasks(bundle: Bundle) -> None:
 
 
 def _needs_plans(bundle: Bundle) -> bool:
-    return any(engine.backend == "tensorrt" for engine in bundle.manifest.every_engine)
+    return any(not BACKENDS[engine.backend].runs_graphs for engine in bundle.manifest.every_engine)
 
 
 def _print_plans(bundle: Bundle) -> None:
@@ -120,7 +121,7 @@ def _print_plans(bundle: Bundle) -> None:
     if rows:
         columns = ["plan of", "for", "MB", "activations MB", "layers", "parity max abs", "parity cosine"]
         print_table(columns, rows)
-    graphs = {engine.file for engine in bundle.manifest.every_engine if engine.backend == "tensorrt"}
+    graphs = {engine.file for engine in bundle.manifest.every_engine if not BACKENDS[engine.backend].runs_graphs}
     if missing := graphs - {plan.graph for plan in plans}:
         say(f"{len(missing)} of {len(graphs)} graphs have no plan yet: run `nestforge build` on the device")
 

@@ -18,6 +18,7 @@ import click
 
 from .. import __version__
 from ..errors import NestforgeError, OutputError
+from ..profiles.backends import BACKENDS, TENSORRT
 from ..strict import nearest
 from .console import in_options, say
 from .interruption import EXIT_CODE, LINE, was_interrupted
@@ -53,9 +54,8 @@ _EXTRAS = {
     "onnx": "compile",
     "onnx_ir": "compile",
     "onnxscript": "compile",
-    "onnxruntime": "cpu",
-    "tensorrt": "tensorrt",
-    "cuda": "tensorrt",
+    **{backend.module: backend.extra for backend in BACKENDS.values()},
+    "cuda": TENSORRT.extra,
 }
 
 # What writing may meet; of files that have a name, their writers say it.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ...errors import BundleCorruptError, BundleFormatError, OutputError
+from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host
 from ...strict import parse_json, structure
 from ...whole_file import write_whole
@@ -33,17 +34,17 @@ Record = TypeVar("Record", bound=_OfManifest)
 @dataclass(frozen=True)
 class MeasuredHost:
     """What must be the same for figures to hold: the processor, the cores that may be used, and ONNX Runtime; of plans
-    also the ``gpu`` with its release of TensorRT."""
+    also ``others``, the GPU with its release of TensorRT, or what else engines of another back end run on."""
 
     cpu: str
     architecture: str
     cores: int = field(metadata={"min": 1})
     onnxruntime: str | None = None
-    gpu: str | None = None
+    others: str | None = None
 
     def __str__(self) -> str:
         release = f", ONNX Runtime {self.onnxruntime}" if self.onnxruntime else ""
-        return f"{self.cpu}, {self.cores} cores{release}{f', {self.gpu}' if self.gpu else ''}"
+        return f"{self.cpu}, {self.cores} cores{release}{f', {self.others}' if self.others else ''}"
 
 
 class HostRecord(Protocol):
@@ -125,7 +126,7 @@ def this_host() -> MeasuredHost:
     """The identity of the host that this process runs on."""
     facts = probe_host()
     cpu = " ".join(facts.cpu.split())[:_MAX_NAME_LENGTH]
-    return MeasuredHost(cpu, facts.architecture, facts.cores, facts.backends.get("onnxruntime"))
+    return MeasuredHost(cpu, facts.architecture, facts.cores, facts.backends.get(ONNXRUNTIME.name))
 
 
 def nearest_record(records: Iterable[R], host: MeasuredHost, threads: int) -> R | None:
@@ -158,6 +159,6 @@ def record_problems(schema_version: int, records: Sequence[HostRecord]) -> Itera
         yield "a host with its number of threads stands twice"
     for number, each in enumerate(records):
         host = each.host
-        names = (host.cpu, host.architecture, each.created, host.onnxruntime or "", host.gpu or "")
+        names = (host.cpu, host.architecture, each.created, host.onnxruntime or "", host.others or "")
         if any(len(name) > _MAX_NAME_LENGTH for name in names):
             yield f"hosts[{number}]: a name of more than {_MAX_NAME_LENGTH} characters"

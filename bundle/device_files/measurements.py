@@ -1,6 +1,6 @@
 """Latencies that hosts have measured themselves: what ``measurements.json`` in a bundle's folder holds, by host.
 
-It is a file that a device adds, sealed (sealed_file.py), and names the manifest's hash. ``nestforge measure`` replaces
+It is a file that a device adds, sealed (device_file.py), and names the manifest's hash. ``nestforge measure`` replaces
 the figures of its own host and leaves those of others.
 """
 

@@ -2,7 +2,7 @@
 
 A plan is native code, bound to a GPU and a release of TensorRT, so it is no part of the portable bundle: it is built
 beside it, on the device, and ``plans.json`` lists it. An entry carries a code that only a holder of the plan key can
-make (private_files.py), since a hash in the same folder proves nothing about who wrote both.
+make (files.py), since a hash in the same folder proves nothing about who wrote both.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BundleCorruptError, BundleFormatError, BundleIncompatibleError
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import TensorRTOptions
 from ...strict import structure, unstructure
 from ..entries.engine_entry import EngineEntry
@@ -197,7 +198,7 @@ _REBUILD = "remove it and run `nestforge build BUNDLE` on this device"
 def _remedy(bundle: Bundle, engine: EngineEntry) -> str:
     build = f"run `nestforge build {bundle.path}` on this device"
     same = (other for other in bundle.manifest.engines if other.submodel == engine.submodel)
-    others = any(other.backend == "onnxruntime" and other.bucket == engine.bucket for other in same)
+    others = any(BACKENDS[other.backend].runs_graphs and other.bucket == engine.bucket for other in same)
     return f"{build}, or use its engines for ONNX Runtime" if others else build
 
 

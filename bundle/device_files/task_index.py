@@ -1,7 +1,7 @@
 """The tasks of a bundle: ``tasks.json`` lists them, each with the file of its tensors and its own receipts.
 
 A bundle gets tasks long after its manifest (`nestforge add-task`), so that the list vouches for itself by a seal, as
-calibrations do (sealed_file.py), and is replaced in one step: what stood in it before stays as it was.
+calibrations do (device_file.py), and is replaced in one step: what stood in it before stays as it was.
 """
 
 from __future__ import annotations

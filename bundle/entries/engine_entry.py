@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...bucket import Bucket
+from ...profiles.backends import BackendName
 from ...profiles.precision import Precision
 
 # How an engine holds its weights, see residency.py.
@@ -97,7 +98,7 @@ class EngineEntry:
     id: str
     submodel: str
     bucket: Bucket
-    backend: Literal["onnxruntime", "tensorrt"]
+    backend: BackendName
     file: str
     emitted: Literal["sliced", "traced"]
     private_bytes: int = field(metadata={"min": 0})

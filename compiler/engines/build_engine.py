@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...elastic import Submodel
 from ...errors import BuildError, ParityError
 from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
@@ -35,7 +37,6 @@ from ..parity.reference import Reference, rule_of
 from ..parity.references import References
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants, variant_workload
-from ..tensorrt.graphs import accepted
 from ..work.staging import Stage, write_synced
 from .emitted import Emitted, engine_names
 from .prove_exact import ExactProof
@@ -127,8 +128,7 @@ class EngineBuilder:
         tasks = self.draft.manifest.tasks
         template = self.emitted_of(template)
         graph = emit(template, self.store, submodel, {one.name for one in tasks.tensors} if tasks else ())
-        if self.profile.backend == "tensorrt":
-            graph = accepted(f"engine {name}", graph, capacity)
+        graph = finished(self.profile.backend, f"engine {name}", graph, capacity)
         proof = self._write(file, graph, template.precision)
         if part is None:
             ops: Sequence[Op] = variant_workload(source, submodel, bucket, self.profile)
@@ -264,6 +264,16 @@ class EngineBuilder:
         cuts = [c for order in orders for c in ([c for c in order.slices if c.dim == 1] or order.slices)]
         rest = (parameters[c.parameter].movedim(c.dim, 0)[kept[c.axis] * c.unit :] for c in cuts)
         return bool(cuts) and not any(bool(weights.any()) for weights in rest)
+
+
+def finished(backend: str, where: str, graph: bytes, capacity: int | None) -> bytes:
+    """``graph`` in operators that ``backend`` takes; ``capacity`` is that of a cache of one size. Raises BuildError."""
+    finisher = BACKENDS[backend].finisher
+    if finisher is None:
+        return graph
+    package = __name__.rpartition(".compiler.")[0]
+    taken: bytes = import_module(f"{package}.{finisher}").accepted(where, graph, capacity)
+    return taken
 
 
 def _are_equal(whole: Sequence[Arrays], exact: Sequence[Arrays]) -> bool:

@@ -17,6 +17,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BuildError
+from ...profiles.backends import ONNXRUNTIME
 from ...profiles.precision import PRECISIONS, Precision
 from ...runtime.consistency.samples import Batch, Samples, TextSamples
 from ...runtime.inputs.arrays import Arrays
@@ -65,7 +66,7 @@ def build_fp32_reference(templates: Templates, stage: Stage, draft: Bundle) -> F
         id=f"{whole.id} in fp32",
         submodel=whole.id,
         bucket=whole.at(bucket),
-        backend="onnxruntime",
+        backend=ONNXRUNTIME.name,
         file=_GRAPH_FILE,
         emitted="traced",
         private_bytes=private_bytes(template, store),

@@ -14,6 +14,7 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...elastic import Submodel
 from ...exporters.trace import Interface
 from ...exporters.universal import UniversalModel
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import TRACED, Encoding, Precision, precision_of
 from ..graph.make_template import traced_template
@@ -151,7 +152,7 @@ class Templates:
             if lower is not None:
                 module = lower(module, chosen_variants(source, submodel, bucket, self.profile))
             interface = _with_routes(interface, source.routes(submodel, bucket))
-        fuses = self.profile.backend == "onnxruntime"
+        fuses = BACKENDS[self.profile.backend].own_operators
         return traced_template(self.universal, module, interface, bucket, self.profile.opset, fuses, elastic)
 
     def _precision(self, submodel: Submodel) -> Precision:

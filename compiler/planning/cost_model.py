@@ -13,6 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile, Rates
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...workload import Op
@@ -65,7 +66,7 @@ class Correction:
 
 def predict(ops: Sequence[Op], profile: DeviceProfile, precision: Precision = "fp32") -> Cost:
     """Cost of running ``ops``, which are counted in float32, one after the other on the device of ``profile``."""
-    ops = [_in_precision(op, precision, profile.backend == "onnxruntime") for op in ops]
+    ops = [_in_precision(op, precision, BACKENDS[profile.backend].widens_halves) for op in ops]
     gemm_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind == "gemm")
     other_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind != "gemm")
     products = [op.activation_bytes for op in ops if op.kind in ("gemm", "batched_gemm")]

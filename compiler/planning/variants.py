@@ -15,6 +15,7 @@ from ...bucket import Bucket
 from ...elastic import ElasticSpec, Submodel
 from ...errors import PlanError
 from ...exporters.architecture import EVERY_VARIANT
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
 from ...strict import nearest
 from ...workload import Op
@@ -85,9 +86,9 @@ def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: De
 
 def _left_out(source: HasVariants, wanted: Mapping[str, str], profile: DeviceProfile) -> frozenset[str]:
     """The variants that engines of ``profile`` cannot have; raises PlanError where one of them is asked for."""
-    if profile.backend == "onnxruntime" and profile.precisions == ("fp32",):
+    if BACKENDS[profile.backend].own_operators and profile.precisions == ("fp32",):
         return frozenset()
-    other = profile.backend != "onnxruntime"
+    other = not BACKENDS[profile.backend].own_operators
     given = f"backend {profile.backend}" if other else f"precision {', '.join(profile.precisions)}"
     for computed, variant in wanted.items():
         if variant in source.onnxruntime_variants:

@@ -35,8 +35,9 @@ from ...bundle.open_bundle import Bundle, open_bundle
 from ...bundle.shape_profile import shape_profiles
 from ...errors import BuildError, BundleCorruptError
 from ...file_lock import alone
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import TensorRTOptions
-from ...runtime.engines.tensorrt.available import require_tensorrt
+from ...runtime.engines.tensorrt.backend import require_tensorrt
 from ...strict import parse_json
 from ...whole_file import require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle
@@ -93,7 +94,7 @@ def plan_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
     """The engines that need a plan, one for each graph; those that keep a cache, which need a later release, come last.
     Raises BuildError if there are none."""
     every = sorted(bundle.manifest.every_engine, key=lambda engine: engine.segment == CACHED)
-    engines = {engine.file: engine for engine in every if engine.backend == "tensorrt"}
+    engines = {engine.file: engine for engine in every if not BACKENDS[engine.backend].runs_graphs}
     if not engines:
         raise BuildError(
             f"bundle {bundle.path}: has no engines for TensorRT; compile with a profile whose backend is tensorrt"

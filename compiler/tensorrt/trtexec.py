@@ -13,6 +13,7 @@ from ...bundle.device_files.plan_index import PLAN_SUFFIX
 from ...bundle.manifest import Manifest
 from ...bundle.shape_profile import shape_profiles
 from ...errors import BuildError
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import HardwareCompatibility, TensorRTOptions
 from ...strict import structure
 
@@ -36,7 +37,7 @@ def build_commands(manifest: Manifest) -> dict[str, str]:
     options = profile_options(manifest)
     commands: dict[str, str] = {}
     for engine in sorted(manifest.every_engine, key=lambda engine: engine.file):
-        if engine.backend == "tensorrt":
+        if not BACKENDS[engine.backend].runs_graphs:
             inputs, _ = manifest.interface_of(engine)
             shapes = [profile.written(inputs) for profile in shape_profiles(manifest, engine)]
             commands[engine.file] = trtexec_command(engine.file, options, shapes)

@@ -17,8 +17,9 @@ from ...bundle.build_record import BuildRecord, Latency, LatencyPoint, is_noisy
 from ...bundle.device_files.device_file import MeasuredHost, this_host
 from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, read_measurements
 from ...bundle.open_bundle import Bundle
+from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host
-from .tensorrt.available import tensorrt_problem
+from .runner import opener
 
 # Of what a file may say; a logarithm needs the one, and its inverse the other.
 _LEAST_MS = 1e-6
@@ -152,16 +153,14 @@ def host_latencies(bundle: Bundle, threads: int, on_gpu: bool = False) -> HostLa
 
 
 def measuring_host(bundle: Bundle) -> MeasuredHost:
-    """This host, as figures of the bundle's engines depend on it: with its GPU where there are plans to run on it.
+    """This host, as figures of the bundle's engines depend on it: with what those run on that are of another back end
+    than ONNX Runtime, such as a GPU.
 
     Raises BundleError where the GPU does not say what it is.
     """
-    plans = any(engine.backend == "tensorrt" for engine in bundle.manifest.engines)
-    if not plans or tensorrt_problem() is not None:
-        return this_host()
-    from .tensorrt.engine import this_gpu
-
-    return replace(this_host(), gpu=str(this_gpu()))
+    others = sorted({engine.backend for engine in bundle.manifest.engines} - {ONNXRUNTIME.name})
+    here = [opener(backend).described() for backend in others if opener(backend).problem() is None]
+    return replace(this_host(), others=", ".join(here) or None)
 
 
 def measured_elsewhere(build: BuildRecord, on_gpu: bool = False) -> str | None:

@@ -13,6 +13,7 @@ from ...bundle.open_bundle import Bundle
 from ...elastic import DEPTH, ElasticSpec, Submodel
 from ...errors import SelectionError
 from ...ownership import Owned, Owner
+from ...profiles.backends import BACKENDS
 from ...profiles.precision import PRECISIONS
 from .residency import EngineNeed, OpenEngines, Residency, assign_residencies
 
@@ -77,7 +78,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
                 latency_ms=predicted.get(engine.id, 1.0),
                 importance=1.0 + named.count(engine.submodel),
                 layers=layers,
-                can_share=engine.backend == "onnxruntime" and not PRECISIONS[engine.precision].is_always_packed,
+                can_share=BACKENDS[engine.backend].shares_weights and not PRECISIONS[engine.precision].is_always_packed,
                 group=engine.submodel if _is_one_of_several(engine, behind_encoder) else None,
             )
         )

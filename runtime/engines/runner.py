@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.generation_entry import CACHED, ENCODER
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleIncompatibleError
+from ...profiles.backends import BACKENDS
 from ...profiles.precision import PRECISIONS
 from ..device.device import Device, DeviceArray
 from ..graphs.task_tensors import TaskTensors
 from ..inputs.arrays import Array
-from .onnxruntime.available import onnxruntime_problem
 from .onnxruntime_gpu.provider import Provider
 from .residency import RESIDENCIES, Residency
-from .tensorrt.available import require_tensorrt, tensorrt_problem
 
 # A runner is opened in a residency, so callers find both here.
 __all__ = [
-    "BACKENDS",
     "RESIDENCIES",
     "CacheRunner",
     "DeviceCall",
@@ -32,8 +31,6 @@ __all__ = [
     "runnable_engines",
     "runner_for",
 ]
-
-BACKENDS = ("onnxruntime", "tensorrt")
 
 
 class Runner(Protocol):
@@ -120,15 +117,39 @@ class CacheRunner(Protocol):
         ...
 
 
+class Opener(Protocol):
+    """What the module that a back end names as its ``opener`` has; importing it imports nothing of the back end."""
+
+    take_device: Callable[[], Device] | None
+    """Opens the device on which runners are DeviceRunners; None where engines run on the processor."""
+
+    def problem(self) -> str | None:
+        """Why no engine can run on this host, in one line, or None."""
+        ...
+
+    def open_runner(
+        self, bundle: Bundle, engine: EngineEntry, residency: Residency, threads: int, affinity: Sequence[int]
+    ) -> Runner:
+        """An inactive runner of ``engine``. Raises BundleIncompatibleError where this host cannot run it."""
+        ...
+
+    def described(self) -> str:
+        """What it runs on here, for people. Raises BundleError where there is none of it."""
+        ...
+
+
+@cache
+def opener(backend: str) -> Opener:
+    """The opener of the back end of this name."""
+    package = __name__.rpartition(".runtime.")[0]
+    return cast(Opener, import_module(f"{package}.{BACKENDS[backend].opener}"))
+
+
 def device_source(engine: EngineEntry, provider: Provider | None) -> Callable[[], Device] | None:
     """Opens the device on which ``engine``'s runner is a DeviceRunner, or None where it runs on the processor."""
     if provider is not None:
         return provider.take
-    if engine.backend == "tensorrt":
-        from ..device.cuda_device import take_cuda_device
-
-        return take_cuda_device
-    return None
+    return opener(engine.backend).take_device
 
 
 def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[EngineEntry, ...]:
@@ -139,8 +160,7 @@ def runnable_engines(bundle: Bundle, provider: Provider | None = None) -> tuple[
     if provider is not None:
         return _graphs_for_gpus(bundle, provider)
     needed = {engine.backend for engine in bundle.manifest.engines}
-    found = {"onnxruntime": onnxruntime_problem, "tensorrt": tensorrt_problem}
-    problems = {backend: found[backend]() for backend in sorted(needed)}
+    problems = {backend: opener(backend).problem() for backend in sorted(needed)}
     engines = tuple(engine for engine in bundle.manifest.engines if problems[engine.backend] is None)
     if not engines:
         missing = "; ".join(filter(None, problems.values()))
@@ -155,7 +175,7 @@ def _graphs_for_gpus(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, .
     chains = all(one.bucket.is_static for one in segments)
     everything = [one for one in bundle.manifest.engines if chains or one.segment is None]
     engines = tuple(
-        one for one in everything if one.backend != "onnxruntime" or not PRECISIONS[one.precision].is_integer
+        one for one in everything if not (BACKENDS[one.backend].own_operators and PRECISIONS[one.precision].is_integer)
     )
     if not engines:
         found = ", ".join(sorted({engine.precision for engine in everything}))
@@ -177,21 +197,10 @@ def runner_for(
     """An inactive runner for one engine: its graph in ONNX Runtime on ``provider``, else as its backend says, on
     ``threads`` cores, placed by ``affinity``; on a GPU these and ``residency`` mean nothing.
 
-    Raises BundleIncompatibleError where TensorRT is needed and missing.
+    Raises BundleIncompatibleError where its back end is missing.
     """
     if provider is not None:
         from .onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 
         return OnnxRuntimeGpuRunner(bundle, engine, provider)
-    if engine.backend == "onnxruntime":
-        from .onnxruntime.runner import OnnxRuntimeRunner
-
-        return OnnxRuntimeRunner(bundle, engine, residency, threads, affinity)
-    require_tensorrt(f"engine {engine.id}")
-    if engine.segment in (CACHED, ENCODER):
-        from .tensorrt.cached_runner import TensorRTCacheRunner
-
-        return TensorRTCacheRunner(bundle, engine)
-    from .tensorrt.runner import TensorRTRunner
-
-    return TensorRTRunner(bundle, engine)
+    return opener(engine.backend).open_runner(bundle, engine, residency, threads, affinity)

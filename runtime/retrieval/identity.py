@@ -18,6 +18,7 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import WEIGHTS_NAME, FileEntry, Manifest, SubmodelEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
+from ...profiles.backends import BACKENDS
 
 INDEX_SCHEMA_VERSION = 1
 _REMEDY = "build the index again with this bundle"
@@ -120,7 +121,7 @@ def covered(bundle: Bundle, engine: EngineEntry, output: str) -> ParityReceipt:
         problem = "has no parity receipt"
     elif receipt.weights_sha256 != weights_sha256(bundle):
         problem = "has a parity receipt for other weights than this bundle's"
-    elif engine.backend == "onnxruntime" and receipt.graph_sha256 != _hash_of(bundle, engine.file):
+    elif BACKENDS[engine.backend].runs_graphs and receipt.graph_sha256 != _hash_of(bundle, engine.file):
         problem = "has a parity receipt for another file"
     elif output not in {each.name for each in receipt.outputs}:
         problem = f"has a parity receipt that does not cover output {output!r:.80}"

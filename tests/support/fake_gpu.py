@@ -17,7 +17,7 @@ from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.device.cuda_device import DeviceThread
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.device.store import DeviceView
-from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, gpu_provider
+from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, Provider
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from support.host_provider import host_provider
 
@@ -45,7 +45,7 @@ class Gpu(HostDevice):
 
 def provider_on(gpu: Gpu, name: str = "cuda") -> Provider:
     """ONNX Runtime's provider ``name``, options and all, on ``gpu``."""
-    return replace(gpu_provider(name), take=lambda: gpu)
+    return replace(PROVIDERS[name], take=lambda: gpu)
 
 
 class CapturingSession(GpuSession):

@@ -152,3 +152,15 @@ def test_families_describe_without_torch() -> None:
     assert len(found) > len(TORCH_FREE)
     for module in found:
         assert not outside(module, only_eager=True) & {"torch", "transformers", "onnx_ir"}
+
+
+def test_the_name_of_a_back_end_or_provider_is_tested_nowhere() -> None:
+    """What differs between them is in their entries (profiles/backends.py, onnxruntime_gpu/provider.py)."""
+    names = {"onnxruntime", "tensorrt", "cuda", "cpu"}
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                each = [one for side in sides for one in (side.elts if isinstance(side, ast.Tuple) else [side])]
+                compared = {one.value for one in each if isinstance(one, ast.Constant)}
+                assert not compared & names or ".kind" in ast.unparse(node), f"{module}: {ast.unparse(node)}"

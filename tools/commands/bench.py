@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...profiles.host_load import is_busy, load_warning
+from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from ...runtime.summary.short_names import ShortNames
 from ..bundle_view import print_ids
 from ..console import print_facts, print_json, print_table, say, working
@@ -83,7 +84,7 @@ def bench_command(
     Figures that were measured while other programs used the processor are told on stderr, and marked in JSON.
     """
     traffic = text is not None or concurrency is not None
-    if profile_nodes and (traffic or provider != "cpu"):
+    if profile_nodes and (traffic or PROVIDERS[provider] is not None):
         raise click.UsageError("--profile-nodes is for engines on the processor, without --text and --concurrency")
     if traffic and at is not None:
         raise click.UsageError("--at is for engines, without --text and --concurrency")
@@ -158,7 +159,7 @@ def _warn_of_load(shares: Sequence[float | None]) -> None:
 
 
 def _print_bench(result: BundleBench, provider: str, names: ShortNames) -> None:
-    where = ("threads", str(result.threads)) if provider == "cpu" else ("provider", provider)
+    where = ("threads", str(result.threads)) if PROVIDERS[provider] is None else ("provider", provider)
     print_facts([("bundle", result.bundle), ("compiled for", result.profile), where])
     click.echo()
     rows = [
@@ -175,7 +176,7 @@ def _print_bench(result: BundleBench, provider: str, names: ShortNames) -> None:
         ]
         for row in result.engines
     ]
-    memory = ["private MB", "resident MB"] if provider == "cpu" else ["on the GPU MB"]
+    memory = ["private MB", "resident MB"] if PROVIDERS[provider] is None else ["on the GPU MB"]
     print_table(["engine", "at", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
     click.echo()
     print_ids(names)
@@ -183,7 +184,7 @@ def _print_bench(result: BundleBench, provider: str, names: ShortNames) -> None:
     if errors:
         say(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
         say("a few of these rungs were measured at compile time to correct the predictions; they count here too")
-    elif provider == "cpu" and not result.compiled_for_this_host:
+    elif PROVIDERS[provider] is None and not result.compiled_for_this_host:
         say(f"\nno predictions to compare: the bundle was compiled for {result.profile}, not for this host")
 
 
@@ -193,7 +194,7 @@ def _memory(row: EngineBench) -> list[str]:
 
 
 def _print_traffic(result: TrafficBench, provider: str, names: ShortNames) -> None:
-    where = ("threads a run", str(result.threads)) if provider == "cpu" else ("provider", provider)
+    where = ("threads a run", str(result.threads)) if PROVIDERS[provider] is None else ("provider", provider)
     facts = [("bundle", result.bundle), ("at once", str(result.concurrency)), where]
     lengths = result.lengths
     if lengths is None:

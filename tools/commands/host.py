@@ -5,19 +5,19 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 import click
 
 from ... import __version__
 from ...errors import BundleError
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import profile_data
 from ...profiles.host_load import load_warning
 from ...profiles.load_profile import builtin_profiles, dump_profile
 from ...profiles.probe_host import HostFacts, measured_profile, probe_host
-from ...runtime.engines.runner import BACKENDS
-from ...runtime.engines.tensorrt.available import tensorrt_problem
+from ...runtime.engines.runner import opener
 from ...whole_file import require_new, write_whole
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import json_option, overwrite_option
@@ -97,28 +97,17 @@ def diagnose() -> Diagnosis:
 
 
 def _backend_status(name: str, version: str | None) -> BackendStatus:
-    if name == "tensorrt":
-        return _tensorrt_status(version)
-    if version is None:
-        return BackendStatus(name, None, False, "pip install 'nestforge[cpu]'")
-    try:
-        module = import_module(name)
-    except (ImportError, OSError) as failure:  # a wheel that does not fit this machine's libraries
-        return BackendStatus(name, version, False, f"does not load: {' '.join(str(failure).split())}")
-    return BackendStatus(name, version, True, ", ".join(module.get_available_providers()))
-
-
-def _tensorrt_status(version: str | None) -> BackendStatus:
-    """Runs where it loads and finds a GPU."""
-    problem = tensorrt_problem()
+    """Runs where it loads and finds what it runs on."""
+    here = opener(name)
+    problem = here.problem()
     if problem is None:
-        from ...runtime.engines.tensorrt.engine import this_gpu
-
         try:
-            return BackendStatus("tensorrt", version, True, str(this_gpu()))
+            return BackendStatus(name, version, True, here.described())
+        except (ImportError, OSError) as failure:  # a wheel that does not fit this machine's libraries
+            problem = f"does not load: {' '.join(str(failure).split())}"
         except BundleError as failure:
             problem = str(failure)
-    return BackendStatus("tensorrt", version, False, problem)
+    return BackendStatus(name, version, False, problem)
 
 
 def _version(distribution: str) -> str | None:

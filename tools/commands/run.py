@@ -14,6 +14,7 @@ import numpy as np
 from ...bundle.open_bundle import Bundle
 from ...bundle.roles import compared_outputs, continued_input, ids_input
 from ...runtime.answer import Answer, ExitRows
+from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from ...runtime.engines.residency import RESIDENCIES, Residency
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.files import MAX_BYTES, read_npz
@@ -128,7 +129,7 @@ def run_command(
     merged = merged_tasks(task, merge)
     if output is not None:
         require_new(output, overwrite)
-    residency = residency or ("shared" if provider == "cpu" else "auto")
+    residency = residency or ("shared" if PROVIDERS[provider] is None else "auto")
     # A deadline counts from the call, so nothing opens after it.
     with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider, merge=merged) as model:
         feeds = read_npz(inputs, MAX_BYTES) if inputs is not None else list(texts)

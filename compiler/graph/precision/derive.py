@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from ....exporters.source import ModelSource
+from ....profiles.backends import BACKENDS
 from ....profiles.precision import TRACED, Precision
 from ..encodings import split_encoding
 from ..template import Template
@@ -39,7 +40,7 @@ def in_precision(
 
 def as_run(template: Template, backend: str) -> Template:
     """``template`` as its engines run it: what others are derived from has the canonical form of its products."""
-    if template.precision != TRACED or backend != "onnxruntime":
+    if template.precision != TRACED or not BACKENDS[backend].own_operators:
         return template
     return replace(template, proto=in_whole_rows(template.proto))
 
@@ -86,7 +87,8 @@ def _half(precision: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:
 
 def _int8(traced: _Traced) -> _Derived:
     proto = quantized(traced.template.proto, traced.scales, traced.kept)
-    return proto if traced.backend == "tensorrt" else small_tables(as_qgemm(proto)), traced.template.tables
+    own = BACKENDS[traced.backend].own_operators
+    return small_tables(as_qgemm(proto)) if own else proto, traced.template.tables
 
 
 def _int8_dynamic(traced: _Traced) -> _Derived:

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.manifest import WEIGHTS_NAME, Manifest
 from ....bundle.open_bundle import Bundle
+from ....profiles.backends import BACKENDS, ONNXRUNTIME
 from ....profiles.precision import PRECISIONS, Precision
 from .emulation import emulated
 
@@ -29,7 +30,7 @@ def proof_graph(graph: bytes, precision: Precision) -> bytes:
 
 def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:
     """``engine`` as this host runs it."""
-    return replace(engine, backend="onnxruntime")
+    return engine if BACKENDS[engine.backend].runs_graphs else replace(engine, backend=ONNXRUNTIME.name)
 
 
 def with_proof_graphs(bundle: Bundle, folder: Path) -> Bundle:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ....bundle.entries.engine_entry import EngineEntry
@@ -27,7 +28,6 @@ from ....bundle.shape_profile import shape_profile
 from ....errors import BundleIncompatibleError, InputError
 from ...device.device import Device
 
-PROVIDERS = ("cpu", "cuda", "tensorrt")
 _INSTALL = "install nestforge[cuda] in place of nestforge[cpu]"
 # Of arithmetic on sizes. All have kernels on a GPU, so that what falls to the processor among them is that.
 _SIZE_OPERATORS = frozenset(
@@ -77,21 +77,13 @@ def provider_named(name: str) -> Provider | None:
     """
     if name not in PROVIDERS:
         raise InputError(f"provider {name!r:.80}: expected one of {', '.join(PROVIDERS)}")
-    if name == "cpu":
+    provider = PROVIDERS[name]
+    if provider is None:
         return None
-    provider = gpu_provider(name)
     if problem := provider_problem(provider.chain):
         raise BundleIncompatibleError(f"provider {name}: {problem}")
     _find_libraries()
     return provider
-
-
-def gpu_provider(name: str) -> Provider:
-    """``cuda`` or ``tensorrt``, whether this host has it or not."""
-    if name == "cuda":
-        return Provider(name, (_CUDA,), shares=True, captures=True, take=_take_gpu, options=_cuda_options)
-    # Its sessions keep one graph, and start that whatever number a run names: on another binding's addresses.
-    return Provider(name, (_TENSORRT, _CUDA), shares=False, captures=False, take=_take_gpu, options=_tensorrt_options)
 
 
 def require_providers(where: str, session: Any, provider: Provider) -> None:
@@ -193,3 +185,16 @@ def provider_problem(chain: tuple[str, ...]) -> str | None:
     except (ImportError, OSError) as failure:
         return f"cuda.bindings does not load: {' '.join(str(failure).split())[:200]}"
     return None
+
+
+# By name, whether this host has it or not; None are the runners of each back end.
+PROVIDERS: Mapping[str, Provider | None] = MappingProxyType(
+    {
+        "cpu": None,
+        "cuda": Provider("cuda", (_CUDA,), shares=True, captures=True, take=_take_gpu, options=_cuda_options),
+        # Its sessions keep one graph, and start that whatever number a run names: on another binding's addresses.
+        "tensorrt": Provider(
+            "tensorrt", (_TENSORRT, _CUDA), shares=False, captures=False, take=_take_gpu, options=_tensorrt_options
+        ),
+    }
+)

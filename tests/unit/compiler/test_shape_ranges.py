@@ -18,7 +18,7 @@ from nestforge.compiler import verify
 from nestforge.errors import ExportError, InputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider
+from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from nestforge.runtime.engines.runner import runnable_engines
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.model import ElasticModel
@@ -188,10 +188,10 @@ def test_a_model_that_cannot_says_why_and_gets_buckets(tmp_path: Path) -> None:
 
 def test_a_gpu_provider_runs_engines_of_ranges_too(model: ElasticModel) -> None:
     engines = model.bundle.manifest.engines
-    assert runnable_engines(model.bundle, gpu_provider("cuda")) == engines
+    assert runnable_engines(model.bundle, PROVIDERS["cuda"]) == engines
     segment = replace(engines[0], bucket=Bucket(4, 16, 1, 1), segment="s1")  # on memory that is bound to one shape
     bundle = replace(model.bundle, manifest=replace(model.bundle.manifest, engines=(*engines, segment)))
-    assert runnable_engines(bundle, gpu_provider("cuda")) == engines
+    assert runnable_engines(bundle, PROVIDERS["cuda"]) == engines
 
 
 def test_budgets_are_judged_at_a_shape_that_is_stated(folder: Path) -> None:

@@ -25,7 +25,10 @@ class Record:
     created: str = "2026-11-22T10:00:00+00:00"
 
 
-BOARD, LAPTOP = MeasuredHost("Cortex-A76", "aarch64", 4, "1.23.0"), MeasuredHost("Core", "x86_64", 8, gpu="NVIDIA L4")
+BOARD, LAPTOP = (
+    MeasuredHost("Cortex-A76", "aarch64", 4, "1.23.0"),
+    MeasuredHost("Core", "x86_64", 8, others="NVIDIA L4"),
+)
 
 
 def test_this_host_is_known_by_what_figures_depend_on() -> None:
@@ -62,7 +65,7 @@ def test_there_are_not_more_hosts_than_can_be_read(monkeypatch: pytest.MonkeyPat
 
 def test_what_the_types_do_not_say() -> None:
     assert list(record_problems(1, [Record(BOARD, 4), Record(BOARD, 2)])) == []
-    long = Record(replace(LAPTOP, gpu="x" * 201), 4)
+    long = Record(replace(LAPTOP, others="x" * 201), 4)
     assert list(record_problems(2, [Record(BOARD, 4), long, long])) == [
         "schema_version 2, expected 1",
         "a host with its number of threads stands twice",

@@ -17,8 +17,8 @@ from nestforge.bundle.device_files.measurements import (
 from nestforge.bundle.device_files.plan_index import Gpu
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.engines import latencies as latencies_module
 from nestforge.runtime.engines.latencies import _latency, host_latencies, measured_elsewhere, measuring_host
+from nestforge.runtime.engines.tensorrt import backend as tensorrt
 
 NOISE = Noise(20, 0.05, 1.01, 0.0)
 
@@ -65,14 +65,14 @@ def test_plans_are_measured_by_the_host_with_its_gpu(tiny_bundle: Path, monkeypa
     assert measuring_host(bundle) == this_host()
     engines = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
     bundle = replace(bundle, manifest=replace(bundle.manifest, engines=engines))
-    monkeypatch.setattr(latencies_module, "tensorrt_problem", lambda: "no TensorRT")
+    monkeypatch.setattr(tensorrt, "problem", lambda: "no TensorRT")
     assert measuring_host(bundle) == this_host()
     engine_module = ModuleType("engine")
     engine_module.this_gpu = lambda: Gpu("NVIDIA L4", "8.9", "10.3.0")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "nestforge.runtime.engines.tensorrt.engine", engine_module)
-    monkeypatch.setattr(latencies_module, "tensorrt_problem", lambda: None)
+    monkeypatch.setattr(tensorrt, "problem", lambda: None)
     here = measuring_host(bundle)
-    assert here == replace(this_host(), gpu="NVIDIA L4 (compute capability 8.9, TensorRT 10.3.0)")
+    assert here == replace(this_host(), others="NVIDIA L4 (compute capability 8.9, TensorRT 10.3.0)")
     assert str(here).endswith(", NVIDIA L4 (compute capability 8.9, TensorRT 10.3.0)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError
-from nestforge.runtime.engines.runner import runnable_engines
+from nestforge.profiles.backends import BACKENDS
+from nestforge.runtime.engines.onnxruntime import backend as onnxruntime
+from nestforge.runtime.engines.runner import opener, runnable_engines
 from support.host_provider import host_provider
 
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
@@ -48,3 +51,19 @@ def test_a_provider_runs_graphs_for_tensorrt_whatever_their_precision(own_bundle
     bundle = open_bundle(own_bundle)
     assert {engine.precision for engine in bundle.manifest.engines} >= {"int8", "bf16"}
     assert runnable_engines(bundle, host_provider()) == bundle.manifest.engines
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_back_end_has_an_opener(name: str) -> None:
+    here = opener(name)
+    for part in ("problem", "open_runner", "described"):
+        assert inspect.signature(getattr(here, part)) == inspect.signature(getattr(onnxruntime, part)).replace(
+            return_annotation=inspect.signature(getattr(here, part)).return_annotation
+        )
+    assert here.take_device is None or callable(here.take_device)
+
+
+def test_this_host_has_onnx_runtime_and_another_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opener("onnxruntime").problem() is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert opener("onnxruntime").problem() == "onnxruntime is not installed; install nestforge[cpu]"

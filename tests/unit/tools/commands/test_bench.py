@@ -367,7 +367,7 @@ def test_plans_of_tensorrt_have_no_profile(monkeypatch: pytest.MonkeyPatch) -> N
     result = bench("--profile-nodes")
     assert result.exit_code == 1
     assert result.stderr == (
-        f"nestforge: error: bundle {TEXTS_BUNDLE}: its engines are TensorRT plans, which ONNX Runtime cannot profile\n"
+        f"nestforge: error: bundle {TEXTS_BUNDLE}: no engine of it runs in ONNX Runtime, which alone profiles nodes\n"
     )
 
 

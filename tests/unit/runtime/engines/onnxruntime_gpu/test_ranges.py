@@ -16,7 +16,7 @@ from nestforge.errors import BundleIncompatibleError, InputError
 from nestforge.runtime.device.device import DeviceArray, HostDevice
 from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.engines.onnxruntime_gpu import runner as module
-from nestforge.runtime.engines.onnxruntime_gpu.provider import gpu_provider, require_on_device
+from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, require_on_device
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.engines.runner import runner_for
@@ -160,7 +160,7 @@ def test_tensorrt_inside_onnx_runtime_gets_the_ends_of_the_range(
         {},
     ]
     first, *_ = bundle.manifest.engines
-    provider = gpu_provider("tensorrt")
+    provider = PROVIDERS["tensorrt"]
     folders = [
         provider.cache_folder(bundle, SimpleNamespace(file=first.file, bucket=bucket))  # type: ignore[arg-type]
         for bucket in (first.bucket, Bucket(4, 32, 1, 2))
@@ -181,7 +181,7 @@ def recorded(**nodes: list[tuple[str, str]]) -> Any:
 
 
 def test_only_sizes_are_computed_on_the_processor() -> None:
-    cuda = gpu_provider("cuda")
+    cuda = PROVIDERS["cuda"]
     sizes = [("n1", "Shape"), ("n2", "Gather"), ("n3", "Concat")]
     require_on_device("here", recorded(CUDA=[("n4", "MatMul")], CPU=sizes), cuda)
     with pytest.raises(BundleIncompatibleError) as raised:
@@ -198,4 +198,4 @@ def test_onnx_runtime_says_where_each_node_runs(bundle: Bundle, device: HostDevi
     session = GpuSession(path, host_provider(device), device, {}, [{}], is_range=True).session
     expected = "no kernel for Gemm, ReduceSum, Relu on provider cuda, and would run 4 nodes on the processor"
     with pytest.raises(BundleIncompatibleError, match=expected):
-        require_on_device("here", session, gpu_provider("cuda"))
+        require_on_device("here", session, PROVIDERS["cuda"])
