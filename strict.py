@@ -1,7 +1,8 @@
 """Strict reading of outside data (YAML profiles, JSON manifests): JSON text, and plain data into frozen dataclasses.
 
 Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its type.
-Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``.
+Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``. Of a union of dataclasses
+whose first field is a literal, that names the one which data are of.
 """
 
 from __future__ import annotations
@@ -159,6 +160,8 @@ def _union(
 ) -> object:
     if data is None and type(None) in options:
         return None
+    if tagged := [(tag, option) for option in options if (tag := _tag(option)) is not None]:
+        return _tagged(tagged, data, where, error)
     failures = []
     for option in options:
         if option is not type(None):
@@ -171,6 +174,27 @@ def _union(
     is_list = isinstance(data, (list, tuple))
     takes_lists = [typing.get_origin(option) in (tuple, list) for option in options if option is not type(None)]
     raise next((f for f, takes in zip(failures, takes_lists, strict=True) if takes == is_list), failures[0])
+
+
+def _tag(option: Any) -> tuple[str, str] | None:
+    """The key and the name by which a dataclass is told from others of a union: its first field, of one literal."""
+    if not isinstance(option, type) or not dataclasses.is_dataclass(option):
+        return None
+    key, (_, hint) = next(iter(_fields(option).items()))
+    names = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+    return (key, names[0]) if len(names) == 1 else None
+
+
+def _tagged(
+    tagged: list[tuple[tuple[str, str], Any]], data: object, where: str, error: Callable[[str], Exception]
+) -> object:
+    if not isinstance(data, Mapping):
+        raise error(f"{where}: expected a mapping, got {_kind(data)}")
+    key, options = tagged[0][0][0], {name: option for (_, name), option in tagged}
+    found = data.get(key)
+    if isinstance(found, str) and found in options:
+        return _dataclass(options[found], data, where, error)
+    raise error(f"{where}: {key}: got {_shown(found)}{_nearest(found, options)}")
 
 
 def _scalar(

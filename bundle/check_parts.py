@@ -11,9 +11,9 @@ from typing import Any
 
 from ..elastic import DEPTH
 from ..profiles.backends import BACKENDS
-from .entries.engine_entry import EngineEntry
+from .entries.engine_entry import Decode, Encoder, EngineEntry
 from .entries.exits_entry import ExitsEntry, SegmentEntry
-from .entries.generation_entry import CACHED, ENCODER, EncoderEntry, GenerationEntry
+from .entries.generation_entry import EncoderEntry, GenerationEntry
 from .entries.tensor_spec import MAX_ELEMENTS, TensorSpec
 from .manifest import Manifest
 
@@ -131,10 +131,6 @@ def _described(specs: tuple[TensorSpec, ...]) -> str:
 def generation_problems(manifest: Manifest) -> Iterable[str]:
     """What keeps the bundle from generating; nothing where it does not."""
     entry = manifest.generation
-    for engine in manifest.engines:
-        stated = {**_kept(engine), "capacity": engine.capacity}
-        for what in [name for name, value in stated.items() if value is not None][:1]:
-            yield f"engine {engine.id}: {what}, of an engine that keeps no cache"
     if entry is None:
         return
     if not entry.layers or len(entry.layers) > _MAX_LAYERS:
@@ -164,8 +160,8 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
 
 
 def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]:
-    if engine.segment != CACHED:
-        yield f"engine {engine.id}: segment {engine.segment!r}; engines that generate have {CACHED!r}"
+    if not isinstance(engine.kind, Decode):
+        yield f"engine {engine.id}: kind {engine.kind.name!r}; engines that generate have {Decode.name!r}"
     if engine.bucket.smallest.tokens != 1:
         yield f"engine {engine.id}: bucket {engine.bucket}; expected one that begins with 1 row of 1 token"
     if engine.bucket.sequence > entry.positions:
@@ -213,8 +209,8 @@ def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable
             yield f"generation: an encoder returns more than {MAX_ELEMENTS} numbers at {encoder.positions} positions"
     for engine in encoder.engines:
         yield from _kept_problems(engine, entry)
-        if engine.segment != ENCODER:
-            yield f"engine {engine.id}: segment {engine.segment!r}; engines that read a prompt have {ENCODER!r}"
+        if not isinstance(engine.kind, Encoder):
+            yield f"engine {engine.id}: kind {engine.kind.name!r}; engines that read a prompt have {Encoder.name!r}"
         if engine.bucket.batch != 1 or engine.bucket.smallest.tokens != 1:
             yield f"engine {engine.id}: bucket {engine.bucket}; expected one row that begins with 1 token"
         if engine.bucket.sequence != encoder.positions:

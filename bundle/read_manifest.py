@@ -16,7 +16,6 @@ from ..strict import parse_json, structure
 from .build_record import BuildRecord, LatencyPoint
 from .check_parts import exit_problems, generation_problems, task_problems
 from .entries.engine_entry import EngineEntry
-from .entries.generation_entry import ENCODER
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
 from .files import unsealed
 from .manifest import SCHEMA_VERSION, UNLISTED, Manifest
@@ -203,8 +202,6 @@ def _routing_problems(manifest: Manifest) -> Iterable[str]:
     """Routes that no engine can return, and receipts of other ones."""
     for engine in manifest.every_engine:
         entries = engine.routing or ()
-        if entries and engine.segment not in (None, ENCODER):
-            yield f"engine {engine.id}: has routing, which segments have not"
         tensors = [spec.name for specs in manifest.interface_of(engine) for spec in specs]
         yield from _repeated(f"engine {engine.id}: tensor", (*dict.fromkeys(tensors), *(e.name for e in entries)))
         for entry in entries:

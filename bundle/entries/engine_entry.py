@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ...bucket import Bucket
 from ...profiles.backends import BackendName
@@ -76,23 +76,73 @@ class ParityReceipt:
     rms: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """All of a submodel. ``routing`` are the routes that it returns after its outputs, in order; ``metadata`` are
+    static numbers and words that no shape of it shows, such as the slots of an expert; ``variants`` say in which of
+    several equal variants it computes what. Each is None where there is nothing to say."""
+
+    name: Literal["whole"] = "whole"
+    routing: tuple[RoutingEntry, ...] | None = None
+    metadata: Mapping[str, int | str] | None = None
+    variants: Mapping[str, str] | None = None
+
+    part: ClassVar[None] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The layers between two exits: the segment ``part`` of the manifest's exits."""
+
+    name: Literal["segment"] = "segment"
+    part: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """Reads a prompt for a decoder. ``source_heads`` and ``source_sizes`` are how many heads each layer of the decoder
+    reads of it, and how many numbers each of those has, where its submodel has other ones than the model; ``routing``
+    as of whole engines."""
+
+    name: Literal["encoder"] = "encoder"
+    routing: tuple[RoutingEntry, ...] | None = None
+    source_heads: tuple[int, ...] | None = None
+    source_sizes: tuple[int, ...] | None = None
+
+    part: ClassVar[str] = "encoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """A step of a decoder on a cache of keys and values. ``cache_heads`` is how many heads each layer of that has, and
+    ``cache_sizes`` how many numbers each of those, where its submodel has other ones than the model; ``source_heads``
+    and ``source_sizes`` say the same of what it reads of a prompt. ``capacity`` is how many tokens each row of the
+    cache has room for, where caches have one size."""
+
+    name: Literal["decode"] = "decode"
+    capacity: int | None = field(default=None, metadata={"min": 2})
+    cache_heads: tuple[int, ...] | None = None
+    cache_sizes: tuple[int, ...] | None = None
+    source_heads: tuple[int, ...] | None = None
+    source_sizes: tuple[int, ...] | None = None
+
+    part: ClassVar[str] = "cached"
+
+
+EngineKind = Whole | Segment | Encoder | Decode
+
+
 @dataclass(frozen=True)
 class EngineEntry:
-    """One submodel at one bucket, or one ``segment`` of it, as a file that a backend runs, with its analytic costs.
+    """A submodel at one bucket, or a part of it, as a file that a backend runs, with its analytic costs; its ``kind``
+    says which, and what such engines alone state.
 
     Engines of one file are one engine: submodels that differ in depth alone share their segments. ``private_bytes`` are
     the initializers inside the file, which no other engine shares; ``weight_bytes`` is what a segment reads of the
     weight store, or a whole engine with tables there (any other reads its submodel's weights). ``activation_bytes``
     estimates what a run takes beside the weights: eight times the operands of its largest product. ``slice_problem``
-    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``routing`` are the
-    routes that it returns after its outputs, in order; ``metadata`` are static numbers and words that no shape of it
-    shows, such as the slots of an expert; ``variants`` say in which of several equal variants it computes what. Each of
-    the three is None where there is nothing to say. ``precision`` is that of its products; which values it holds in
-    others its graph says. ``cache_heads`` is how many heads each layer of its cache has, of an engine that keeps one
-    and whose submodel has fewer than the model, and ``cache_sizes`` how many numbers each of those has, where its
-    submodel has narrower ones; ``source_heads`` and ``source_sizes`` say the same of what a decoder reads of a prompt,
-    and of the engine that makes it. ``capacity`` is how many tokens each row of its cache has room for, of
-    an engine whose cache has one size.
+    says why an engine was traced. Only an engine that is still being built has no ``parity``. ``precision`` is that of
+    its products; which values it holds in others its graph says.
     """
 
     id: str
@@ -105,32 +155,46 @@ class EngineEntry:
     flops: int = field(metadata={"min": 0})
     moved_bytes: int = field(metadata={"min": 0})
     activation_bytes: int = field(metadata={"min": 0})
+    kind: EngineKind = field(default=Whole())
     slice_problem: str | None = None
     parity: ParityReceipt | None = None
-    segment: str | None = None
     weight_bytes: int | None = field(default=None, metadata={"min": 0})
-    routing: tuple[RoutingEntry, ...] | None = None
-    metadata: Mapping[str, int | str] | None = None
-    variants: Mapping[str, str] | None = None
     precision: Precision = "fp32"
-    cache_heads: tuple[int, ...] | None = None
-    capacity: int | None = field(default=None, metadata={"min": 2})
-    cache_sizes: tuple[int, ...] | None = None
-    source_heads: tuple[int, ...] | None = None
-    source_sizes: tuple[int, ...] | None = None
+
+    @property
+    def segment(self) -> str | None:
+        """The part of the model that it is, None for all of it: a segment of the exits, ``encoder`` or ``cached``."""
+        return self.kind.part
+
+    @property
+    def routing(self) -> tuple[RoutingEntry, ...] | None:
+        return self.kind.routing if isinstance(self.kind, Whole | Encoder) else None
+
+    @property
+    def metadata(self) -> Mapping[str, int | str] | None:
+        return self.kind.metadata if isinstance(self.kind, Whole) else None
+
+    @property
+    def variants(self) -> Mapping[str, str] | None:
+        return self.kind.variants if isinstance(self.kind, Whole) else None
+
+    @property
+    def capacity(self) -> int | None:
+        return self.kind.capacity if isinstance(self.kind, Decode) else None
 
     @property
     def kept(self) -> tuple[tuple[int, ...] | None, ...]:
-        """What tells its cache, and what it reads of a prompt, from those of other engines."""
-        return (self.cache_heads, self.cache_sizes, self.source_heads, self.source_sizes)
+        """What tells its cache, and what it reads of a prompt, from those of other engines: heads and sizes of both."""
+        cache = (self.kind.cache_heads, self.kind.cache_sizes) if isinstance(self.kind, Decode) else (None, None)
+        if not isinstance(self.kind, Decode | Encoder):
+            return (*cache, None, None)
+        return (*cache, self.kind.source_heads, self.kind.source_sizes)
 
     def can_continue(self, other: EngineEntry) -> bool:
         """Whether this one can read the keys and values that ``other`` wrote, or read of a prompt: they have every head
         that it reads, and each of these as many numbers."""
-        if (self.cache_sizes, self.source_sizes) != (other.cache_sizes, other.source_sizes):
-            return False
-        heads = ((self.cache_heads, other.cache_heads), (self.source_heads, other.source_heads))
-        return all(_are_first(own, there) for own, there in heads)
+        heads, sizes = (tuple(zip(self.kept[at::2], other.kept[at::2], strict=True)) for at in (0, 1))
+        return all(own == there for own, there in sizes) and all(_are_first(own, there) for own, there in heads)
 
     def row_flops(self, sequence: int) -> int:
         """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. That counts

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .engine_entry import EngineEntry
+from .engine_entry import Decode, Encoder, EngineEntry
 from .tensor_spec import TensorSpec
 
 # Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
-CACHED, CAPACITY, WINDOW, LOGIT_COUNT = "cached", "capacity", "window", "answers"
+CACHED, CAPACITY, WINDOW, LOGIT_COUNT = Decode.part, "capacity", "window", "answers"
 # The input with the places of new tokens in the text.
 POSITIONS = "position_ids"
 # What the names of a cache begin with, as an input and as the output that it becomes.
 PAST, PRESENT = "past_", "present_"
 # Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
-ENCODER, SOURCE = "encoder", "source"
+ENCODER, SOURCE = Encoder.part, "source"
 # How many tokens of each row a decoder reads, an input on the host.
 SOURCE_LENGTHS = "source_lengths"
 # What the names of tensors begin with that stay on a device from one run to the next.
@@ -182,10 +182,11 @@ class GenerationEntry:
 
     def of(self, engine: EngineEntry) -> GenerationEntry:
         """This with the heads, and their sizes, that the cache of ``engine`` has, and what it reads of a prompt."""
-        layers = _of_size(self.layers, engine.cache_heads, engine.cache_sizes)
+        cache_heads, cache_sizes, source_heads, source_sizes = engine.kept
+        layers = _of_size(self.layers, cache_heads, cache_sizes)
         encoder = self.encoder
         if encoder is not None:
-            source = _of_size(self.source_layers, engine.source_heads, engine.source_sizes)
+            source = _of_size(self.source_layers, source_heads, source_sizes)
             encoder = replace(encoder, layers=source)
         return replace(self, layers=layers, encoder=encoder)
 

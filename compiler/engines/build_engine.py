@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ...bucket import Bucket
-from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry, EngineKind, Segment, Whole
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import BuildError, ParityError
@@ -113,7 +113,7 @@ class EngineBuilder:
     ) -> Emitted:
         """Writes the engine of ``submodel``, or of one part of it, and what proves it: sliced from its template, or
         traced. ``capacity`` is that of a cache of one size."""
-        source, whole = self.source, part is None
+        source = self.source
         at = bucket if part is None else source.parts[part].at(bucket)
         template = self.templates.of(submodel, at, part)
         problem, emitted = template.slice_problem, "sliced"
@@ -149,15 +149,25 @@ class EngineBuilder:
             moved_bytes=cost.moved_bytes,
             activation_bytes=cost.activation_bytes,
             slice_problem=problem if emitted == "traced" else None,
-            segment=part,
+            kind=self._kind(submodel, bucket, part, template, capacity),
             weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
-            routing=(source.routes(submodel, bucket) if part is None else source.parts[part].routes(submodel)) or None,
-            metadata=({**source.metadata(submodel, bucket), **_wide(template)} or None) if whole else None,
-            variants=(chosen_variants(source, submodel, bucket, self.profile) or None) if whole else None,
             precision=template.precision,
-            capacity=capacity,
         )
         return Emitted(entry, template, graph, proof)
+
+    def _kind(
+        self, submodel: Submodel, bucket: Bucket, part: str | None, template: Template, capacity: int | None
+    ) -> EngineKind:
+        source = self.source
+        if part is None:
+            return Whole(
+                routing=source.routes(submodel, bucket) or None,
+                metadata={**source.metadata(submodel, bucket), **_wide(template)} or None,
+                variants=chosen_variants(source, submodel, bucket, self.profile) or None,
+            )
+        if part == Encoder.part:
+            return Encoder(routing=source.parts[part].routes(submodel) or None)
+        return Decode(capacity=capacity) if part == Decode.part else Segment(part=part)
 
     def runner(self, engine: EngineEntry, residency: Residency) -> Runner:
         """An inactive runner for the proof graph of ``engine``."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ...bucket import Bucket
-from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry
 from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
@@ -160,14 +160,16 @@ def _build(
 def _with_kept(entry: EngineEntry, form: CachedForm, whole: CachedForm | None) -> EngineEntry:
     """``entry`` with what ``form`` keeps of a token: heads and their sizes, where they are not those of the ``whole``
     model."""
+    kind = entry.kind
     assert whole is not None
-    if entry.segment == CACHED:
+    assert isinstance(kind, Decode | Encoder)
+    if isinstance(kind, Decode):
         own, most = form.layers, whole.layers
-        entry = replace(entry, cache_heads=_other(_HEADS, own, most), cache_sizes=_other(_SIZES, own, most))
-    own, most = form.entry.source_layers, whole.entry.source_layers
-    if form.encoder is None:
-        return entry
-    return replace(entry, source_heads=_other(_HEADS, own, most), source_sizes=_other(_SIZES, own, most))
+        kind = replace(kind, cache_heads=_other(_HEADS, own, most), cache_sizes=_other(_SIZES, own, most))
+    if form.encoder is not None:
+        own, most = form.entry.source_layers, whole.entry.source_layers
+        kind = replace(kind, source_heads=_other(_HEADS, own, most), source_sizes=_other(_SIZES, own, most))
+    return replace(entry, kind=kind)
 
 
 def _other(

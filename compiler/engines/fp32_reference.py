@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from ...bucket import Bucket
-from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry, Whole
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BuildError
@@ -73,7 +73,7 @@ def build_fp32_reference(templates: Templates, stage: Stage, draft: Bundle) -> F
         flops=0,
         moved_bytes=0,
         activation_bytes=0,
-        routing=source.routes(whole, whole.at(bucket)) or None,
+        kind=Whole(routing=source.routes(whole, whole.at(bucket)) or None),
     )
     bundle = replace(draft, path=folder, manifest=replace(draft.manifest, engines=(engine,)))
     return Fp32Reference(bundle, engine, template, onnx.ModelProto.FromString(graph))

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import BuildRecord, Latency
-from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt
+from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt, Segment, Whole
 from nestforge.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.files import sealed_json
@@ -147,7 +147,7 @@ def _engine(submodel: str, segment: SegmentEntry | None, layers: int, bucket: Bu
         moved_bytes=1000,
         activation_bytes=16 * bucket.tokens,
         parity=PARITY,
-        segment=segment.name if segment else None,
+        kind=Segment(part=segment.name) if segment else Whole(),
         weight_bytes=4 * HIDDEN * (layers + VOCABULARY * (segment.layer == LAYERS[0])) if segment else None,
     )
 

@@ -168,7 +168,7 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "exits: segments end at layers [1, 2, 5], axis depth has [1, 2, 4]",
     ),
     "no engines of a segment": (
-        lambda d: drop_engines(d, lambda e: e.get("segment") != "to2"),
+        lambda d: drop_engines(d, lambda e: e["kind"].get("part") != "to2"),
         "submodel depth2 at b1-s8: has segments, but no to2",
     ),
     "an engine of a segment missing": (
@@ -176,7 +176,7 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "submodel depth4 at b4-s8: has segments, but no to2",
     ),
     "an engine of an unknown segment": (
-        lambda d: d["engines"][1].update(segment="to9"),
+        lambda d: d["engines"][1].update(kind={"name": "segment", "part": "to9"}),
         "engine depth2.to1@b1-s8: segment 'to9' is not in this manifest",
     ),
     "a segment without its bytes": (

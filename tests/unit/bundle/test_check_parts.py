@@ -12,10 +12,8 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.check_parts import generation_problems
 from nestforge.bundle.device_files.task_index import name_problem, read_tasks, require_new_name
-from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.engine_entry import Decode, Encoder, EngineEntry, Whole
 from nestforge.bundle.entries.generation_entry import (
-    CACHED,
-    ENCODER,
     CachedLayer,
     EncoderEntry,
     GenerationEntry,
@@ -56,7 +54,7 @@ def test_reads_back_what_was_written(data: dict[str, Any]) -> None:
 def without_exits(data: dict[str, Any]) -> None:
     """What a model without an entropy has: whole engines."""
     data.pop("exits")
-    data["engines"] = [engine for engine in data["engines"] if "segment" not in engine]
+    data["engines"] = [engine for engine in data["engines"] if engine["kind"]["name"] == "whole"]
 
 
 def test_a_depth_without_exits_is_read(data: dict[str, Any]) -> None:
@@ -154,10 +152,14 @@ REFUSED: list[tuple[str, Edit, str]] = [
         lambda d: d["inputs"][0].update(dims=["sequence", "batch"]),
         "with exits, expected [batch, sequence",
     ),
-    ("unknown segment", engine(1, segment="to3"), "engine depth2.to1@b1-s8: segment 'to3' is not in this manifest"),
+    (
+        "unknown segment",
+        engine(1, kind={"name": "segment", "part": "to3"}),
+        "engine depth2.to1@b1-s8: segment 'to3' is not in this manifest",
+    ),
     (
         "too deep",
-        engine(2, segment="to4", file="to4.b1-s8.onnx", flops=1600, weight_bytes=32),
+        engine(2, kind={"name": "segment", "part": "to4"}, file="to4.b1-s8.onnx", flops=1600, weight_bytes=32),
         "submodel depth2 ends before segment to4",
     ),
     ("segment missing", lambda d: d["engines"].pop(5), "submodel depth4 at b1-s8: has segments, but no to2"),
@@ -174,7 +176,7 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("shared bytes", engine(4, private_bytes=1), "differs from another engine of its file to1.b1-s8.onnx in more than"),
     (
         "same place",
-        engine(5, segment="to1", file="to1.b1-s8.onnx"),
+        engine(5, kind={"name": "segment", "part": "to1"}, file="to1.b1-s8.onnx"),
         "engine for 'depth4, segment to1 at b1-s8, onnxruntime' stands twice",
     ),
     (
@@ -214,13 +216,17 @@ ENGINE = EngineEntry(
     flops=1,
     moved_bytes=1,
     activation_bytes=1,
-    segment=CACHED,
+    kind=Decode(),
     weight_bytes=1,
 )
 ENTRY = GenerationEntry(48, (CachedLayer(2, 8),), 40, (2,), (ENGINE,), begin_id=1, chat_template="chat.jinja")
 
-READER = replace(ENGINE, id="ffn8.encoder@b1-s1_40", segment=ENCODER, bucket=Bucket(1, 40, None, 1))
+READER = replace(ENGINE, id="ffn8.encoder@b1-s1_40", kind=Encoder(), bucket=Bucket(1, 40, None, 1))
 ENCODERS = EncoderEntry(0, 40, (READER,))
+
+
+def decoding(**stated: Any) -> GenerationEntry:
+    return replace(ENTRY, engines=(replace(ENGINE, kind=Decode(**stated)),))
 
 
 def behind(encoder: EncoderEntry) -> GenerationEntry:
@@ -239,7 +245,9 @@ def problems(manifest: Manifest, entry: GenerationEntry) -> list[str]:
 
 def test_a_sound_entry_has_none(manifest: Manifest) -> None:
     assert problems(manifest, ENTRY) == problems(manifest, behind(ENCODERS)) == []
-    of_sizes = [replace(ENGINE, id=f"ffn8.cached{size}", backend="tensorrt", capacity=size) for size in (39, 40)]
+    of_sizes = [
+        replace(ENGINE, id=f"ffn8.cached{size}", backend="tensorrt", kind=Decode(capacity=size)) for size in (39, 40)
+    ]
     short = replace(of_sizes[0], bucket=Bucket(64, 39, 1, 1))
     reader = replace(READER, backend="tensorrt")
     of_plans = replace(behind(replace(ENCODERS, engines=(reader,))), engines=(short, of_sizes[1]))
@@ -254,7 +262,7 @@ REFUSED_GENERATION = {
     "begin beyond": (replace(ENTRY, begin_id=50), "begin_id [50]; expected numbers below the vocabulary of 48"),
     "no template": (replace(ENTRY, chat_template="other.jinja"), "file 'other.jinja' is not among the files"),
     "capacity": (
-        replace(ENTRY, engines=(replace(ENGINE, capacity=40),)),
+        decoding(capacity=40),
         "capacity 40; engines for tensorrt have one, others none",
     ),
     "no capacity": (
@@ -262,22 +270,34 @@ REFUSED_GENERATION = {
         "capacity None; engines for tensorrt have one, others none",
     ),
     "small": (
-        replace(ENTRY, engines=(replace(ENGINE, backend="tensorrt", capacity=39),)),
+        replace(ENTRY, engines=(replace(ENGINE, backend="tensorrt", kind=Decode(capacity=39)),)),
         "capacity 39; expected 40, its new tokens, to 40, the positions",
     ),
     "two of one size": (
-        replace(ENTRY, engines=(replace(ENGINE, backend="tensorrt", capacity=40),) * 2),
+        replace(ENTRY, engines=(replace(ENGINE, backend="tensorrt", kind=Decode(capacity=40)),) * 2),
         "submodel ffn8 has several engines at capacity 40; expected one",
     ),
-    "heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(3,)),)), "cache_heads [3]; expected 1 to [2]"),
-    "sizes": (replace(ENTRY, engines=(replace(ENGINE, cache_sizes=(9,)),)), "cache_sizes [9]; expected 1 to [8]"),
+    "heads": (
+        decoding(cache_heads=(3,)),
+        "cache_heads [3]; expected 1 to [2]",
+    ),
+    "sizes": (
+        decoding(cache_sizes=(9,)),
+        "cache_sizes [9]; expected 1 to [8]",
+    ),
     "no prompt": (
-        replace(ENTRY, engines=(replace(ENGINE, source_heads=(1,)),)),
+        decoding(source_heads=(1,)),
         "source_heads, of a model without an",
     ),
-    "layers of heads": (replace(ENTRY, engines=(replace(ENGINE, cache_heads=(1, 1)),)), "cache_heads [1, 1]; expected"),
+    "layers of heads": (
+        decoding(cache_heads=(1, 1)),
+        "cache_heads [1, 1]; expected",
+    ),
     "huge": (replace(ENTRY, positions=2**30), "layer 0 keeps more than 2147483648 numbers"),
-    "segment": (replace(ENTRY, engines=(replace(ENGINE, segment=None),)), "engines that generate have 'cached'"),
+    "segment": (
+        replace(ENTRY, engines=(replace(ENGINE, kind=Whole()),)),
+        "kind 'whole'; engines that generate have 'decode'",
+    ),
     "bucket": (
         replace(ENTRY, engines=(replace(ENGINE, bucket=Bucket(1, 40, None, 2)),)),
         "bucket 1x2..40; expected one that begins with 1 row of 1 token",
@@ -292,8 +312,8 @@ REFUSED_GENERATION = {
     ),
     "no encoder": (behind(replace(ENCODERS, engines=())), "expected an encoder for each submodel that generates"),
     "encoder's segment": (
-        behind(replace(ENCODERS, engines=(replace(READER, segment=CACHED),))),
-        "engines that read a prompt have 'encoder'",
+        behind(replace(ENCODERS, engines=(replace(READER, kind=Decode()),))),
+        "kind 'decode'; engines that read a prompt have 'encoder'",
     ),
     "encoder's bucket": (
         behind(replace(ENCODERS, engines=(replace(READER, bucket=Bucket(2, 40, None, 1)),))),
@@ -394,7 +414,7 @@ def test_engines_that_tasks_are_merged_into_stand_beside_all_others() -> None:
     data = json.loads((GOLDEN / "bundle-merged" / "manifest.json").read_text())
     for edit, said in (
         (lambda merged: merged.pop(), "tasks: merged; expected one for every engine that takes tasks"),
-        (lambda merged: merged[0].update(segment="cached"), "tasks: merged; expected one for every engine"),
+        (lambda merged: merged[0].update(kind={"name": "decode"}), "tasks: merged; expected one for every engine"),
         (lambda merged: merged[0].pop("parity"), r"ffn16-heads1\.merged@b1-s16: has no parity receipt"),
         (lambda merged: merged[0].update(file="x.onnx"), "file 'x.onnx' is not among the files"),
         (lambda merged: merged[0].update(id=data["engines"][0]["id"]), "engine 'ffn16-heads1@b1-s16' stands twice"),

@@ -183,13 +183,13 @@ def test_what_a_bundle_says_of_its_caches() -> None:
     entry = nestforge.open_bundle(GOLDEN / "bundle-fewer-heads").manifest.generation
     assert entry is not None
     assert entry.layers == (CachedLayer(4, 8),) * 2
-    assert [engine.cache_heads for engine in entry.engines] == [(2, 2), (1, 4), None]
+    assert [engine.kind.cache_heads for engine in entry.engines] == [(2, 2), (1, 4), None]
     entry = nestforge.open_bundle(GOLDEN / "bundle-windows").manifest.generation
     assert entry is not None
     assert entry.layers == (CachedLayer(2, 8, window=8), CachedLayer(2, 8))
     entry = nestforge.open_bundle(GOLDEN / "bundle-tensorrt").manifest.generation
     assert entry is not None
-    assert [(engine.submodel, engine.capacity, engine.cache_heads) for engine in entry.engines] == [
+    assert [(engine.submodel, engine.capacity, engine.kind.cache_heads) for engine in entry.engines] == [
         ("ffn16-heads2", 24, (2,)),
         ("ffn16-heads2", 48, (2,)),
         ("ffn32-heads4", 24, None),

@@ -75,7 +75,9 @@ def quality(data: dict[str, Any], **fields: object) -> None:
 
 
 def test_routing_metadata_and_variants_are_read_back(data: dict[str, Any]) -> None:
-    assert not {"routing", "metadata", "variants"} & data["engines"][0].keys(), "written only where there is something"
+    assert not {"routing", "metadata", "variants"} & data["engines"][0]["kind"].keys(), (
+        "written only where there is something"
+    )
     routing(data)
     manifest = read(data)
     assert unstructure(manifest) == data
@@ -96,11 +98,11 @@ def routing(data: dict[str, Any], **changes: object) -> None:
     names = ("routes.1", "routes.2")
     receipt = {"made": 20, "differing": 1, "worst_score_gap": 2e-7, "shares": {"tokens_dropped": 0.25}}
     data["engines"][0] = engine = json.loads(json.dumps(data["engines"][0]))  # receipts are shared
-    engine["routing"] = [{"name": name, "shape": [1, 4]} for name in names]
-    engine["metadata"] = {"capacity": 4, "router": "experts_choose"}
-    engine["variants"] = {"moe.combine": "gather"}
+    engine["kind"]["routing"] = [{"name": name, "shape": [1, 4]} for name in names]
+    engine["kind"]["metadata"] = {"capacity": 4, "router": "experts_choose"}
+    engine["kind"]["variants"] = {"moe.combine": "gather"}
     engine["parity"]["routing"] = [{"name": name, **receipt} for name in names]
-    engine.update(changes)
+    (engine if "parity" in changes else engine["kind"]).update(changes)
 
 
 def judged(data: dict[str, Any], **changes: object) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import Decode, Encoder
 from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.manifest import Manifest, Provenance
@@ -48,7 +49,7 @@ def test_what_is_open_is_written_as_tensorrts_tools_read_it() -> None:
 
 
 def test_an_engine_that_keeps_a_cache_has_profiles_of_steps_and_of_chunks(manifest: Manifest) -> None:
-    engine = replace(manifest.engines[0], segment="cached", bucket=Bucket(64, 512, 1, 1), capacity=2048)
+    engine = replace(manifest.engines[0], kind=Decode(capacity=2048), bucket=Bucket(64, 512, 1, 1))
     at, cache = (
         TensorSpec("logits_at", "int64", ("answers",)),
         TensorSpec("past_key_0", "float32", ("batch", 2, 2048, 8)),
@@ -81,8 +82,8 @@ def test_an_engine_that_keeps_a_cache_has_profiles_of_steps_and_of_chunks(manife
 def test_behind_an_encoder_prompts_are_of_any_length_and_kernels_those_of_a_usual_one(
     manifest: Manifest, positions: int, usual: int
 ) -> None:
-    read = replace(manifest.engines[0], segment="encoder", bucket=Bucket(1, positions, None, 1))
-    engine = replace(manifest.engines[0], segment="cached", bucket=Bucket(64, 512, 1, 1), capacity=2048)
+    read = replace(manifest.engines[0], kind=Encoder(), bucket=Bucket(1, positions, None, 1))
+    engine = replace(manifest.engines[0], kind=Decode(capacity=2048), bucket=Bucket(64, 512, 1, 1))
     entry = GenerationEntry(48, (CachedLayer(2, 8),), 2048, (), (engine,), encoder=EncoderEntry(0, positions, (read,)))
     (prompts,) = shape_profiles(replace(manifest, generation=entry), read)
     assert prompts.shapes(IDS) == ((1, 1), (1, usual), (1, positions))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import verify
 from nestforge.errors import ExportError, InputError, PlanError
@@ -189,7 +190,8 @@ def test_a_model_that_cannot_says_why_and_gets_buckets(tmp_path: Path) -> None:
 def test_a_gpu_provider_runs_engines_of_ranges_too(model: ElasticModel) -> None:
     engines = model.bundle.manifest.engines
     assert runnable_engines(model.bundle, PROVIDERS["cuda"]) == engines
-    segment = replace(engines[0], bucket=Bucket(4, 16, 1, 1), segment="s1")  # on memory that is bound to one shape
+    # on memory that is bound to one shape
+    segment = replace(engines[0], bucket=Bucket(4, 16, 1, 1), kind=Segment(part="s1"))
     bundle = replace(model.bundle, manifest=replace(model.bundle.manifest, engines=(*engines, segment)))
     assert runnable_engines(bundle, PROVIDERS["cuda"]) == engines
 

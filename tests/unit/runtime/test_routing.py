@@ -43,7 +43,7 @@ def routed(own_bundle: Path, edit_manifest: EditManifest) -> Path:
                 entry["bytes"], entry["sha256"] = sizes[entry["path"]]
         for engine in data["engines"]:
             bucket = engine["bucket"]
-            engine["routing"] = [{"name": "largest.0", "shape": [bucket["batch"], bucket["sequence"]]}]
+            engine["kind"]["routing"] = [{"name": "largest.0", "shape": [bucket["batch"], bucket["sequence"]]}]
             receipt = {"name": "largest.0", "made": 8, "differing": 0, "worst_score_gap": 0.0, "shares": {}}
             engine["parity"]["routing"] = [receipt]
 
@@ -103,7 +103,7 @@ def test_engines_without_routing_have_none_to_return(
 
 def test_an_engine_returns_the_routes_of_the_manifest(routed: Path, edit_manifest: EditManifest) -> None:
     def edit(data: dict[str, Any]) -> None:
-        data["engines"][0]["routing"][0]["shape"] = [1, 9]
+        data["engines"][0]["kind"]["routing"][0]["shape"] = [1, 9]
 
     edit_manifest(routed, edit)
     bundle = open_bundle(routed)
@@ -116,7 +116,7 @@ def test_an_engine_returns_the_routes_of_the_manifest(routed: Path, edit_manifes
 
 def test_segments_route_nothing(exits_bundle: Path) -> None:
     data = json.loads((exits_bundle / "manifest.json").read_bytes())
-    segment = next(engine for engine in data["engines"] if "segment" in engine)
-    segment["routing"] = [{"name": "routes.0", "shape": [1, 4]}]
-    with pytest.raises(BundleFormatError, match=r"m: engine .*: has routing, which segments have not"):
+    segment = next(engine for engine in data["engines"] if engine["kind"]["name"] == "segment")
+    segment["kind"]["routing"] = [{"name": "routes.0", "shape": [1, 4]}]
+    with pytest.raises(BundleFormatError, match=r"kind: unknown key 'routing'"):
         read_manifest(json.dumps(data).encode(), "m")

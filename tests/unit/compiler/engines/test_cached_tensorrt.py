@@ -40,7 +40,7 @@ def bundle(folder: Path) -> Bundle:
 def test_every_submodel_has_an_engine_of_each_capacity_and_its_receipt(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
     assert entry is not None
-    found = {engine.id: (engine.capacity, engine.cache_heads) for engine in entry.engines}
+    found = {engine.id: (engine.capacity, engine.kind.cache_heads) for engine in entry.engines}
     assert found == {
         f"{NARROW}.cached520@b1_64-s1_512": (520, (3,)),
         f"{NARROW}.cached600@b1_64-s1_512": (600, (3,)),
@@ -63,7 +63,7 @@ def test_the_parser_takes_every_graph(bundle: Bundle) -> None:
         kinds = {node.op_type for node in model.graph.node}
         assert {"TensorScatter", "Attention"} <= kinds
         assert {entry.domain for entry in model.opset_import} == {""}
-        heads = 4 if engine.cache_heads is None else 3
+        heads = 4 if engine.kind.cache_heads is None else 3
         caches = [value for value in (*model.graph.input, *model.graph.output) if "_key_" in value.name]
         shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim[1:]] for value in caches]
         assert shapes == [[heads, engine.capacity, 8]] * 2

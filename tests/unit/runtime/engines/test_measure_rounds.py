@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import LatencyPoint, Noise
+from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.manifest import Manifest
 from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.engines.measure import (
@@ -93,7 +94,13 @@ def test_few_whole_engines_are_open_at_once_and_segments_by_their_buckets(manife
     whole = [replace(manifest.engines[0], id=f"e{i}", file=f"e{i}.b1-s8.onnx") for i in range(6)]
     twin = replace(whole[0], id="twin")  # of the same file
     segments = [
-        replace(whole[0], id=f"{name}@{bucket.label}", file=f"{name}.{bucket.label}.onnx", segment=name, bucket=bucket)
+        replace(
+            whole[0],
+            id=f"{name}@{bucket.label}",
+            file=f"{name}.{bucket.label}.onnx",
+            kind=Segment(part=name),
+            bucket=bucket,
+        )
         for bucket in (Bucket(1, 8), Bucket(2, 8))
         for name in ("to2", "to4")
     ]

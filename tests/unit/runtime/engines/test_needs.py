@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import BuildRecord
+from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.manifest import Manifest, SubmodelEntry
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.elastic import BITS, Axis
@@ -92,7 +93,15 @@ def test_layers_that_a_submodel_has_not_do_not_keep_it_from_nesting(bundle: Bund
         replace(base, id=name, file=name, submodel=name, activation_bytes=0) for name in ("narrow", "shallow", "wide")
     ]
     engines.append(
-        replace(base, id="part", file="part", submodel="narrow", segment="to4", weight_bytes=5 * MB, activation_bytes=0)
+        replace(
+            base,
+            id="part",
+            file="part",
+            submodel="narrow",
+            kind=Segment(part="to4"),
+            weight_bytes=5 * MB,
+            activation_bytes=0,
+        )
     )
     changed = bundle_of(replace(bundle.manifest, axes=axes, submodels=(narrow, shallow, wide)))
     assert residencies_for(changed, engines[:2], 20, "shared")  # shallow lies within narrow

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.errors import InputError
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.generation.cache_memory import CacheMemory, DeviceMemory, memory_for, session_bytes
 
-ENGINE = EngineEntry("a", "s", Bucket(4, 8, 1, 1), "onnxruntime", "a.onnx", "sliced", 0, 0, 0, 0, segment="cached")
+ENGINE = EngineEntry("a", "s", Bucket(4, 8, 1, 1), "onnxruntime", "a.onnx", "sliced", 0, 0, 0, 0, Decode())
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16))
 ANY_SIZE = GenerationEntry(50, LAYERS, 100, (), (ENGINE,))
-SIZES = tuple(replace(ENGINE, id=f"{size}", capacity=size, backend="tensorrt") for size in (8, 20, 40))
+SIZES = tuple(replace(ENGINE, id=f"{size}", kind=Decode(capacity=size), backend="tensorrt") for size in (8, 20, 40))
 OF_SIZES = replace(ANY_SIZE, engines=SIZES)
 # Keys and values of a token.
 TOKEN_BYTES = 4 * 2 * (16 + 16)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.device_files.device_file import MeasuredHost, this_host
-from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.entries.generation_entry import CACHED
+from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.bundle.manifest import DRAFTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
@@ -33,7 +32,7 @@ TARGET = EngineEntry(
     flops=0,
     moved_bytes=0,
     activation_bytes=0,
-    segment=CACHED,
+    kind=Decode(),
     weight_bytes=40_000_000,
 )
 STEP_MS = 10.0

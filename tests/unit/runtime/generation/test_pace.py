@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.errors import SelectionError
 from nestforge.runtime.generation import pace as pace_module
 from nestforge.runtime.generation.options import GenerationRequest
@@ -113,7 +113,9 @@ def test_a_promise_is_one() -> None:
 
 def test_what_one_wrote_only_those_continue_that_have_no_more_heads(engines: list[EngineEntry]) -> None:
     heads = (None, (1, 2), (2, 1))
-    large, middle, small = (replace(engine, cache_heads=own) for engine, own in zip(engines, heads, strict=True))
+    large, middle, small = (
+        replace(engine, kind=Decode(cache_heads=own)) for engine, own in zip(engines, heads, strict=True)
+    )
     pace = paced([large, middle, small], GenerationRequest(tokens_per_second=100))
     pace.stepped(large, 1, 8.0, 8.0)
     assert pace.for_step(1, 9) == (large, "expected 8 ms <= 12 ms until the token is due")

@@ -234,8 +234,8 @@ def engines() -> tuple[EngineEntry, EngineEntry]:
     """Of all heads, and of fewer."""
     generation = open_bundle(GOLDEN).manifest.generation
     assert generation is not None
-    whole = next(engine for engine in generation.engines if engine.cache_heads is None)
-    return whole, next(engine for engine in generation.engines if engine.cache_heads == (2, 2))
+    whole = next(engine for engine in generation.engines if engine.kind.cache_heads is None)
+    return whole, next(engine for engine in generation.engines if engine.kind.cache_heads == (2, 2))
 
 
 def ids(*tokens: int) -> Ids:

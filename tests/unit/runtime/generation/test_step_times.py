@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.entries.generation_entry import CACHED
+from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.runtime.generation.draft_gains import RunTime
 from nestforge.runtime.generation.step_times import StepTimes
 
@@ -22,7 +21,7 @@ def engine(name: str, weight_bytes: int) -> EngineEntry:
         flops=0,
         moved_bytes=0,
         activation_bytes=0,
-        segment=CACHED,
+        kind=Decode(),
         weight_bytes=weight_bytes,
     )
 

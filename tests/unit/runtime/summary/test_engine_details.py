@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nestforge.bundle.entries.engine_entry import EngineEntry, ParityRouting, RoutingEntry
+from nestforge.bundle.entries.engine_entry import EngineEntry, ParityRouting, RoutingEntry, Whole
 from nestforge.bundle.manifest import Manifest
 from nestforge.runtime.summary.engine_details import common_details, detail_tables
 
@@ -15,9 +15,11 @@ def deciding(engine: EngineEntry, capacity: int, form: str) -> EngineEntry:
     )
     return replace(
         engine,
-        routing=tuple(RoutingEntry(one.name, (1, 4, capacity)) for one in judged),
-        metadata={"router": "experts_choose", "capacity": capacity},
-        variants={"moe.combine": form},
+        kind=Whole(
+            routing=tuple(RoutingEntry(one.name, (1, 4, capacity)) for one in judged),
+            metadata={"router": "experts_choose", "capacity": capacity},
+            variants={"moe.combine": form},
+        ),
         parity=replace(engine.parity, routing=judged),
     )
 

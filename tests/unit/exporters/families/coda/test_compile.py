@@ -123,7 +123,7 @@ def test_another_k_than_the_manifest_s_is_refused(bundle: Bundle, tmp_path: Path
 
     def other_k(manifest: dict[str, Any]) -> None:
         engine = next(one for one in manifest["engines"] if one["submodel"] == "ffn48-coda.reduction4")
-        for entry in engine["routing"]:
+        for entry in engine["kind"]["routing"]:
             entry["shape"] = [2, 3]
 
     edit_manifest(tmp_path / "b", other_k)

@@ -31,7 +31,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_one_trace_gives_the_engines_of_all_numbers_of_heads(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
     assert entry is not None
-    found = {engine.submodel: (engine.emitted, engine.cache_heads) for engine in entry.engines}
+    found = {engine.submodel: (engine.emitted, engine.kind.cache_heads) for engine in entry.engines}
     assert found == {WHOLE: ("sliced", None), NARROW: ("sliced", (3,))}
     for engine in entry.engines:
         heads = 4 if engine.submodel == WHOLE else 3

@@ -42,7 +42,7 @@ def test_a_cache_of_narrow_heads_is_narrow(decoder: Bundle) -> None:
     assert entry is not None
     for engine in entry.engines:
         size = 16 if engine.submodel == "ffn48-head_width16" else 8
-        assert (engine.emitted, engine.cache_heads, engine.cache_sizes) == (
+        assert (engine.emitted, engine.kind.cache_heads, engine.kind.cache_sizes) == (
             "sliced",
             None,
             None if size == 16 else (8,),

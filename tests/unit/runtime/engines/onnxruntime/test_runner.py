@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.entries.engine_entry import EngineEntry, Segment
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
@@ -177,7 +177,7 @@ def test_a_segment_has_an_interface_of_its_own(exits_bundle: Path, residency: Re
         state, logits, _ = runner.run(feeds)
     assert np.array_equal(state[:, 0, :3], logits)
     with pytest.raises(BundleCorruptError, match=r"engine depth2.to2@b1-s8: inputs are .* the manifest says"):
-        runner_for(bundle, replace(engine, segment="to1"), "shared", 1).__enter__()
+        runner_for(bundle, replace(engine, kind=Segment(part="to1")), "shared", 1).__enter__()
 
 
 def test_what_onnxruntime_refuses_is_one_line(tiny_bundle: Path) -> None:
