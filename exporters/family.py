@@ -1,13 +1,14 @@
-"""An architecture that can be compiled: one ``FAMILY`` per module in the rooms of ``families/``."""
+"""An architecture that can be compiled: one ``FAMILY`` per model in ``families/``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
@@ -37,13 +38,22 @@ class Family:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every family, found by looking into the folders of ``families/``: a module there whose name ends with ``family``
-    and that defines ``FAMILY``, or ``FAMILIES``, is enough."""
+    """Every family, found by looking into ``families/``: a module there, or in a folder there one whose name ends with
+    ``family``, that defines ``FAMILY`` or ``FAMILIES`` is enough."""
     package = import_module(".families", __package__)
-    rooms = [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]
-    names = [f"{room.__name__}.{info.name}" for room in rooms for info in iter_modules(room.__path__)]
-    found = [vars(import_module(name)) for name in names if name.endswith("family")]
-    return tuple(family for module in found for family in module.get("FAMILIES") or (module["FAMILY"],))
+    found = [vars(module) for module in _modules(package)]
+    own = (module.get("FAMILIES") or (module["FAMILY"],) for module in found if module.keys() & {"FAMILIES", "FAMILY"})
+    return tuple(family for families in own for family in families)
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    for info in iter_modules(package.__path__, f"{package.__name__}."):
+        if not info.ispkg:
+            yield import_module(info.name)
+            continue
+        for own in iter_modules(import_module(info.name).__path__, f"{info.name}."):
+            if own.name.endswith("family"):
+                yield import_module(own.name)
 
 
 def family_of(checkpoint: Checkpoint) -> Family:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,14 @@ class Checkpoint:
         whatever class was saved."""
         named = None if self.has_modules else self.config.get("architectures")
         return str(named[0] if isinstance(named, list) else named) if named else None
+
+    def class_among(self, known: Collection[str]) -> str:
+        """The one of the ``known`` classes that ``config.json`` names; without a name it is the base model, the first,
+        as for transformers. Raises CheckpointError for another."""
+        name = self.architecture or next(iter(known))
+        if name not in known:
+            raise self.misfit(f"architecture {name!r:.80} is not supported; supported are {', '.join(known)}")
+        return name
 
     def source_files(self) -> list[Path]:
         """The files of the folder itself that say what the model is, sorted by name (those of modules beside it are

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -72,6 +72,11 @@ def read_number(
     if at_most is not None and value > at_most:
         raise CheckpointError(f"{where}: expected at most {at_most}, got {value!r:.80}")
     return value
+
+
+def known_keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``config`` has of the fields of the dataclass ``cls``."""
+    return {key.name: config[key.name] for key in fields(cls) if key.name in config}
 
 
 def granularity_problem(table: Granularities, kinds: Sequence[str]) -> str | None:

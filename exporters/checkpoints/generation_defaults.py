@@ -4,7 +4,7 @@ template, as text (nothing is compiled or run here)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...runtime.generation.chat import MAX_TEMPLATE_LETTERS
 from ...runtime.generation.sampling import Sampling
 from ...strict import structure
 from .checkpoint import Checkpoint, read_json
+from .config import known_keys
 from .tokenizer_file import SETTINGS_FILE
 
 _FILE = "generation_config.json"
@@ -89,8 +90,7 @@ def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> Generat
     else:
         path, data = checkpoint.folder / "config.json", checkpoint.config
     given = {key: value for key, value in data.items() if value is not None}
-    known = {key.name: given[key.name] for key in fields(_Stated) if key.name in given}
-    stated = structure(_Stated, known, str(path), CheckpointError)
+    stated = structure(_Stated, known_keys(_Stated, given), str(path), CheckpointError)
     others = {**_OTHERS, **_OTHERS_OF_CHANCE} if stated.do_sample else _OTHERS
     ends = stated.eos_token_id if isinstance(stated.eos_token_id, tuple) else (stated.eos_token_id,)
     begins = () if stated.bos_token_id is None else (stated.bos_token_id,)

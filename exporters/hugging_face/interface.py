@@ -1,15 +1,17 @@
-"""What classes of decoders have behind the decoder, take and return, and how they generate (no torch here)."""
+"""What classes of transformers have behind the base model, take and return, and how they generate (no torch here)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from re import Pattern
+from typing import TYPE_CHECKING, Any, Literal
 
+from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
-from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.entries.tensor_spec import Role, RowNeed, TensorSpec
 from ...bundle.manifest import TextEntry
-from ...errors import CheckpointError
+from ...workload import Op, elementwise, linear
 from ..architecture import EVERY_VARIANT
 from ..cached_form import CachedForm
 from ..checkpoints.checkpoint import Checkpoint
@@ -18,84 +20,170 @@ from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..sentence_transformers.text_settings import with_text_settings
 from ..signature import Signature
-from .tensors import Shape, linear_shapes
+from .tensors import Parameters
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-
 EMBEDDING, HIDDEN = "sentence_embedding", "last_hidden_state"
 # 1 where a token is pooled; an input where a pooling leaves the tokens of prompts out.
 POOLING_MASK = "pooling_mask"
+# Features of a token between or before the layers, tokens of the vocabulary, classes; or the number itself.
+Size = Literal["hidden", "embedding", "vocabulary", "classes"] | int
 
 
 @dataclass(frozen=True)
-class DecoderHead:
-    """What a class has behind the decoder: one linear layer, called ``module``, to tokens or to classes.
+class Dense:
+    """A linear layer of a head, from ``inputs`` to ``outputs``, at every position or once a row."""
 
-    ``outputs`` are the names of what it returns, ``prefix`` the attribute that holds the decoder. ``classes`` is the
-    only number of classes that it can have. ``last``: it answers once a row, at the last token that is not padding.
+    inputs: Size
+    outputs: Size
+    at: Literal["token", "row"] = "token"
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a class has behind the base model, and what it returns: ``outputs`` by name, with their dimensions behind
+    the batch, ``layers`` and ``norms`` by module name.
+
+    ``roles`` are those of outputs whose shape does not tell it (bundle/roles.py). ``pooled``: the head reads a pooler.
+    ``vocabulary`` is the module of the matrix back to the vocabulary, whose weight is the token embedding where the
+    model is tied, and ``bias`` the parameter that is then its bias. ``follows``: of a causal model, the logits are
+    those of the next token. ``last``: it answers once a row, at the last token that is not padding. ``choices``: the
+    class takes ``[batch, choices, sequence]``, and a row is one choice. ``classes`` is the only number of classes that
+    it can have, ``prefix`` the attribute that holds the base model.
     """
 
-    module: str
-    outputs: tuple[str, ...] = ("logits",)
-    to: Literal["tokens", "classes"] = "classes"
-    bias: bool = False
+    outputs: Mapping[str, tuple[Literal["sequence"] | Size, ...]]
+    layers: Mapping[str, Dense] = field(default_factory=dict)
+    norms: Mapping[str, Size] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    pooled: bool = False
+    vocabulary: str | None = None
+    bias: str | None = None
+    follows: bool = False
     last: bool = False
+    choices: bool = False
     classes: int | None = None
     prefix: str = "model"
 
+    def add_to(self, found: Parameters, size: Callable[[Size], int], tied: bool) -> None:
+        """Adds its parameters."""
+        for name, layer in self.layers.items():
+            found.linear(name, size(layer.inputs), size(layer.outputs), layer.bias)
+        for name, width in self.norms.items():
+            found.norm(name, size(width))
+        if self.bias is not None:
+            found.add(self.bias, size("vocabulary"))
+        if self.vocabulary is not None and not tied:
+            found.linear(self.vocabulary, size("embedding"), size("vocabulary"), self.bias is not None)
 
-NEXT_TOKEN = DecoderHead("lm_head", to="tokens")
-SEQUENCE = DecoderHead("score", last=True)
-TOKEN = DecoderHead("score", bias=True)
-QUESTION = DecoderHead("qa_outputs", ("start_logits", "end_logits"), bias=True, classes=2)
+
+NEXT_TOKEN = Head({"logits": ("sequence", "vocabulary")}, vocabulary="lm_head", follows=True)
+TOKEN_CLASSES = Head({"logits": ("sequence", "classes")}, {"classifier": Dense("hidden", "classes")})
+# A class for a whole text, as decoders have it.
+LAST_TOKEN_CLASSES = Head({"logits": ("classes",)}, {"score": Dense("hidden", "classes", bias=False)}, last=True)
+# Where an answer starts and where it ends: one score of each for every position.
+QUESTION = Head(
+    {"start_logits": ("sequence",), "end_logits": ("sequence",)}, {"qa_outputs": Dense("hidden", "classes")}, classes=2
+)
 
 
-@dataclass(frozen=True)
-class DecoderInterface:
-    """``head`` is None for the base model, which answers with its hidden states; ``pad`` fills ``input_ids``."""
+@dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """A class of texts: its ``head``, None for the base model, which answers with its hidden states, and its sizes.
 
-    head: DecoderHead | None
-    vocabulary: int
+    ``embedding`` numbers has a token before the layers, ``hidden`` between them; ``pad`` fills ``input_ids``. ``tied``:
+    the matrix back to the vocabulary is the token embedding. ``causal``: positions see no later ones.
+    """
+
+    head: Head | None
     hidden: int
+    embedding: int
+    vocabulary: int
     classes: int
     pad: int
+    tied: bool
+    causal: bool = True
 
     @property
     def prefix(self) -> str:
-        """What stands before the decoder's names: nothing where it is the whole model."""
+        """What stands before the base model's names: nothing where it is the whole model."""
         return "" if self.head is None else f"{self.head.prefix}."
 
-    @property
-    def answers(self) -> int:
-        """Numbers that the head returns for each position that it answers at, all outputs together."""
-        if self.head is None:
-            return self.hidden
-        return self.vocabulary if self.head.to == "tokens" else self.classes
+    def size(self, size: Size) -> int:
+        """The number that a size stands for."""
+        return size if isinstance(size, int) else int(getattr(self, size))
 
-    def head_shapes(self, tied: bool) -> dict[str, Shape]:
-        """Parameters of the head; a ``tied`` one to tokens is the embedding."""
-        if self.head is None or (self.head.to == "tokens" and tied):
-            return {}
-        return linear_shapes(self.head.module, self.hidden, self.answers, self.head.bias)
+    def head_ops(self, bucket: Bucket) -> Iterator[Op]:
+        """Each linear layer of a head has an activation, a norm or nothing behind it: of its own size, or none."""
+        if self.head is None:
+            return
+        rows = {"token": bucket.tokens, "row": bucket.batch}
+        for name, layer in self.head.layers.items():
+            yield linear(name, rows[layer.at], self.size(layer.inputs), self.size(layer.outputs), layer.bias)
+        for name, size in self.head.norms.items():
+            yield elementwise(name, bucket.tokens * self.size(size), passes=6)  # with the activation before it
+        if self.head.vocabulary is not None:
+            bias = self.head.bias is not None
+            yield linear(self.head.vocabulary, bucket.tokens, self.embedding, self.vocabulary, bias)
+
+    def unused(self, heads: Collection[Head | None], others: Pattern[str]) -> Callable[[str], bool]:
+        """Whether a tensor of the files that is no parameter is one of another class's head, a copy of the tied matrix
+        or one of ``others``."""
+        every, own = Parameters(), Parameters()
+        for head in filter(None, heads):
+            head.add_to(every, self.size, tied=False)
+        hidden = set[str]()
+        if self.head is not None:
+            self.head.add_to(own, self.size, tied=False)
+            if self.tied and self.head.vocabulary is not None:
+                hidden = {name for name in own.shapes if name.rpartition(".")[0] == self.head.vocabulary}
+        modules = {name.rpartition(".")[0] for name in every.shapes}
+        modules -= {name.rpartition(".")[0] for name in own.shapes}
+
+        def is_unused(name: str) -> bool:
+            module, _, kind = name.removeprefix(self.prefix).rpartition(".")
+            is_other = module in modules and kind in ("weight", "bias")
+            return is_other or name in hidden or others.fullmatch(name) is not None
+
+        return is_unused
 
     def signature(
-        self, checkpoint: Checkpoint, positions: int, masked: bool, shortened: str | None = None
+        self,
+        checkpoint: Checkpoint,
+        positions: int,
+        needs: RowNeed | None,
+        types: int = 1,
+        shortened: str | None = None,
     ) -> Signature:
-        """``masked``: what pools tokens must know them. A position before the first token would see none."""
+        """Inputs and outputs, for texts of at most ``positions`` tokens of so many ``types``. ``needs`` is the token
+        that a row must have, of a model that takes a mask."""
         tokens = ("batch", "sequence")
-        ids = TensorSpec("input_ids", "int64", tokens, pad=self.pad, high=self.vocabulary)
-        stated = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="first_token")
-        mask = stated.name if masked else None
-        text = TextEntry("tokenizer.json", ids.name, mask, None, None) if checkpoint.tokenizer_files else None
-        inputs = (ids, stated) if masked else (ids,)
-        return Signature(inputs, self._outputs(), positions, mask, text, shortened=shortened)
+        inputs = [TensorSpec("input_ids", "int64", tokens, pad=self.pad, high=self.vocabulary)]
+        if needs is not None:
+            inputs.append(TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs=needs))
+        if types > 1:
+            inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=types))
+        mask, type_ids = "attention_mask" if needs else None, "token_type_ids" if types > 1 else None
+        text = TextEntry("tokenizer.json", "input_ids", mask, type_ids, None) if checkpoint.tokenizer_files else None
+        return Signature(tuple(inputs), tuple(self._outputs()), positions, mask, text, shortened=shortened)
+
+    def _outputs(self) -> Iterator[TensorSpec]:
+        """What the class that config.json names returns."""
+        if self.head is None:
+            yield TensorSpec(HIDDEN, "float32", ("batch", "sequence", self.hidden))
+            return
+        for name, behind in self.head.outputs.items():
+            dims = tuple(dim if dim == "sequence" else self.size(dim) for dim in behind)
+            role = "next_tokens" if self.head.follows and self.causal else self.head.roles.get(name)
+            yield TensorSpec(name, "float32", ("batch", *dims), role=role)
 
     def cached_form(self, positions: int, layers: tuple[CachedLayer, ...]) -> CachedForm | None:
-        """How the model generates; ``layers`` are the ones that have keys and values of their own, in order. None where
+        """How a decoder generates; ``layers`` are the ones that have keys and values of their own, in order. None where
         there is no head over the vocabulary."""
-        if self.head is None or self.head.to != "tokens":
+        if self.head is None or not self.head.follows:
             return None
 
         def cached(module: torch.nn.Module) -> torch.nn.Module:
@@ -110,41 +198,48 @@ class DecoderInterface:
 
         return CachedForm(self.vocabulary, positions, layers, cached, recorded)
 
-    def _outputs(self) -> tuple[TensorSpec, ...]:
-        head, tokens = self.head, ("batch", "sequence")
-        if head is None:
-            return (TensorSpec("last_hidden_state", "float32", (*tokens, self.hidden)),)
-        if head.to == "tokens":
-            return (TensorSpec("logits", "float32", (*tokens, self.answers), role="next_tokens"),)
-        if len(head.outputs) > 1:  # one number each for every position
-            return tuple(TensorSpec(name, "float32", tokens) for name in head.outputs)
-        dims = ("batch",) if head.last else tokens
-        return (TensorSpec("logits", "float32", (*dims, self.answers)),)
 
+def read_head(checkpoint: Checkpoint, classes: Mapping[str, Head | None]) -> Head | None:
+    """The head of the class that config.json names, of those in ``classes``; without a name it is the base model, the
+    first, as for transformers.
 
-def read_interface(
-    checkpoint: Checkpoint,
-    classes: Mapping[str, DecoderHead | None],
-    vocabulary: int,
-    hidden: int,
-    default_pad: int | None = None,
-) -> DecoderInterface:
-    """The interface of the class that config.json names, of those in ``classes``; without a name it is the base model,
-    the first, as for transformers.
-
-    Raises CheckpointError for another class, a number of labels that it cannot have, and a padding token that is none
-    or that it lacks.
+    Raises CheckpointError for another class, and for a number of labels that it cannot have.
     """
-    where = f"{checkpoint.folder / 'config.json'}"
-    name = checkpoint.architecture or next(iter(classes))
-    if name not in classes:
-        raise CheckpointError(f"{where}: architectures: expected one of {', '.join(classes)}, got {name:.80}")
-    head, pad, count = classes[name], read_pad(checkpoint, vocabulary, default_pad), read_classes(checkpoint)
-    if head is not None and head.last and pad is None:
-        raise CheckpointError(f"{where}: pad_token_id: {name} finds the end of a text by it; set it")
+    name = checkpoint.class_among(classes)
+    head, count = classes[name], read_classes(checkpoint)
     if head is not None and head.classes not in (None, count):
-        raise CheckpointError(f"{where}: num_labels: expected {head.classes} for {name}, got {count}")
-    return DecoderInterface(head, vocabulary, hidden, count, pad or 0)
+        raise checkpoint.misfit(f"num_labels: expected {head.classes} for {name}, got {count}")
+    return head
+
+
+def read_decoder(
+    checkpoint: Checkpoint, classes: Mapping[str, Head | None], vocabulary: int, default_pad: int | None = None
+) -> tuple[Head | None, int]:
+    """``read_head`` of a decoder, and its padding token or 0. Raises CheckpointError also for a token that is none, or
+    that the class lacks."""
+    head, pad = read_head(checkpoint, classes), read_pad(checkpoint, vocabulary, default_pad)
+    if head is not None and head.last and pad is None:
+        raise checkpoint.misfit(f"pad_token_id: {checkpoint.architecture} finds the end of a text by it; set it")
+    return head, pad or 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How the user's module is loaded, by functions on it that import torch inside themselves.
+
+    ``class_name``: the class in place of the one that ``config.json`` names. ``widths`` is the key that may list FFN
+    widths by layer; ``resize`` then gives every layer its own before weights are loaded, of classes that know one width
+    alone. ``finish`` changes the loaded module. ``given`` are the class's inputs for those of the signature, ``found``
+    more outputs, both by name.
+    """
+
+    without_pooler: bool = False
+    class_name: str | None = None
+    widths: str = "intermediate_size"
+    resize: Callable[[Any], None] | None = None
+    finish: Callable[[Any], None] | None = None
+    given: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    found: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
 
 def attention_problems(heads: int, shared: int) -> dict[str, dict[str, str]]:

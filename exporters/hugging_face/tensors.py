@@ -8,10 +8,11 @@ may also hold older names.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ...elastic import PrefixSlice
 from ...errors import CheckpointError
-from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.checkpoint import Checkpoint, compare_with_headers
 
 Shape = tuple[int, ...]
 
@@ -30,6 +31,58 @@ def norm_shapes(name: str, width: int) -> dict[str, Shape]:
 Renamings = Sequence[tuple[str, str]]
 # Of TensorFlow's days; bert-base-uncased is still published so.
 _LEGACY_RENAMINGS: Renamings = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+
+
+class Parameters:
+    """Every parameter of a module by its name there, in the module's order, and how elastic axes slice them."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self.slices: list[PrefixSlice] = []
+
+    def add(self, name: str, *shape: int) -> None:
+        """A parameter that no axis slices."""
+        self.shapes[name] = shape
+
+    def norm(self, name: str, width: int, bias: bool = True) -> None:
+        """A LayerNorm, or without ``bias`` one that has a scale alone."""
+        self.shapes |= norm_shapes(name, width) if bias else {f"{name}.weight": (width,)}
+
+    def linear(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        bias: bool = True,
+        rows: str | None = None,
+        columns: str | None = None,
+        unit: int = 1,
+    ) -> None:
+        """A linear layer; the axis ``rows`` slices what it makes, ``columns`` what it reads, ``unit`` to a step."""
+        shapes = linear_shapes(name, inputs, outputs, bias)
+        self.shapes |= shapes
+        if rows is not None:
+            self.slices += [PrefixSlice(parameter, 0, rows, unit) for parameter in shapes]
+        if columns is not None:
+            self.slices.append(PrefixSlice(f"{name}.weight", 1, columns, unit))
+
+
+def held_tensors(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, Shape],
+    prefix: str,
+    unused: Callable[[str], object],
+    renamed: Renamings = (),
+) -> dict[str, str]:
+    """``parameter_names`` of the files, which hold exactly the parameters of ``shapes``, where there are weights.
+
+    Raises CheckpointError for a tensor that is missing, misfits, or has no place and is not ``unused`` (by its
+    parameter's name).
+    """
+    names = parameter_names(checkpoint, shapes, prefix, renamed)
+    if checkpoint.has_weights:
+        compare_with_headers(checkpoint, shapes, names, unused)
+    return names
 
 
 def parameter_names(

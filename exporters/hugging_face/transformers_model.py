@@ -12,10 +12,11 @@ import torch
 from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers
-from ..sentence_transformers.head import SentenceHead
+from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
+from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
-from .interface import EMBEDDING, HIDDEN, POOLING_MASK
+from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
 
 # In transformers' masking_utils: finds where the next of several sequences in one row begins.
 _SEARCH = "find_packed_sequence_indices"
@@ -24,16 +25,24 @@ _SEARCH = "find_packed_sequence_indices"
 class TransformersModule(torch.nn.Module):
     """Calls ``model`` by keyword and returns its outputs as a tuple, in the signature's order.
 
-    ``head`` makes the sentence embedding of the last hidden state.
+    ``head`` makes the sentence embedding of the last hidden state; the functions of ``loading`` change what goes in and
+    what comes out.
     """
 
-    def __init__(self, model: torch.nn.Module, signature: Signature, head: SentenceHead | None = None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        signature: Signature,
+        head: SentenceHead | None = None,
+        loading: Loading | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.inputs = tuple(spec.name for spec in signature.inputs)
         self.outputs = tuple(spec.name for spec in signature.outputs)
         self.mask = signature.mask
         self.sentence_head = head
+        self.given, self.found = (loading.given, loading.found) if loading else (None, None)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = self.answer(dict(zip(self.inputs, tensors, strict=True)))
@@ -42,8 +51,12 @@ class TransformersModule(torch.nn.Module):
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Everything that the model returns, by name, and the sentence embedding if there is one."""
         own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
+        if self.given is not None:
+            own = self.given(own)
         with _one_sequence_a_row():
             result = dict(self.model(**own))
+        if self.found is not None:
+            result |= self.found(result)
         if self.sentence_head is not None:
             assert self.mask is not None
             pooled = inputs.get(POOLING_MASK)
@@ -68,28 +81,33 @@ def _one_sequence_a_row() -> Iterator[None]:
         setattr(masking_utils, _SEARCH, search)
 
 
-def load_transformers(
-    checkpoint: Checkpoint,
-    without_pooler: bool,
-    resize: Callable[[torch.nn.Module], None] | None = None,
-    class_name: str | None = None,
-    widths: str = "intermediate_size",
-) -> torch.nn.Module:
-    """The class ``class_name``, by default the one that ``config.json`` names, with this checkpoint's weights, in eval
-    mode and float32.
+def load_module(
+    checkpoint: Checkpoint, signature: Signature, modules: SentenceModules | None, loading: Loading
+) -> TransformersModule:
+    """The module that takes the inputs of ``signature`` and returns its outputs (float32).
 
-    Where ``config.json`` lists ``widths`` per layer, which transformers' own classes do not know, the module is made
-    with the largest of them, and ``resize`` gives every layer its own before weights are loaded.
     Raises CheckpointError if there are no weights, or one is missing, has another shape or is not finite.
+    """
+    model = load_transformers(checkpoint, loading)
+    if loading.finish is not None:
+        loading.finish(model)
+    return TransformersModule(model, signature, load_head(checkpoint.folder, modules), loading)
+
+
+def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Module:
+    """The class that ``config.json`` or ``loading`` names, with this checkpoint's weights, in eval mode and float32.
+
+    Where ``config.json`` lists widths per layer, which transformers' own classes do not know, the module is made with
+    the largest of them and resized before weights are loaded. Raises CheckpointError as ``load_module`` does.
     """
     checkpoint.require_weights()
     transformers = offline_transformers()
-    name = class_name or checkpoint.architecture
+    name, widths = loading.class_name or checkpoint.architecture, loading.widths
     if name is not None and not hasattr(transformers, name):
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
     try:
         listed = checkpoint.config.get(widths)
-        resized = resize if isinstance(listed, list) else None
+        resized = loading.resize if isinstance(listed, list) else None
         if resized is not None:
             assert isinstance(listed, list)
             config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
@@ -100,7 +118,7 @@ def load_transformers(
         config.chunk_size_feed_forward = 0  # memory saved by computing the same in pieces
         cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else getattr(transformers, name)
         has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
-        options = {"add_pooling_layer": False} if without_pooler and has_pooler else {}
+        options = {"add_pooling_layer": False} if loading.without_pooler and has_pooler else {}
         if resized is not None:
             cls = _resized(cls, resized)
         model, report = cls.from_pretrained(
@@ -159,3 +177,27 @@ def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any]) -> None:
 
 def _one_line(failure: Exception) -> str:
     return f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
+
+
+class SplitFfn(torch.nn.Module):
+    """The FFN of a decoder with a layer each for gate and up, so that a prefix of neurons is a prefix of every weight.
+
+    It is made of ``packed``, whose ``gate_up_proj`` makes the gate before up; on the same weights, without biases."""
+
+    def __init__(self, packed: Any) -> None:
+        super().__init__()
+        gate, up = packed.gate_up_proj.weight.chunk(2)
+        self.gate_proj, self.up_proj = _linear(gate), _linear(up)
+        self.down_proj = packed.down_proj
+        self.activation = packed.activation_fn
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [B, S, H] to [B, S, H]."""
+        found: torch.Tensor = self.down_proj(self.up_proj(hidden) * self.activation(self.gate_proj(hidden)))
+        return found
+
+
+def _linear(weight: torch.Tensor) -> torch.nn.Linear:
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return layer

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nestforge.exporters.families.bert.layouts import LAYOUTS as ENCODERS
-from nestforge.exporters.families.gated_decoder.layouts import LAYOUTS as DECODERS
-from nestforge.exporters.families.gpt2.architecture import CLASSES as GPT2
+from nestforge.exporters.families.bert import LAYOUTS as ENCODERS
+from nestforge.exporters.families.gated_decoder import LAYOUTS as DECODERS
+from nestforge.exporters.families.gpt2 import CLASSES as GPT2
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import OWN as DECODER_KEYS
 from support.gated_decoders import TINY as TINY_DECODER

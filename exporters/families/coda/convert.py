@@ -12,9 +12,8 @@ from ....errors import PlanError, UnsupportedModelError
 from ....strict import unstructure
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import config_from_json
-from ..bert.layouts import LAYOUTS
-from ..t5.architecture import names_in_files as t5_names
-from ..t5.architecture import read_t5, scales_outputs
+from ..bert import LAYOUTS
+from ..t5 import read_t5, scales_outputs
 from .config import SCHEDULE, Activation, AdapterKind, CodaConfig, KeysOf, Router
 from .encoder_decoder import CodaEncoderDecoder
 from .encoder_decoder_config import ENCODER, CodaEncoderDecoderConfig
@@ -160,7 +159,7 @@ def decoder_behind(checkpoint: Checkpoint, encoder: CodaEncoder) -> CodaEncoderD
     config = config_from_json(CodaEncoderDecoderConfig, stated, f"{checkpoint.folder}, made conditional")
     with torch.device("meta"):
         model = CodaEncoderDecoder(config)
-    read = reader(checkpoint, t5_names(checkpoint, t5))
+    read = reader(checkpoint, t5.names_in_files(checkpoint))
     own = {f"{ENCODER}{name}": weight for name, weight in encoder.state_dict().items()}
     others = {name: read(name) for name, _ in model.named_parameters() if not name.startswith(ENCODER)}
     model.load_state_dict({**own, **others}, assign=True)

@@ -19,9 +19,9 @@ from torch.nn import functional
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.config import offline_transformers
 from ...checkpoints.own_folder import read_config, with_weights
+from ...hugging_face.generating import cached_pass, empty_cache, own_keys, source_keys
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
-from ..t5.generating import cached_pass, empty_cache, own_keys, source_keys
-from ..t5.load import look_up_distances
+from ..t5 import look_up_distances
 from .encoder_decoder_config import CodaEncoderDecoderConfig
 from .model import CodaEncoder
 from .passes import take_variants

@@ -14,8 +14,7 @@ from ....workload import Op
 from ...checkpoints.config import MOST_LAYERS
 from ...checkpoints.own_folder import OwnConfig
 from ...hugging_face.tensors import RELATIVE_BUCKETS, Shape
-from ..t5.architecture import HEAD, T5Architecture, ffn_axes
-from ..t5.forward_ops import decoder_ops, source_ops
+from ..t5 import HEAD, T5Model, decoder_ops, source_ops
 from . import ops as encoder_ops
 from .config import CodaConfig
 
@@ -51,10 +50,10 @@ class CodaEncoderDecoderConfig(OwnConfig):
         return self.encoder.vocab_size
 
     @property
-    def decoder(self) -> T5Architecture:
+    def decoder(self) -> T5Model:
         """What determines the decoder's graph; of the encoder's layers it says nothing."""
         encoder = self.encoder
-        return T5Architecture(
+        return T5Model(
             vocabulary=self.vocabulary,
             hidden=encoder.hidden_size,
             heads=encoder.num_attention_heads,
@@ -106,7 +105,7 @@ def _own(axis: Axis) -> Axis:
 def parameter_shapes(config: CodaEncoderDecoderConfig) -> dict[str, Shape]:
     """Parameters of ``CodaEncoderDecoder``."""
     own = {f"{ENCODER}{name}": shape for name, shape in encoder_ops.parameter_shapes(config.encoder).items()}
-    others = config.decoder.parameter_shapes.items()
+    others = config.decoder.parameters.shapes.items()
     return own | {name: shape for name, shape in others if name.startswith("decoder.") or name == HEAD}
 
 
@@ -116,7 +115,7 @@ def elastic_spec(config: CodaEncoderDecoderConfig) -> ElasticSpec:
     layers = [replace(axis, name=f"{ENCODER}{axis.name}") for axis in own.axes if axis.layer is not None]
     whole = [axis for axis in own.axes if axis.layer is None]
     cuts = [replace(cut, parameter=f"{ENCODER}{cut.parameter}", axis=f"{ENCODER}{cut.axis}") for cut in own.slices]
-    axes, slices = ffn_axes(config.decoder)
+    axes, slices = config.decoder.axes, config.decoder.parameters.slices
     return replace(
         own, axes=(*layers, *axes, *whole), slices=(*cuts, *slices), depth=own.depth + config.num_decoder_layers
     )

@@ -25,7 +25,7 @@ from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Family
 from ...signature import Signature
-from ..t5.forward_ops import step_ops
+from ..t5 import step_ops
 from .config import IDS, MASK, REDUCTION
 from .encoder_decoder_config import (
     ENCODER,

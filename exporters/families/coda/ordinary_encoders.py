@@ -15,13 +15,10 @@ import torch
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import stored_tensor
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
-from ..bert.architecture import names_in_files as bert_names
-from ..bert.architecture import read_bert
-from ..t5.architecture import ENCODER as T5_ENCODER
-from ..t5.architecture import MOST_TOKENS, TABLE, class_name, read_t5
-from ..t5.architecture import names_in_files as t5_names
-from ..vit.architecture import names_in_files as vit_names
-from ..vit.architecture import read_vit
+from ..bert import read_bert
+from ..t5 import ENCODER as T5_ENCODER
+from ..t5 import MOST_TOKENS, TABLE, class_name, read_t5
+from ..vit import read_vit
 from .config import ImageInput
 
 # transformers' names of the activations that layers may have.
@@ -83,7 +80,7 @@ def from_bert(checkpoint: Checkpoint) -> DenseEncoder:
             f"embedding_size: {bert.embedding} numbers of a token are projected to {bert.hidden}, which encoders with "
             "conditional adapters do not have; expected as many as hidden_size"
         )
-    read = reader(checkpoint, bert_names(checkpoint, bert), bert.prefix)
+    read = reader(checkpoint, bert.names_in_files(checkpoint), bert.prefix)
     weights = layer_weights(
         read, [f"encoder.layer.{layer}" for layer in range(bert.layers)], _BERT_PARTS, ["weight", "bias"]
     )
@@ -122,7 +119,7 @@ def from_t5(checkpoint: Checkpoint) -> DenseEncoder:
     Raises CheckpointError for what does not map.
     """
     t5 = read_t5(checkpoint, encoder_alone=True)
-    read = reader(checkpoint, t5_names(checkpoint, t5))
+    read = reader(checkpoint, t5.names_in_files(checkpoint))
     reach = checkpoint.config.get("relative_attention_max_distance", RELATIVE_REACH)
     if (t5.buckets, reach) != (RELATIVE_BUCKETS, RELATIVE_REACH):
         raise checkpoint.misfit(
@@ -173,7 +170,7 @@ def from_vit(checkpoint: Checkpoint) -> DenseEncoder:
     vit = read_vit(checkpoint)
     if len(set(vit.widths)) > 1:
         raise checkpoint.misfit("intermediate_size: layers of different widths cannot be made conditional")
-    read = reader(checkpoint, vit_names(checkpoint, vit), vit.prefix)
+    read = reader(checkpoint, vit.names_in_files(checkpoint), vit.prefix)
     at = [f"layers.{layer}" for layer in range(len(vit.widths))]
     weights = layer_weights(read, at, _VIT_PARTS, _BOTH)
     weights |= layer_weights(read, at, _QUERY_KEY_VALUE, _BOTH if vit.qkv_bias else ["weight"])

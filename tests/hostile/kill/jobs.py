@@ -220,7 +220,7 @@ def _nest(folder: Path) -> None:
 
 _COMPILER = (
     "nestforge.compiler.compile",
-    "nestforge.exporters.families.bert.family",
+    "nestforge.exporters.families.bert",
     "torch.onnx._internal.exporter._core",
     "transformers.models.bert.modeling_bert",
     "support.tiny_compile",

@@ -16,7 +16,7 @@ from nestforge.compiler.engines.cached_gate import judge_cached
 from nestforge.compiler.parity.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
 from nestforge.compiler.parity.references import References
 from nestforge.errors import ParityError
-from nestforge.exporters.families.t5 import generating
+from nestforge.exporters.hugging_face import generating
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.engines.runner import runner_for

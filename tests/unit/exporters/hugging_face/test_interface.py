@@ -2,57 +2,81 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
+from nestforge.exporters.checkpoints.config import read_classes
 from nestforge.exporters.hugging_face.interface import (
+    LAST_TOKEN_CLASSES,
     NEXT_TOKEN,
     QUESTION,
-    SEQUENCE,
-    DecoderInterface,
+    TextModel,
     attention_problems,
-    read_interface,
+    read_decoder,
 )
+from nestforge.exporters.hugging_face.tensors import Parameters
 from nestforge.exporters.source import open_source
 from nestforge.tools.cli import main
 from support.gated_decoders import save_decoder
 from support.tiny_t5 import save_t5
 
-CLASSES = {"Base": None, "ForCausalLM": NEXT_TOKEN, "ForTexts": SEQUENCE, "ForQuestions": QUESTION}
+CLASSES = {"Base": None, "ForCausalLM": NEXT_TOKEN, "ForTexts": LAST_TOKEN_CLASSES, "ForQuestions": QUESTION}
 
 
-def read(**config: Any) -> DecoderInterface:
-    return read_interface(Checkpoint(Path("m"), config, {}), CLASSES, vocabulary=50, hidden=8)
+def read(**config: Any) -> TextModel:
+    checkpoint = Checkpoint(Path("m"), config, {})
+    head, pad = read_decoder(checkpoint, CLASSES, vocabulary=50)
+    classes = read_classes(checkpoint)
+    return TextModel(head=head, hidden=8, embedding=8, vocabulary=50, classes=classes, pad=pad, tied=True)
+
+
+def head_shapes(model: TextModel, tied: bool) -> dict[str, tuple[int, ...]]:
+    found = Parameters()
+    assert model.head is not None
+    model.head.add_to(found, model.size, tied)
+    return found.shapes
 
 
 def test_without_a_name_it_is_the_base_model() -> None:
     base = read()
-    assert (base.head, base.prefix, base.answers, base.pad) == (None, "", 8, 0)
-    assert base.head_shapes(tied=False) == {}
+    assert (base.head, base.prefix, base.pad) == (None, "", 0)
+    assert list(base.head_ops(Bucket(1, 4))) == []
     assert base.cached_form(16, ()) is None
 
 
 def test_heads_and_what_they_answer() -> None:
     tokens, texts = read(architectures=["ForCausalLM"]), read(architectures=["ForTexts"], num_labels=3, pad_token_id=7)
-    assert (tokens.prefix, tokens.answers, texts.answers, texts.pad) == ("model.", 50, 3, 7)
-    assert tokens.head_shapes(tied=True) == {}
-    assert tokens.head_shapes(tied=False) == {"lm_head.weight": (50, 8)}
-    assert texts.head_shapes(tied=True) == {"score.weight": (3, 8)}
-    signature = texts.signature(Checkpoint(Path("m"), {}, {}), 16, masked=True)
+    assert (tokens.prefix, texts.pad) == ("model.", 7)
+    assert head_shapes(tokens, tied=True) == {}
+    assert head_shapes(tokens, tied=False) == {"lm_head.weight": (50, 8)}
+    assert head_shapes(texts, tied=True) == {"score.weight": (3, 8)}
+    signature = texts.signature(Checkpoint(Path("m"), {}, {}), 16, "first_token")
     assert [spec.name for spec in signature.inputs] == ["input_ids", "attention_mask"]
     assert signature.outputs[0].dims == ("batch", 3)
     assert tokens.cached_form(16, ()) is not None
     assert texts.cached_form(16, ()) is None
 
 
+def test_heads_of_other_classes_may_be_in_the_files() -> None:
+    """Its own may have no more than it has, but for a copy of what is tied."""
+    is_unused = read(architectures=["ForCausalLM"]).unused(CLASSES.values(), re.compile("old"))
+    names = ("score.weight", "qa_outputs.bias", "lm_head.weight", "old", "lm_head.bias", "extra.weight")
+    assert [is_unused(name) for name in names] == [True] * 4 + [False] * 2
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"architectures": ["ForImages"]}, "architectures: expected one of Base, ForCausalLM, .*, got ForImages"),
+        (
+            {"architectures": ["ForImages"]},
+            "architecture 'ForImages' is not supported; supported are Base, For",
+        ),
         ({"architectures": ["ForTexts"]}, "pad_token_id: ForTexts finds the end of a text by it; set it"),
         ({"architectures": ["ForQuestions"], "num_labels": 3}, "num_labels: expected 2 for ForQuestions, got 3"),
     ],

@@ -8,7 +8,7 @@ from nestforge.exporters.families.coda.encoder_decoder_config import (
     parameter_group,
     parameter_shapes,
 )
-from nestforge.exporters.families.t5.forward_ops import step_ops
+from nestforge.exporters.families.t5 import step_ops
 from support.tiny_coda_t5 import pair_config, tiny_pair
 
 

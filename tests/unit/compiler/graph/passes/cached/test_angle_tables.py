@@ -15,7 +15,7 @@ from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.graph.passes.cached.angle_tables import angle_tables
 from nestforge.compiler.graph.passes.general_optimizer import optimize
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.hugging_face.rotary_positions import fix_frequencies
+from nestforge.exporters.hugging_face.decoder_positions import fix_frequencies
 from nestforge.exporters.trace import trace
 from support.gated_decoders import make_decoder
 

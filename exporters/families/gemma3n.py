@@ -6,11 +6,19 @@ LAuReL is a low-rank branch beside attention. A second embedding table gives eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from ....bucket import Bucket
-from ....workload import Op, elementwise, linear, lookup
-from ...hugging_face.tensors import Shape
+from ...bucket import Bucket
+from ...elastic import ElasticSpec
+from ...errors import CheckpointError
+from ...strict import structure
+from ...workload import Op, elementwise, linear, lookup
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.config import known_keys
+from ..hugging_face.tensors import Shape
+
+# E4B was trained with FFNs of 16384 neurons and with their first 8192, which make E2B; no smaller ones are known.
+_E4B_WIDTH, _E4B_LEVELS, _NO_LEVELS = 16_384, (0.5, 1.0), (1.0,)
 
 
 @dataclass(frozen=True)
@@ -108,3 +116,51 @@ class Gemma3nParts:
             elementwise(f"{at}.magnitude", others * tokens * hidden, passes=6),
             elementwise(f"{at}.stack", self.streams * tokens * hidden, passes=2),
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """The keys that Gemma 3n adds, with the defaults of its class."""
+
+    altup_num_inputs: int = field(default=4, metadata={"min": 2})
+    vocab_size_per_layer_input: int = field(default=262_144, metadata={"min": 1})
+    hidden_size_per_layer_input: int = field(default=256, metadata={"min": 1})
+    laurel_rank: int = field(default=64, metadata={"min": 1})
+    num_kv_shared_layers: int = field(default=15, metadata={"min": 0})
+    activation_sparsity_pattern: tuple[float, ...] | None = None
+
+
+def read_parts(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
+    """What config.json says of a model of so many ``layers``. Raises CheckpointError for what makes no sense."""
+    where = str(checkpoint.folder / "config.json")
+    stated = structure(_Stated, known_keys(_Stated, checkpoint.config), where, CheckpointError)
+    if stated.num_kv_shared_layers >= layers:
+        shared = stated.num_kv_shared_layers
+        raise checkpoint.misfit(f"num_kv_shared_layers: expected fewer than the {layers} layers, got {shared}")
+    pattern = stated.activation_sparsity_pattern
+    if pattern is None:  # the class's own default
+        pattern = tuple(0.95 if layers > 10 and layer < 10 else 0.0 for layer in range(layers))
+    if len(pattern) != layers:
+        problem = f"activation_sparsity_pattern: expected {layers} numbers, one per layer, got {len(pattern)}"
+        raise checkpoint.misfit(problem)
+    return Gemma3nParts(
+        streams=stated.altup_num_inputs,
+        layer_vocabulary=stated.vocab_size_per_layer_input,
+        layer_hidden=stated.hidden_size_per_layer_input,
+        laurel_rank=stated.laurel_rank,
+        shared_layers=stated.num_kv_shared_layers,
+        sparse=tuple(share > 0 for share in pattern),
+    )
+
+
+def nested_spec(checkpoint: Checkpoint, spec: ElasticSpec, parts: Gemma3nParts) -> ElasticSpec:
+    """``spec`` with how the model was trained: it is nested unless its config says otherwise, since ranking its neurons
+    would undo its training, and the axes whose gates are measured against each other."""
+    nested = spec.trained_nested or "nested" not in checkpoint.config
+    levels = _E4B_LEVELS if {axis.size for axis in spec.axes} == {_E4B_WIDTH} else _NO_LEVELS
+    return replace(
+        spec,
+        trained_nested=nested,
+        granularities={"ffn": levels} if nested and spec.granularities is None else spec.granularities,
+        jointly_normalised=frozenset(axis.name for axis, told in zip(spec.axes, parts.sparse, strict=True) if told),
+    )

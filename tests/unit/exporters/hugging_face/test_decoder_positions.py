@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError, ExportError
-from nestforge.exporters.hugging_face.rotary_positions import constant_positions
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint
+from nestforge.exporters.families.gated_decoder import LAYOUTS, read_decoder_model
+from nestforge.exporters.hugging_face.decoder_positions import constant_positions, read_windows
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from support.gated_decoders import make_decoder, save_decoder
+from support.gated_decoders import TINY, make_decoder, save_decoder
 
 _LONG = {"rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.5, 2.0], "long_factor": [4.0, 9.0]}
 _BY_LAYER = {
@@ -99,3 +102,66 @@ def test_a_class_that_reads_the_configuration_otherwise_is_refused(tmp_path: Pat
     (folder / "config.json").write_text(text)  # changed between headers and weights
     with pytest.raises(CheckpointError, match="'longrope' change after 12 tokens, where 40 were expected"):
         load_universal(source)
+
+
+LEFT_OVER = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 0}
+FULL = {"layer_types": ["full_attention", "full_attention"]}
+CASES: list[tuple[str, dict[str, Any], int | None]] = [
+    ("llama", LEFT_OVER, None),
+    ("gemma", LEFT_OVER, None),
+    ("mistral", {}, 4096),
+    ("mistral", {"sliding_window": None}, None),
+    ("mistral", {"sliding_window": 3, "use_sliding_window": False}, 3),
+    ("phi3", {}, None),
+    ("phi3", {"sliding_window": 3, "use_sliding_window": False}, 3),
+    ("qwen2", {"sliding_window": 3, "max_window_layers": 0}, None),
+    ("qwen2", {"sliding_window": 3, "use_sliding_window": True}, None),  # from the 28th layer on
+    ("qwen2", {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}, 3),
+    ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+    ("qwen3", {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 0, **FULL}, None),
+    ("gemma2", {"sliding_window": 3}, 3),
+    ("gemma2", {"sliding_window": 3, "num_hidden_layers": 1}, 3),
+    ("gemma2", {"sliding_window": 3, **FULL}, None),
+    ("gemma3_text", {"sliding_window": 3}, 3),
+    ("gemma3_text", {"sliding_window": 3, "sliding_window_pattern": 1}, None),
+    ("gemma3_text", {"sliding_window": 3, **FULL}, None),
+    ("gemma3n_text", {}, 512),
+]
+
+
+@pytest.mark.parametrize(("model_type", "stated", "window"), CASES, ids=str)
+def test_a_window_is_what_the_class_has(model_type: str, stated: dict[str, Any], window: int | None) -> None:
+    config = {**TINY, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 40, "model_type": model_type, **stated}
+    found = read_decoder_model(Checkpoint(Path("m"), {**config, "architectures": None}, {}, missing="untrained"))
+    assert max((each for each in found.windows if each is not None), default=None) == window
+    assert list(found.windows) == windows_of_the_class(config)
+
+
+def windows_of_the_class(config: dict[str, Any]) -> list[int | None]:
+    """What each layer's attention is given."""
+    given: list[int | None] = []
+
+    def attend(_module: Any, query: torch.Tensor, *_others: Any, **how: Any) -> Any:
+        given.append(how.get("sliding_window"))
+        return torch.zeros_like(query).transpose(1, 2), None
+
+    transformers.AttentionInterface.register("windows", attend)
+    made = transformers.AutoConfig.for_model(**config)
+    made._attn_implementation = "windows"
+    model = transformers.AutoModel.from_config(made)
+    model(input_ids=torch.tensor([[5, 7]]))
+    return given
+
+
+def test_positions_that_see_later_ones_have_half_a_window_to_each_side() -> None:
+    config = {"num_hidden_layers": 2, "sliding_window": 7, "use_bidirectional_attention": True}
+    made = transformers.Gemma3TextConfig(**config)
+    assert made.sliding_window == 4
+    assert read_windows(LAYOUTS["gemma3_text"].window, config, 2, "config.json") == (4, 4)
+
+
+def test_layers_without_a_type_are_refused() -> None:
+    config = {"num_hidden_layers": 3, "sliding_window": 7, "layer_types": ["full_attention"] * 2}
+    line = "config.json: layer_types: expected one for each of 3 layers, got 2"
+    with pytest.raises(CheckpointError, match=f"^{line}$"):
+        read_windows(LAYOUTS["gemma3_text"].window, config, 3, "config.json")

@@ -14,7 +14,7 @@ from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.families.gpt2.family import FAMILY
+from nestforge.exporters.families.gpt2 import FAMILY
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import open_source
@@ -176,7 +176,10 @@ def test_it_is_sliced_and_equals_pytorch(folder: Path, tmp_path: Path) -> None:
         ({"n_layer": 10**9}, "n_layer: expected at most 1024, got 1000000000"),
         ({"add_cross_attention": True}, "add_cross_attention: a second sequence to attend to is not supported"),
         ({"activation_function": "xielu"}, "activation_function: xielu has parameters of its own"),
-        ({"architectures": ["GPT2DoubleHeadsModel"]}, "expected one of GPT2Model, GPT2LMHeadModel, GPT2ForSequence"),
+        (
+            {"architectures": ["GPT2DoubleHeadsModel"]},
+            "is not supported; supported are GPT2Model, GPT2LMHeadModel, GPT2For",
+        ),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:

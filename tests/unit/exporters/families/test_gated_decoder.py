@@ -9,10 +9,13 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.manifest import Ranking
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import PrefixSlice
-from nestforge.errors import CheckpointError
+from nestforge.errors import CheckpointError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.families.gated_decoder.family import FAMILY
+from nestforge.exporters.families.gated_decoder import FAMILY
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
@@ -21,6 +24,8 @@ from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import OWN, edit_config, make_decoder, narrowed, save_decoder
 from support.hugging_face_classes import rename
+from support.tensorrt_takes import assert_tensorrt_takes
+from support.tiny_compile import BUCKET, board, builder_in, template_of
 
 IDS = torch.randint(3, 48, (2, 8), generator=torch.Generator().manual_seed(1))
 
@@ -36,8 +41,8 @@ def test_gate_and_up_are_sliced_alike_and_down_along_its_input(llama: Path) -> N
     at = "model.layers.1.mlp"
     assert [cut for cut in spec.slices if cut.axis == "layers.1.ffn"] == [
         PrefixSlice(f"{at}.gate_proj.weight", 0, "layers.1.ffn"),
-        PrefixSlice(f"{at}.up_proj.weight", 0, "layers.1.ffn"),
         PrefixSlice(f"{at}.gate_proj.bias", 0, "layers.1.ffn"),
+        PrefixSlice(f"{at}.up_proj.weight", 0, "layers.1.ffn"),
         PrefixSlice(f"{at}.up_proj.bias", 0, "layers.1.ffn"),
         PrefixSlice(f"{at}.down_proj.weight", 1, "layers.1.ffn"),
     ]
@@ -286,3 +291,177 @@ def test_the_text_part_of_a_multimodal_gemma_3n(tmp_path: Path) -> None:
     found = load_universal(open_source(folder))
     assert dict(open_source(folder).shapes) == dict(found.source.shapes) == dict(expected.source.shapes)
     assert torch.equal(found.module(IDS)[0], expected.module(IDS)[0])
+
+
+PROFILE = board(budgets={"full": {}})
+_LONGER = {"rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 10}
+_LLAMA3 = {**_LONGER, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# One layer where all are alike, for speed; kinds of rotary positions shared out; gemma3n_text has its own test below.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 1, "rope_parameters": _LLAMA3},
+    "mistral": {"num_hidden_layers": 1},
+    "qwen3": {"num_hidden_layers": 1, "rope_parameters": {**_LONGER, "rope_type": "yarn"}},
+    "phi3": {
+        "num_hidden_layers": 1,
+        "original_max_position_embeddings": 10,
+        "rope_parameters": {"rope_type": "longrope", "short_factor": [1.5], "long_factor": [4.0]},
+    },
+    "gemma": {"num_hidden_layers": 1, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 4.0}},
+    "qwen2": {"num_hidden_layers": 1, "max_window_layers": 0},
+    "gemma2": {},
+    "gemma3_text": {},
+}
+
+
+def test_every_layout_is_tested() -> None:
+    assert {*LAYOUTS, "gemma3n_text"} == set(FAMILY.model_types)
+
+
+@pytest.mark.parametrize("model_type", LAYOUTS)
+def test_every_layout_is_sliced_and_equals_pytorch(tmp_path: Path, model_type: str) -> None:
+    universal = load_universal(open_source(save_decoder(tmp_path / "m", model_type, **LAYOUTS[model_type])))
+    template = template_of(universal)
+    assert template.slice_problem is None
+    # A tied head is one tensor, under the name that the module gives it first.
+    assert "model.embed_tokens.weight" in template.weights
+    assert ("lm_head.weight" in template.weights) is not universal.module.model.config.tie_word_embeddings
+    builder = builder_in(tmp_path / "bundle", universal, template, PROFILE)
+    for widths in ([8, 16], [32, 32]):
+        submodel = universal.spec.from_kinds({"ffn": widths[: len(universal.spec.axes)]})
+        entry = builder.build(submodel, BUCKET)
+        assert (entry.emitted, entry.slice_problem) == ("sliced", None)
+        assert entry.parity is not None
+    assert_tensorrt_takes(tmp_path / "bundle")
+
+
+def test_gemma_3n_compiles_and_keeps_its_order(tmp_path: Path) -> None:
+    """One layer is sparse: its slice is proven with that layer narrowed on both sides."""
+    folder = edit_config(
+        save_decoder(tmp_path / "m", "gemma3n_text"),
+        granularities={"ffn": [0.5, 1]},
+    )
+    manifest = open_bundle(compile_bundle(folder, PROFILE, tmp_path / "b")).manifest
+    assert {engine.id: engine.emitted for engine in manifest.engines} == {
+        f"ffn16x1_8x1_16x1@{BUCKET.label}": "sliced",
+        f"ffn32x1_16x1_32x1@{BUCKET.label}": "sliced",
+    }
+    assert manifest.ranking == Ranking("none")
+    (proof,) = [proof for proof in manifest.proofs if proof.suite == "slice"]
+    assert proof.subject == "ffn16x1_8x1_16x1"
+    assert 0 <= proof.worst <= proof.limit
+    assert_tensorrt_takes(tmp_path / "b")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_decoder(tmp_path / "m", num_hidden_layers=2)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as failure:
+        open_source(folder).spec  # noqa: B018  (a property that reads the folder)
+    message = str(failure.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"intermediate_size": [32]}, "intermediate_size: expected 2 numbers, one per layer, got 1"),
+        ({"intermediate_size": [32, 0]}, "intermediate_size: expected whole numbers of at least 1, got 0"),
+        ({"intermediate_size": None}, "intermediate_size: expected whole numbers of at least 1, got None"),
+        (
+            {"architectures": ["MistralModel"]},
+            "architecture 'MistralModel' is not supported; supported are LlamaModel, LlamaForCausalLM, "
+            "LlamaForSequenceClassification, LlamaForTokenClassification, LlamaForQuestionAnswering",
+        ),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 1024, got 1000000000"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 4 heads cannot share 3 pairs of keys and values"),
+        ({"hidden_size": "16"}, "hidden_size: expected a whole number, got str '16'"),
+        ({"use_bidirectional_attention": True}, "positions that see later ones are not supported"),
+        ({"is_causal": False}, "is_causal: positions that see later ones are not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quantized weights are not supported"),
+        ({"granularities": {"ffn": [0.5]}}, "granularities: ffn: expected fractions that increase from above 0 to 1"),
+        ({"nested": "yes"}, "nested: expected true or false"),
+    ],
+)
+def test_configurations(folder: Path, changes: dict[str, Any], expected: str) -> None:
+    message = refusal(edit_config(folder, **changes))
+    assert message.startswith(f"{folder / 'config.json'}: ")
+    assert expected in message
+
+
+def test_a_missing_key(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"vocab_size"', '"vocabulary"'))
+    assert refusal(folder) == f"{config}: missing key 'vocab_size'"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp.gate_proj.weight"), "gate_proj.weight is missing from the weights"),
+        (
+            lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.zeros(24, 16)}),
+            "tensor model.layers.1.mlp.up_proj.weight has shape [24, 16]; expected [32, 16] as config.json says",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.mlp.up_proj.weight_scale": torch.zeros(1)}),
+            "tensor 'model.layers.0.mlp.up_proj.weight_scale' has no place in the model that config.json describes",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.int8)}),
+            "tensor model.norm.weight holds I8; expected F32, F16 or BF16",
+        ),
+    ],
+    ids=["missing", "misfit", "unknown", "integers"],
+)
+def test_weights_that_do_not_fit_config_json(folder: Path, change: Any, expected: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert refusal(folder).endswith(expected)
+
+
+def test_widths_that_are_not_those_of_the_weights(folder: Path) -> None:
+    edit_config(folder, intermediate_size=[32, 24])
+    assert refusal(folder).endswith(
+        "tensor model.layers.1.mlp.gate_proj.weight has shape [32, 16]; expected [24, 16] as config.json says"
+    )
+
+
+def test_constants_of_old_files_are_passed_over(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "inv_freq" not in " ".join(load_universal(open_source(folder)).parameters())
+
+
+def test_what_transformers_itself_refuses_is_one_line(folder: Path) -> None:
+    edit_config(folder, hidden_act="no such function")
+    with pytest.raises(CheckpointError, match="transformers cannot load it") as failure:
+        load_universal(open_source(folder))
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers: expected fewer than the 3 layers, got 3"),
+        (
+            {"activation_sparsity_pattern": [0.5]},
+            "activation_sparsity_pattern: expected 3 numbers, one per layer, got 1",
+        ),
+        ({"intermediate_size": [32, 16]}, "intermediate_size: expected 3 numbers, one per layer, got 2"),
+    ],
+)
+def test_gemma_3n(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    folder = edit_config(save_decoder(tmp_path / "m", "gemma3n_text"), **changes)
+    assert refusal(folder) == f"{folder / 'config.json'}: {expected}"
+
+
+def test_the_multimodal_folder_names_the_text_model(folder: Path) -> None:
+    edit_config(folder, model_type="gemma3n")
+    with pytest.raises(UnsupportedModelError, match=r"'gemma3n' is not supported; supported are .*gemma3n_text"):
+        open_source(folder)

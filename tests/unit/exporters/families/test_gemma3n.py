@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nestforge.bucket import Bucket
-from nestforge.exporters.families.gated_decoder.gemma3n import Gemma3nParts
+from nestforge.exporters.families.gemma3n import Gemma3nParts
 from nestforge.workload import macs
 from support.gated_decoders import TINY, make_decoder
 

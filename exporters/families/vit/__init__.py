@@ -1,1 +1,0 @@
-"""Hugging Face vision transformers: what their folder says (architecture.py), and loading one (load.py)."""
