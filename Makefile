@@ -18,7 +18,7 @@ TRAINED := demo/exits/slender/model.safetensors
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
+.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench pages docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,7 +59,7 @@ gpu-tests: $(GPU_SETUP)  ## the tests that need an NVIDIA GPU, some minutes; RES
 lint: $(SETUP)  ## ruff: rules and formatting; vermin: nothing that Python 3.10 lacks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/vermin --quiet --violations --no-tips --eval-annotations --target=3.10- *.py $(PACKAGES)
+	$(BIN)/vermin --quiet --violations --no-tips --eval-annotations --target=3.10- *.py docs $(PACKAGES)
 
 typecheck: $(SETUP) $(PACKAGE_LINK)  ## mypy --strict over the package
 	$(BIN)/mypy
@@ -71,7 +71,10 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks and print one table; fails if a bar is missed
 	$(BIN)/python -m nestforge.benchmarks
 
-docs: $(DOCS_SETUP) $(PACKAGE_LINK)  ## build/site, the documentation as a website; fails on a broken link
+pages: $(SETUP)  ## the parts of docs/ that follow from the code: options, arguments, fields of the manifest
+	$(BIN)/python -m nestforge.docs.pages
+
+docs: pages $(DOCS_SETUP) $(PACKAGE_LINK)  ## build/site, the documentation as a website; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site holds the site; \`make docs-serve\` shows it in a browser"
 

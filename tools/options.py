@@ -193,8 +193,9 @@ def _field_option(field: Field[Any], hint: Any) -> Callable[[F], F]:
     if hint is bool:
         return click.option(f"{flag}/--no-{flag[2:]}" if field.default else flag, field.name, is_flag=True, **settings)
     kind, inner = _TYPES.get(field.name), _alternatives(hint)
-    is_mapping = get_origin(inner[0]) is Mapping
-    if is_mapping or (get_origin(inner[0]) is Sequence and not isinstance(kind, LayersType | PrecisionsType)):
+    origins = {get_origin(one) for one in inner}
+    is_mapping = Mapping in origins
+    if is_mapping or (Sequence in origins and not isinstance(kind, LayersType | PrecisionsType)):
         settings |= {"multiple": True, "help": f"{stated['help']} Repeatable."}
     if is_mapping:
         settings["callback"] = once_each

@@ -59,9 +59,11 @@ class GenerationRequest:
     stop: str | int | Sequence[str | int] = option(
         "Text, or token id, that ends a row beside the model's own end tokens; or several.", default=()
     )
-    logprobs: int | None = option("Log-probabilities of the tokens, and of the N most likely ones.", min=0, max=100)
-    budget: str | None = option("Named budget of the bundle.")
-    submodel: str | None = option("Submodel, by id or label.")
+    logprobs: int | None = option(
+        "Log-probabilities of the tokens, and of the N most likely ones.", min=0, max=100, metavar="N"
+    )
+    budget: str | None = option("Named budget of the bundle.", metavar="NAME")
+    submodel: str | None = option("Submodel, by id or label.", metavar="ID")
     memory_mb: float | None = option("Memory limit of a submodel with its KV cache, in MB.", above=0, unit="MB")
     tokens_per_second: float | None = option(
         "Rate of each row, in tokens/s: each token comes from the largest submodel that keeps it.",
@@ -79,10 +81,13 @@ class GenerationRequest:
     )
     draft: str | None = option(
         "Speculative decoding of one row: a smaller submodel, by id or label, drafts tokens that one run checks; or "
-        "n-gram, the text itself where it repeats; or auto, whichever is expected to be fastest."
+        "n-gram, the text itself where it repeats; or auto, whichever is expected to be fastest.",
+        metavar="ID|n-gram|auto",
     )
-    drafted: int | None = option("Number of tokens drafted in a run. Default: 4; with auto at most 8.", min=1)
-    task: str | None = option("Task of the bundle. Default: the base model.")
+    drafted: int | None = option(
+        "Number of tokens drafted in a run. Default: 4; with auto at most 8.", min=1, metavar="N"
+    )
+    task: str | None = option("Task of the bundle. Default: the base model.", metavar="NAME")
 
     def __post_init__(self) -> None:
         require_types(type(self), {name: getattr(self, name) for name in _CHOICES})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +16,12 @@ from ...errors import CapacityError, InputError
 from ...outside import printable
 from ...runtime.engines.residency import Residency
 from ...runtime.generation.generation import Generation
+from ...runtime.generation.options import GenerationRequest
 from ...runtime.generation.row import Generated, GeneratedRow
 from ...runtime.summary.short_names import ShortNames
 from ...strict import parse_json
 from ..console import print_json, print_table, say
-from ..options import bundle_argument, json_option, merge_option, merged_tasks, task_option
+from ..options import bundle_argument, field_options, json_option, merge_option, merged_tasks
 
 _GENERATE_EXAMPLES = """\b
 Examples:
@@ -29,7 +31,8 @@ Examples:
   nestforge generate my.bundle --messages chat.json --submodel S --json
 """
 
-_ABOVE_0 = click.FloatRange(min=0, min_open=True)
+_NO_OPTIONS = ("prompt", "messages", "session", "memory_mb")  # of the request: texts and objects, and one too many
+_GENERATE_FIELDS = tuple(field.name for field in fields(GenerationRequest) if field.name not in _NO_OPTIONS)
 
 
 @click.command("generate", epilog=_GENERATE_EXAMPLES)
@@ -42,55 +45,7 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     type=click.Path(path_type=Path),
     help='JSON file of a chat to answer: [{"role": ..., "content": ...}].',
 )
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="Maximum number of new tokens. Default: what fits, at most 256."
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    help="0 takes the most likely token. Default: the model's own, else 0.",
-)
-@click.option("--top-k", type=click.IntRange(min=0), help="Draw from the K most likely tokens. Default: all.")
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Draw from the most likely with this probability together.",
-)
-@click.option(
-    "--min-p", type=click.FloatRange(0, 1), help="Draw from those at least this likely beside the most likely."
-)
-@click.option("--repetition-penalty", type=_ABOVE_0, help="Above 1: tokens that were there are less likely.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of the draws. Default: 0.")
-@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
-@click.option("--budget", help="A named budget of the bundle.")
-@click.option("--submodel", metavar="ID", help="This submodel, by label or id.")
-@click.option(
-    "--tokens-per-second",
-    type=_ABOVE_0,
-    help="Write each token with the largest submodel that keeps this rate.",
-)
-@click.option(
-    "--deadline-ms",
-    type=_ABOVE_0,
-    help="Write each token with the largest submodel by which all --max-tokens come within this time.",
-)
-@click.option(
-    "--draft",
-    metavar="ID",
-    help="Write several tokens a run: this smaller submodel proposes them, or n-gram, the text itself; auto: what is "
-    "fastest.",
-)
-@click.option(
-    "--drafted",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Tokens that a draft proposes. Default: 4; of auto at most 8.",
-)
-@click.option(
-    "--capacity",
-    type=click.IntRange(min=1),
-    help="Tokens that the cache has room for. Default: what the request needs.",
-)
+@field_options(GenerationRequest, *_GENERATE_FIELDS)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use. Default: all that this process may.")
 @click.option(
     "--residency",
@@ -99,9 +54,7 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
     help="How engines hold weights: packed, a copy for each submodel that writes, or shared by all, which takes less "
     "memory and more time a token. Default: packed.",
 )
-@task_option
 @merge_option
-@click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Log-probabilities, with the N most likely.")
 @json_option
 def generate_command(
     bundle: Path,
@@ -109,27 +62,11 @@ def generate_command(
     prompt_file: Path | None,
     chat: bool,
     messages: Path | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float | None,
-    seed: int | None,
-    stops: tuple[str, ...],
-    budget: str | None,
-    submodel: str | None,
-    tokens_per_second: float | None,
-    deadline_ms: float | None,
-    draft: str | None,
-    drafted: int | None,
-    capacity: int | None,
     threads: int | None,
     residency: Residency | Literal["auto"],
-    task: str | None,
     merge: bool,
-    logprobs: int | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Continue a text, or answer a chat, with the submodel that fits.
 
@@ -140,30 +77,13 @@ def generate_command(
 
     if bool(prompts) + (prompt_file is not None) + chat + (messages is not None) != 1:
         raise click.UsageError("expected one of --prompt, --prompt-file, --chat and --messages")
-    if sum(limit is not None for limit in (budget, submodel, tokens_per_second, deadline_ms)) > 1:
+    if sum(options[name] is not None for name in ("budget", "submodel", "tokens_per_second", "deadline_ms")) > 1:
         raise click.UsageError("expected at most one of --budget, --submodel, --tokens-per-second and --deadline-ms")
-    if chat and (as_json or logprobs is not None):
+    if chat and (as_json or options["logprobs"] is not None):
         raise click.UsageError("--json and --logprobs are for one answer, not for --chat")
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": stops,
-        "logprobs": logprobs,
-        "budget": budget,
-        "submodel": submodel,
-        "tokens_per_second": tokens_per_second,
-        "deadline_ms": deadline_ms,
-        "draft": draft,
-        "drafted": drafted,
-        "task": task,
-    }
+    task, capacity = options["task"], options.pop("capacity")
     with load(bundle, residency=residency, threads=threads, merge=merged_tasks(task, merge)) as model:
-        say_endless(model.bundle.manifest.generation, stops)
+        say_endless(model.bundle.manifest.generation, options["stop"])
         names = ShortNames.of(model.bundle.manifest)
         if chat:
             model.generate.require_chats()
@@ -181,7 +101,7 @@ def generate_command(
             else:
                 stream_text(generation)
             generated = generation.result()
-        if logprobs is not None:
+        if options["logprobs"] is not None:
             for row in generated.rows:
                 print_log_probabilities(row, model.generate.token_text)
         say_speed(generated, names)

@@ -1,0 +1,159 @@
+"""The parts of the reference pages that follow from the code: ``make pages`` writes them, a test holds the pages to it.
+
+A page marks such a part by a comment and everything up to ``<!-- end -->`` is replaced: ``<!-- commands -->``,
+``<!-- command NAME -->``, ``<!-- names -->``, ``<!-- options MODULE.CLASS -->``. In a table behind ``<!-- fields
+MODULE.CLASS -->`` names and types of fields follow from the dataclass, and their meaning stays as the page has it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from .. import _HOMES, __all__
+from ..tools.cli import COMMANDS, main
+
+DOCS = Path(__file__).parent
+PAGES = ("cli.md", "python-api.md", "bundle-format.md")
+_PART = re.compile(r"<!-- (commands|command|names|options) ?(\S*) -->\n.*?<!-- end -->", re.DOTALL)
+_TABLE = re.compile(r"<!-- fields (\S+) -->\n\|[^\n]*\n\|[^\n]*\n((?:\|[^\n]*\n)*)")
+
+
+def page(text: str) -> str:
+    """A page with its parts made anew."""
+    text = _PART.sub(lambda part: f"{part[0].splitlines()[0]}\n{_MAKERS[part[1]](part[2])}\n<!-- end -->", text)
+    return _TABLE.sub(lambda table: _table(table, text), text)
+
+
+def _commands(_: str) -> str:
+    rows = [
+        f"| [`{name}`](#{name}) | {_command_of(name).get_short_help_str(200).removesuffix('.')} |" for name in COMMANDS
+    ]
+    return "\n".join(["| command | purpose |", "|---|---|", *rows])
+
+
+def _command(name: str) -> str:
+    command = _command_of(name)
+    context = click.Context(command, info_name=f"nestforge {name}")
+    usage = " ".join(["nestforge", name, *command.collect_usage_pieces(context)])
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    records = [record for each in options if (record := each.get_help_record(context)) is not None]
+    rows = [f"| `{option}` | {_cell(text)} |" for option, text in ((_cell(o), t) for o, t in records)]
+    examples = inspect.cleandoc(command.epilog or "").replace("\b\n", "").partition("Examples:\n")[2]
+    shown = inspect.cleandoc(examples)
+    table = ["", "| option | meaning |", "|---|---|", *rows] if rows else []
+    return "\n".join(["```", usage, "```", *table, *(["", "```sh", shown, "```"] if shown else [])])
+
+
+def _names(_: str) -> str:
+    rows = []
+    for name in __all__:
+        if name in _HOMES:
+            module, attribute = _HOMES[name]
+            said = inspect.getdoc(getattr(import_module(f"nestforge.{module}"), attribute)) or ""
+            first = re.split(r"(?<=[a-z`)])[.:;]\s", " ".join(said.split()), maxsplit=1)[0].rstrip(".")
+            rows.append(f"| `{name}` | {_cell(first.replace('``', '`'))} | `{module}` |")
+    return "\n".join(["| name | purpose | module |", "|---|---|---|", *rows])
+
+
+def _options(name: str) -> str:
+    owner = _class(name)
+    hints = owner.__annotations__
+    rows = [
+        f"| `{field.name}` | `{_cell(str(hints[field.name]))}` | {_default(field)} | {_cell(_help(field))} |"
+        for field in fields(owner)
+        if "help" in field.metadata
+    ]
+    return "\n".join(["| argument | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _help(field: Field[Any]) -> str:
+    bounds = {"min": "at least {}", "above": "above {}", "max": "at most {}"}
+    stated = [text.format(field.metadata[key]) for key, text in bounds.items() if key in field.metadata]
+    return f"{field.metadata['help']} {', '.join(stated).capitalize()}{'.' if stated else ''}".strip()
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is MISSING:
+        return "required" if field.default_factory is MISSING else f"`{field.default_factory()!r}`"
+    return f"`{getattr(field.default, '__name__', repr(field.default))}`"
+
+
+def _table(table: re.Match[str], text: str) -> str:
+    """The table of a dataclass; the meaning of each field is the one it had."""
+    owner = _class(table[1])
+    meanings = {}
+    for row in table[2].splitlines():
+        name, _, meaning = row.strip("|").split(" | ", 2)
+        meanings |= dict.fromkeys(re.findall(r"`(\w+)`", name), meaning.strip())  # several may share a row
+    hints = get_type_hints(owner)
+    own = {found[1] for found in _TABLE.finditer(text)}
+    rows = []
+    for field in fields(owner):
+        shown = _type(hints[field.name], field.metadata, own)
+        rows.append(f"| `{field.name}`{_mark(field, hints)} | {shown} | {meanings.get(field.name, '')} |")
+    return "\n".join([f"<!-- fields {table[1]} -->", "| field | type | meaning |", "|---|---|---|", *rows, ""])
+
+
+def _mark(field: Field[Any], hints: Mapping[str, Any]) -> str:
+    """A question mark behind a field that may be left out."""
+    is_stated = field.default is MISSING and field.default_factory is MISSING
+    return "" if is_stated and types.NoneType not in get_args(hints[field.name]) else "?"
+
+
+def _type(hint: Any, bounds: Mapping[str, Any], own: set[str]) -> str:
+    """A type as the page names it: ``list of text``."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type(one, bounds, own) for one in inner if one is not type(None))
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin is tuple:
+        return f"list of {_type(inner[0], bounds, own)}".replace("list of whole number", "list of whole numbers")
+    if origin is not None and issubclass(origin, Mapping):
+        return f"{_type(inner[1], bounds, own)}, by name"
+    if is_dataclass(hint):
+        if f"{hint.__module__.removeprefix('nestforge.')}.{hint.__name__}" in own:
+            return f"`{hint.__name__}`"
+        hints = get_type_hints(hint)
+        return f"{{{', '.join(f'`{f.name}`{_mark(f, hints)}' for f in fields(hint))}}}"
+    least = f", at least {bounds['min']}" if "min" in bounds and hint in (int, float) else ""
+    names = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
+    return f"{names.get(hint, str(hint))}{least}"
+
+
+def _class(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(f"nestforge.{module}"), attribute)
+
+
+def _command_of(name: str) -> click.Command:
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+_MAKERS: dict[str, Callable[[str], str]] = {
+    "commands": _commands,
+    "command": _command,
+    "names": _names,
+    "options": _options,
+}
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        path = DOCS / name
+        path.write_text(page(path.read_text()))
