@@ -41,7 +41,7 @@ from .graph.store import Store, read_store, write_store
 from .parity.cases import few, parity_cases
 from .parity.prove import prove
 from .parity.references import References
-from .planning.ladder import in_every_precision
+from .planning.levels import in_every_precision
 from .planning.plan import Plan
 from .request import Resolved, resolve
 from .tensorrt.build_bundle import build_plans

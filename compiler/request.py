@@ -22,13 +22,11 @@ from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
 from ..profiles.precision import PRECISIONS, TRACED, precision_problem
-from .planning.assignments import read_assignment
 from .planning.candidate import Corrections
-from .planning.integers import require_integers
-from .planning.ladder import ladder
-from .planning.levels import Level
+from .planning.levels import Level, ladder, read_assignment
 from .planning.levels import levels as make_levels
 from .planning.plan import Plan, make_plan
+from .planning.variants import require_scales
 
 # Of the options that a bundle states: the axes along which its weights are not laid out.
 WHOLE_ALONG = "whole_along"
@@ -112,7 +110,7 @@ def resolve(request: CompileRequest) -> Resolved:
     if request.generate:
         require_that_generate(source, profile, (*(level.submodel for level in levels), *asked))
     published = _published(source, request.slices)
-    require_integers(source, profile)
+    require_scales(source, profile)
     submodels = (*(level.submodel for level in levels), *asked, *published)
     source = replace(source, whole_along=_whole_along(source.spec, submodels))
     notes = _notes(source, given, profile, is_asked=bool(request.buckets))

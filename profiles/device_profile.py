@@ -46,7 +46,7 @@ class TensorRTOptions:
         return data
 
 
-# Which layers a rung of the promotion ladder promotes first; compiler/planning/ladder.py defines them.
+# Which layers a rung of the promotion ladder promotes first; compiler/planning/levels.py defines them.
 PromotionOrder = Literal["increasing", "decreasing", "up-down", "down-up"]
 # Of caches, where a profile states none.
 _CAPACITIES = (512, 2048)

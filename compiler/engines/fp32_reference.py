@@ -24,10 +24,9 @@ from ...runtime.inputs.arrays import Arrays
 from ...runtime.inputs.text import TextEncoder
 from ..examples.corpus import ArrayCorpus, Corpus
 from ..graph.emit import emit, private_bytes
-from ..graph.precision.calibrate import calibrate
+from ..graph.precision.calibrate import calibrate, overflowing
 from ..graph.precision.derive import exit_heads
 from ..graph.precision.fp32_nodes import kept_products
-from ..graph.precision.range_scan import overflowing
 from ..graph.store import read_store, write_store
 from ..graph.template import Template
 from ..parity.cases import parity_cases

@@ -9,8 +9,7 @@ from functools import cached_property
 from ...bucket import Bucket
 from ...elastic import Submodel
 from ...exporters.source import ModelSource
-from ..graph.template import Template
-from ..graph.without_pairs import without_pairs
+from ..graph.template import Template, without_pairs
 from .build_engine import EngineBuilder
 from .emitted import engine_names
 

@@ -1,4 +1,4 @@
-"""The tight half of an integer engine's gate: all of it but the rounding of activations (precision/exact.py)."""
+"""The tight half of a quantised engine's gate: all of it but the rounding of activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ...errors import ParityError
 from ...exporters.universal import UniversalModel
 from ...profiles.precision import TRACED
 from ...runtime.inputs.arrays import Arrays
-from ..graph.precision.exact import StoredModel, exact, with_stored_weights
+from ..graph.precision.proof_graphs import exact
+from ..graph.store import StoredModel, with_stored_weights
 from ..parity.cases import Case
 from ..parity.compare import Tolerance, tolerance_for
 from ..parity.engine_verdict import ProofRun, require_parity

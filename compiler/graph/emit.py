@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import onnx
 
 from ...bundle.manifest import WEIGHTS_NAME
 from ...elastic import Submodel
 from .encodings import stored_stack
-from .node_extents import fix_extents
-from .passes.cached.head_axes import set_dims, set_heads
+from .passes.free_elastic_dims import HeadAxes
 from .store import Store, StoredTensor
 from .template import Template
-from .weights_to_inputs import weights_to_inputs
 
 
 def emit(template: Template, store: Store, submodel: Submodel, inputs: Collection[str] = ()) -> bytes:
@@ -25,7 +23,7 @@ def emit(template: Template, store: Store, submodel: Submodel, inputs: Collectio
     model = onnx.ModelProto()
     model.CopyFrom(template.proto)
     bound = [name for name in template.external if name in inputs]
-    weights_to_inputs(model, {name: _stored(store, name).view_shape(submodel) for name in bound})
+    _weights_to_inputs(model, {name: _stored(store, name).view_shape(submodel) for name in bound})
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
@@ -37,9 +35,7 @@ def emit(template: Template, store: Store, submodel: Submodel, inputs: Collectio
         place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=value)
-    fix_extents(model)
-    set_heads(model, template.heads, submodel)
-    set_dims(model, template.dims, submodel)
+    _set_numbers(model, template, submodel)
     raw: bytes = model.SerializeToString(deterministic=True)
     return raw
 
@@ -62,3 +58,31 @@ def _stored(store: Store, name: str) -> StoredTensor:
     """The tensor ``name`` of the store, or the row of one that it stands for."""
     stack, row = stored_stack(name)
     return store[stack] if row is None else store[stack].row(row)
+
+
+def _set_numbers(model: onnx.ModelProto, template: Template, submodel: Submodel) -> None:
+    """Sets what of ``submodel`` does not follow from the extents of its weights: dimensions of the graph's own inputs
+    and outputs, and attributes, which are the heads of attention over a cache and the outputs of ``MatMulNBits``."""
+    for tensor in (*model.graph.input, *model.graph.output):
+        for dim, axis in template.dims.get(tensor.name, {}).items():
+            tensor.type.tensor_type.shape.dim[dim].dim_value = submodel[axis]
+    extents = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        queries, keys = template.heads.get(node.output[0], HeadAxes(None, None))
+        axes = {"num_heads": queries, "kv_num_heads": keys}
+        for attribute in node.attribute:
+            if (shrinking := axes.get(attribute.name)) is not None:
+                attribute.i = submodel[shrinking]
+            elif node.op_type == "MatMulNBits" and attribute.name == "N":
+                attribute.i = extents[node.input[1]][0]
+
+
+def _weights_to_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Makes float32 inputs of the initializers in ``shapes``, behind the inputs that the model has, by name."""
+    if not shapes:
+        return
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    for name, shape in sorted(shapes.items()):
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))

@@ -1,4 +1,7 @@
-"""How a tensor of the weight store is encoded: a suffix of its name says it, and its bytes follow from float32 ones.
+"""How a tensor of the weight store is called and encoded: its name says how its bytes follow from float32 parameters.
+
+``W.T`` is transposed, ``W[3]`` row 3 of a stack, and ``a+b`` the rows of ``a`` and then those of ``b``; the encoding of
+any of them is a suffix behind it.
 
 A submodel stays a prefix in every encoding. ``W [out, in]`` has a scale for each output, so that its first rows go with
 the first scales; ``W.T [in, out]``, whose inputs shrink, has one for each output too, and keeps them all. A stack of
@@ -13,13 +16,20 @@ import hashlib
 import ml_dtypes
 import numpy as np
 
-from ...profiles.precision import ENCODINGS, FP32, INT4, INT4_BLOCK, INT4_SCALE, INT8, INT8_SCALE, INT8_ZERO, Encoding
-from .passes.cached.join_products import joined_parts
-from .passes.linear_to_gemm import TRANSPOSED
-from .passes.rows_as_weights import stack_of
+from ...profiles.precision import (
+    ENCODINGS,
+    FP32,
+    INT4,
+    INT4_BLOCK,
+    INT4_SCALE,
+    INT8,
+    INT8_SCALE,
+    INT8_ZERO,
+    Encoding,
+)
+from .passes import TABLE_PREFIX, TRANSPOSED, joined_parts, stack_of
 
 PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transposed weight too
-_TABLE_PREFIX = "table."
 # Seven bits: x86 processors without VNNI add the products of two pairs of numbers in 16 bits and clip what is larger.
 # 2 * 255 * 63 is not, so that an engine gives the same integers on every processor. The eighth bit would be worth
 # little (all-MiniLM-L6-v2: a mean cosine to float32 of 0.994 in place of 0.993), since activations lose more.
@@ -97,7 +107,7 @@ def decoded(array: np.ndarray, name: str) -> np.ndarray:
 def table_name(array: np.ndarray) -> str:
     """The name of a table of the store, which follows from its content: what is equal is one table."""
     content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()
-    return _TABLE_PREFIX + content[:16]
+    return TABLE_PREFIX + content[:16]
 
 
 def _scale(array: np.ndarray, transposed: bool) -> np.ndarray:

@@ -8,9 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 import torch
-from onnxscript.optimizer import fold_constants
 
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import POSITIONS
@@ -20,32 +18,33 @@ from ...errors import SliceError
 from ...exporters.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
 from .encodings import table_name
-from .passes.cached.flatten_rows import flatten_rows
-from .passes.cached.fuse_norms import fuse_norms
-from .passes.cached.fuse_rotary import fuse_rotary
-from .passes.cached.head_axes import HeadAxes, head_axes
-from .passes.cached.join_products import join_products
-from .passes.cached.pack_attention import pack_attention
-from .passes.cached.pick_tokens import pick_tokens
-from .passes.cached.turn_in_attention import turn_in_attention
-from .passes.dims_by_operator import CACHED_ATTENTION, Dim, Elastic
-from .passes.drop_open_masks import drop_open_masks
-from .passes.fold_tables import fold_tables
-from .passes.free_elastic_dims import free_elastic_dims
-from .passes.general_optimizer import optimize
-from .passes.linear_to_gemm import linear_to_gemm
-from .passes.merge_reshapes import merge_reshapes
-from .passes.rows_as_weights import rows_as_weights
-from .passes.shorten_names import shorten_names
-from .passes.simplify_attention import simplify_attention
-from .passes.weights_as_inputs import weights_as_inputs
+from .passes import (
+    Given,
+    Pass,
+    constants_are_initializers,
+    extents_are_known,
+    is_large,
+    is_table,
+    linear_layers_are_gemm,
+    nothing_is_unread,
+    reshapes_are_merged,
+    tables_are_named,
+)
+from .passes.dims_by_operator import Dim, Elastic
+from .passes.fold_tables import drop_open_masks, fold_tables
+from .passes.free_elastic_dims import followed, free_elastic_dims, head_axes
+from .passes.fuse_nodes import fuse_norms, join_products, pack_attention
+from .passes.fuse_rotary import fuse_rotary, fuse_rotary_into_attention
+from .passes.general_optimizer import optimize, shorten_names, tidy, weights_as_inputs
+from .passes.linear_to_gemm import linear_to_gemm, rows_as_weights
+from .passes.matching import CACHED_ATTENTION
+from .passes.merge_reshapes import flatten_rows, merge_reshapes
+from .passes.simplify_attention import pick_tokens, simplify_attention
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
 from .template import Template
 
-# Elements. Larger constants, such as a causal mask or the matrices of a transform, are tables: they go to the weight
-# store, or every engine would hold its own copy.
-_MAX_FOLDED_ELEMENTS = 64
-_LIFT_CONSTANTS = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+# Keys of what passes note of a value, and of the graph.
+_MODULES, _HEADS, _PROBLEM = "modules", "heads", "slice problem"
 
 
 def make_template(
@@ -58,59 +57,38 @@ def make_template(
     joinable: Collection[str] = (),
     positions: int | None = None,
 ) -> Template:
-    """Turns a trace into a template: constants folded, layers canonical, elastic dimensions free, weights external.
-    Where it ``fuses``, an engine that keeps a cache has operators of ONNX Runtime's own, and one product where several
-    of the ``joinable`` parameters read one value; ``elastic`` as of ``Part``. The input of positions, where there is
-    one, has so many of them."""
-    model = traced.model
-    with weights_as_inputs(model, parameters):
-        _fold(model)  # fold constants first: the optimiser then sees fewer nodes
-        optimize(model, _MAX_FOLDED_ELEMENTS)  # fold shape arithmetic, keep large constants
-    linear_to_gemm(model, transposed_parameters(spec))  # linear layers as Gemm, whose slices are prefixes
-    keeps_cache = _keeps_cache(model)
-    if keeps_cache:
-        pick_tokens(model)  # the tokens whose logits are asked for, by one node
-    if keeps_cache and fuses:  # a step of one token costs as much by its nodes as by its products
-        fuse_norms(model)  # norms with the sums before them, and SiLU, as one node
-        if positions is not None:
-            turn_in_attention(model, positions, parameters)  # rotary positions by attention itself, from tables
-        fuse_rotary(model)  # others as one node
-    returned = _returned_values(model, traced.module_outputs)
-    drop_open_masks(model)  # remove attention masks that hide nothing
-    simplify_attention(model)  # remove the exporter's extra nodes around queries, keys and probabilities
-    if keeps_cache:
-        flatten_rows(model)  # keep rows and tokens one dimension between products
-    merge_reshapes(model)  # merge consecutive Reshapes
-    problem, heads = None, dict[ir.Value, HeadAxes]()
-    axes = {axis.name: axis for axis in spec.axes}
-    interface = {name: {dim: axes[axis] for dim, axis in dims.items()} for name, dims in elastic.items()}
-    try:
-        if keeps_cache:
-            heads = head_axes(model, _seeds(spec), interface)  # note what an emission sets of attention over a cache
-        free_elastic_dims(model, _seeds(spec), interface)  # replace elastic extents in Reshape targets by -1
-    except SliceError as failure:
-        problem = str(failure)
-    rows = rows_as_weights(model, parameters)  # make a row of stacked weights an initializer of its own
-    stored = {stored_name(name, spec) for name in parameters} | rows
-    with weights_as_inputs(model, {*parameters, *stored}):
-        _tidy(model)  # remove unused nodes, merge duplicates, clear metadata
-        if fold_tables(model):  # fold what depends on no input
-            _tidy(model)
-    if keeps_cache and fuses:
-        joined = join_products(model, joinable)  # products of one value as one product
-        stored |= joined.names
-        returned = {module: joined.values.get(value, value) for module, value in returned.items()}
-        pack_attention(model)  # what attention reads of one product as one input
-        with weights_as_inputs(model, stored):
-            _tidy(model)
-    tables = _named_tables(model, stored)
-    shorten_names(model, {*stored, *tables})  # shorten names: every engine file holds them
-    left = {value: value.name or "" for node in model.graph for value in node.outputs}
-    kept = {module: left[value] for module, value in returned.items() if value in left}
-    shareable = stored - unshared_parameters(spec)
-    proto = _without_weights(model, {*shareable, *tables})
-    of_heads = {left[value]: axes for value, axes in heads.items()}
-    return Template(bucket, proto, kept, problem, tables, heads=of_heads, dims=elastic)
+    """Turns a trace into a template, by the passes of ``PASSES``.
+
+    Where it ``fuses``, a KV-cache engine has operators of ONNX Runtime's own, and one product where several of the
+    ``joinable`` parameters read one value; ``elastic`` as of ``Part``. The input of positions, where there is one, has
+    so many of them.
+    """
+    model, axes, unshared = traced.model, {axis.name: axis for axis in spec.axes}, unshared_parameters(spec)
+    if unshared:
+        model.meta[_PROBLEM] = f"parameter {min(unshared)} is sliced in two dimensions, so no prefix view exists"
+    given = Given(
+        parameters=parameters,
+        transposed=transposed_parameters(spec),
+        joinable=joinable,
+        seeds={} if unshared else _seeds(spec),
+        interface={name: {dim: axes[axis] for dim, axis in dims.items()} for name, dims in elastic.items()},
+        module_outputs=traced.module_outputs,
+        positions=positions,
+    )
+    for step in passes_for(model, fuses):
+        step.run(model, given)
+    tables = {name: _numbers(value) for name, value in model.graph.initializers.items() if is_table(name)}
+    values = [value for node in model.graph for value in node.outputs]
+    returned = {module: value.name or "" for value in values for module in value.meta.get(_MODULES, ())}
+    return Template(
+        bucket,
+        _without_weights(model, given, unshared),
+        {module: returned[module] for module in traced.module_outputs if module in returned},
+        model.meta.get(_PROBLEM),
+        tables,
+        heads={value.name or "": value.meta[_HEADS] for value in values if _HEADS in value.meta},
+        dims=elastic,
+    )
 
 
 def traced_template(
@@ -129,27 +107,147 @@ def traced_template(
     return make_template(traced, model.spec, bucket, model.stored_names(), fuses, elastic, joinable, positions)
 
 
-def _keeps_cache(model: ir.Model) -> bool:
-    """Whether the graph reads a cache, by an operator that ONNX Runtime alone has; so it may have others of its own."""
-    return any(node.op_type == CACHED_ATTENTION for node in model.graph)
+def passes_for(model: ir.Model, fuses: bool) -> tuple[Pass, ...]:
+    """The passes of a traced ``model``: one that reads a cache, by an operator that ONNX Runtime alone has, may have
+    others of its own."""
+    cached = any(node.op_type == CACHED_ATTENTION for node in model.graph)
+    kinds = {"all", *(["cached"] if cached else []), *(["fused"] if cached and fuses else [])}
+    return tuple(step for step in PASSES if step.graphs in kinds)
 
 
-def _returned_values(model: ir.Model, module_outputs: Mapping[str, str]) -> dict[str, ir.Value]:
-    """Per module the value with its numbers, before any Reshape: later passes move and remove those."""
+def _note_modules(model: ir.Model, given: Given) -> bool:
+    """Notes which value has the numbers of each module, before any Reshape: later passes move and remove those."""
     values = {value.name: value for node in model.graph for value in node.outputs}
-    returned = {module: values[name] for module, name in module_outputs.items() if name in values}
-    for module, value in returned.items():
-        while (producer := value.producer()) and producer.op_type == "Reshape" and producer.inputs[0]:
-            value = producer.inputs[0]
-        returned[module] = value
-    return returned
+    for module, name in given.module_outputs.items():
+        value = values.get(name)
+        while value is not None and (maker := value.producer()) and maker.op_type == "Reshape" and maker.inputs[0]:
+            value = maker.inputs[0]
+        if value is not None:
+            value.meta.setdefault(_MODULES, []).append(module)
+    return False
+
+
+def _rotary_into_attention(model: ir.Model, given: Given) -> bool:
+    return given.positions is not None and fuse_rotary_into_attention(model, given.positions, given.parameters)
+
+
+def _free_elastic_dims(model: ir.Model, given: Given) -> bool:
+    """Frees the elastic dimensions, and notes the heads of attention over a cache; or notes why that cannot be."""
+    if _PROBLEM in model.meta:
+        return False
+    try:
+        for value, axes in head_axes(model, given.seeds, given.interface).items():
+            value.meta[_HEADS] = axes
+        return free_elastic_dims(model, given.seeds, given.interface)
+    except SliceError as failure:
+        model.meta[_PROBLEM] = str(failure)
+        return False
+
+
+def _fold_tables(model: ir.Model, given: Given) -> bool:
+    """Folds what depends on no input, and removes what only that read."""
+    with weights_as_inputs(model, given.weights(model)):
+        folded = fold_tables(model)
+    return folded and (tidy(model, given.weights(model)) or folded)
+
+
+def _name_tables(model: ir.Model, given: Given) -> bool:
+    """Gives large constants the names of their contents: what is equal is one table."""
+    named: dict[str, ir.Value] = {}
+    for name, value in list(model.graph.initializers.items()):
+        if given.is_stored(name) or not is_large(value):
+            continue
+        table = table_name(_numbers(value))
+        if table in named:
+            ir.convenience.replace_all_uses_with(value, named[table])
+            del model.graph.initializers[name]
+        else:
+            named[table] = value
+    changed = any(value.name != table for table, value in named.items())
+    for table, value in named.items():
+        value.name = table
+    return changed
+
+
+def _shorten_names(model: ir.Model, given: Given) -> bool:
+    return shorten_names(model, [n for n in model.graph.initializers if given.is_stored(n) or is_table(n)])
+
+
+def _dims_are_free(model: ir.Model, given: Given) -> str | None:
+    """No Reshape repeats an elastic extent, or it is known why."""
+    if _PROBLEM in model.meta:
+        return None
+    _, targets = followed(model, given.seeds, given.interface)
+    return next((node.outputs[0].name for node in targets), None)
+
+
+# In order, each with what it is for. A pass requires what those before it ensure, and says what of that it needs.
+PASSES = (
+    # Constants folded, simpler operators where they compute the same.
+    Pass(
+        "optimize",
+        lambda model, given: optimize(model, given.weights(model)),
+        ensures=(constants_are_initializers, extents_are_known),
+        is_idempotent=False,  # twice the rounds, and fresh names
+    ),
+    # Linear layers as Gemm, whose slices are prefixes.
+    Pass(
+        "linear_to_gemm",
+        lambda model, given: linear_to_gemm(model, given.transposed),
+        requires=(constants_are_initializers, extents_are_known),
+        ensures=(linear_layers_are_gemm,),
+        is_idempotent=False,
+    ),
+    # The tokens whose logits are asked for, by one node.
+    Pass("pick_tokens", lambda model, _: pick_tokens(model), (extents_are_known,), graphs="cached"),
+    # Norms with the sums before them, and SiLU, as one node.
+    Pass("fuse_norms", lambda model, _: fuse_norms(model), (extents_are_known,), graphs="fused"),
+    # Rotary positions by attention itself, from tables.
+    Pass("fuse_rotary_into_attention", _rotary_into_attention, (extents_are_known,), graphs="fused"),
+    # Those that are left as one node.
+    Pass("fuse_rotary", lambda model, _: fuse_rotary(model), (extents_are_known,), graphs="fused"),
+    Pass("note_modules", _note_modules),
+    # Attention masks that hide nothing.
+    Pass("drop_open_masks", lambda model, _: drop_open_masks(model)),
+    # The exporter's extra nodes around queries, keys and probabilities.
+    Pass("simplify_attention", lambda model, _: simplify_attention(model), (extents_are_known,)),
+    # Rows and tokens as one dimension from product to product.
+    Pass("flatten_rows", lambda model, _: flatten_rows(model), (linear_layers_are_gemm,), graphs="cached"),
+    Pass("merge_reshapes", lambda model, _: merge_reshapes(model), ensures=(reshapes_are_merged,)),
+    # Elastic extents in the targets of Reshapes as -1.
+    Pass("free_elastic_dims", _free_elastic_dims, (linear_layers_are_gemm,), (_dims_are_free,)),
+    # A row of stacked weights as an initializer of its own.
+    Pass("rows_as_weights", lambda model, given: rows_as_weights(model, given.parameters)),
+    # Unused nodes, duplicates, metadata.
+    Pass(
+        "tidy",
+        lambda model, given: tidy(model, given.weights(model)),
+        ensures=(constants_are_initializers, nothing_is_unread),
+    ),
+    Pass("fold_tables", _fold_tables, (constants_are_initializers,), (constants_are_initializers, nothing_is_unread)),
+    # Products of one value as one product.
+    Pass(
+        "join_products",
+        lambda model, given: join_products(model, given.joinable),
+        (linear_layers_are_gemm,),
+        graphs="fused",
+    ),
+    # What attention reads of one product as one input.
+    Pass("pack_attention", lambda model, _: pack_attention(model), (extents_are_known,), graphs="fused"),
+    Pass(
+        "tidy_fused",
+        lambda model, given: tidy(model, given.weights(model)),
+        ensures=(constants_are_initializers, nothing_is_unread),
+        graphs="fused",
+    ),
+    Pass("name_tables", _name_tables, (constants_are_initializers,), (tables_are_named,)),
+    # Every engine's file holds the names.
+    Pass("shorten_names", _shorten_names, (tables_are_named,)),
+)
 
 
 def _seeds(spec: ElasticSpec) -> dict[str, Dim]:
     """Dimension 0 of every elastic weight, as factors; a graph of one structure has what choices slice at its size."""
-    unshared = unshared_parameters(spec)
-    if unshared:
-        raise SliceError(f"parameter {sorted(unshared)[0]} is sliced in two dimensions, so no prefix view exists")
     axes = {axis.name: axis for axis in spec.axes}
     return {
         stored_name(cut.parameter, spec): (Elastic(axes[cut.axis]), *((cut.unit,) if cut.unit != 1 else ()))
@@ -158,51 +256,19 @@ def _seeds(spec: ElasticSpec) -> dict[str, Dim]:
     }
 
 
-def _named_tables(model: ir.Model, weights: Collection[str]) -> dict[str, np.ndarray]:
-    """The large constants of a graph, which get the names of their contents: what is equal is one table."""
-    named: dict[str, ir.Value] = {}
-    tables: dict[str, np.ndarray] = {}
-    for name, value in list(model.graph.initializers.items()):
-        if name in weights or value.const_value is None or value.const_value.size <= _MAX_FOLDED_ELEMENTS:
-            continue
-        array = np.ascontiguousarray(value.const_value.numpy())
-        table = table_name(array)
-        if table in named:
-            ir.convenience.replace_all_uses_with(value, named[table])
-            del model.graph.initializers[name]
-        else:
-            named[table], tables[table] = value, array
-    for table, value in named.items():
-        value.name = table
-    return tables
+def _numbers(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return np.ascontiguousarray(value.const_value.numpy())
 
 
-def _fold(model: ir.Model) -> None:
-    fold_constants(model, output_size_limit=_MAX_FOLDED_ELEMENTS)
-    ir.passes.Sequential(_LIFT_CONSTANTS, common.RemoveUnusedNodesPass())(model)
-
-
-def _tidy(model: ir.Model) -> None:
-    ir.passes.Sequential(
-        _LIFT_CONSTANTS,
-        common.DeduplicateInitializersPass(),
-        common.CommonSubexpressionEliminationPass(),
-        common.RemoveUnusedNodesPass(),
-        common.RemoveUnusedOpsetsPass(),
-        common.NameFixPass(),
-        common.ClearMetadataAndDocStringPass(),
-    )(model)
-
-
-def _without_weights(model: ir.Model, weights: Collection[str]) -> onnx.ModelProto:
+def _without_weights(model: ir.Model, given: Given, unshared: Collection[str]) -> onnx.ModelProto:
     """Serializes the graph with each weight as an external tensor that has no place yet.
 
     Intermediate shapes are left out: they are the universal model's, and a submodel's follow from its weights.
     """
-    for name in weights:
-        value = model.graph.initializers.get(name)
-        if value is not None and value.const_value is not None:
-            tensor = value.const_value
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and name not in unshared and (given.is_stored(name) or is_table(name)):
             value.const_value = ir.ExternalTensor(
                 WEIGHTS_NAME, None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
             )

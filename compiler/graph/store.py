@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -27,10 +28,10 @@ from safetensors import SafetensorError, safe_open
 
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
-from ...exporters.universal import UniversalModel
-from ...profiles.precision import BF16, FP16, INT4, INT8
-from .encodings import PER_OUTPUT, encode, parts_of, split_encoding
-from .passes.linear_to_gemm import TRANSPOSED
+from ...exporters.universal import PREFIX, UniversalModel
+from ...profiles.precision import BF16, FP16, FP32, INT4, INT8
+from .encodings import PER_OUTPUT, decoded, encode, parts_of, split_encoding
+from .passes import TRANSPOSED
 
 # In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone, since
 # safetensors writes two entries in an order that changes from call to call, and the same inputs give the same bytes.
@@ -218,3 +219,42 @@ def _steps(array: np.ndarray, cut: PrefixSlice) -> np.ndarray:
     """The steps of an axis in front: ``[n, unit, ...]``."""
     steps = np.moveaxis(array, cut.dim, 0)
     return steps.reshape(-1, cut.unit, *steps.shape[1:])
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """``universal`` with the numbers that an engine reads as its parameters, and ``folded`` with the ones that it reads
+    as tensors made of several: those lie in the store as they are, or as integers of their own."""
+
+    universal: UniversalModel
+    folded: Mapping[str, torch.Tensor]
+
+    def narrow(self, submodel: Submodel, variants: Mapping[str, str]) -> torch.nn.Module:
+        """The module narrowed to ``submodel``; where the engine reads folded tensors, in its ``variants``, on those."""
+        module, source = self.universal.narrow(submodel), self.universal.source
+        if not self.folded:
+            return module
+        assert source.architecture.lower is not None
+        lowered = source.architecture.lower(module, variants)
+        parameters = {name.removeprefix(PREFIX): parameter for name, parameter in lowered.named_parameters()}
+        for name, tensor in self.folded.items():
+            for cut in source.spec.slices_of(name):
+                tensor = tensor.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
+            parameters[name].data = tensor.contiguous()
+        return lowered
+
+
+def with_stored_weights(model: UniversalModel, names: Collection[str]) -> StoredModel:
+    """``model`` with the numbers that the tensors ``names`` of the store stand for; integers differ from its own."""
+    stored, values = model.stored(), dict[str, torch.Tensor]()
+    for name in chain.from_iterable(map(parts_of, names)):
+        plain, encoding = split_encoding(name)
+        tensor, transposed = plain.removesuffix(TRANSPOSED), plain.endswith(TRANSPOSED)
+        if encoding in (INT8, INT4):
+            data = stored(tensor).numpy()
+            array = decoded(data.T if transposed else data, name)
+            values[tensor] = torch.from_numpy(np.ascontiguousarray(array.T if transposed else array))
+        elif encoding == FP32 and tensor in model.spec.folded:
+            values.setdefault(tensor, stored(tensor))
+    folded = {name: values.pop(name) for name in values.keys() & model.spec.folded.keys()}
+    return StoredModel(model.with_parameters(values), folded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -13,11 +13,14 @@ import numpy as np
 import onnx
 
 from ...bucket import Bucket
+from ...bundle.entries.task_entry import LORA_A, LORA_B
+from ...errors import BuildError
 from ...profiles.precision import Encoding, Precision
 from ..work.staging import write_synced
+from .edit import Edit
 from .encodings import parts_of, split_encoding, stored_stack
-from .passes.cached.head_axes import HeadAxes
-from .passes.linear_to_gemm import TRANSPOSED
+from .passes import TRANSPOSED
+from .passes.free_elastic_dims import HeadAxes
 
 _METADATA_KEY = "nestforge.template"
 
@@ -105,3 +108,50 @@ def load_template(path: Path) -> Template:
 
 def _table_file(template: Path, table: str) -> Path:
     return template.parent / f"{table}.npy"
+
+
+def without_pairs(template: Template) -> Template:
+    """The template of engines that a task is merged into: ``x W`` in the place of every ``x W + (x A) B`` of a pair of
+    low-rank matrices, as pairs of zeros would give; ``template`` itself where it has no pairs.
+
+    Raises BuildError for a pair that is no summand, perhaps behind a Reshape.
+    """
+    pairs = [name for name in template.external if name.removesuffix(TRANSPOSED).endswith((LORA_A, LORA_B))]
+    if not pairs:
+        return template
+    edit = Edit(template.proto)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in edit.source:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    sums = [_sum_of(product, readers, name) for name in pairs if _is_second(name) for product in readers.get(name, ())]
+    # What is left of a sum takes its name.
+    renamed = {next(v for v in total.input if v != added): total.output[0] for total, added in sums}
+    gone = {id(total) for total, _ in sums}
+    edit.nodes = [node for node in edit.source if id(node) not in gone]
+    for node in edit.nodes:
+        for values in (node.input, node.output):
+            values[:] = [renamed.get(value, value) for value in values]
+    proto = edit.done()
+    if found := {tensor.name for tensor in proto.graph.initializer}.intersection(pairs):
+        raise BuildError(f"a pair of low-rank matrices, {min(found)}, is read beside its layer; nothing can be merged")
+    made = {value for node in proto.graph.node for value in node.output}
+    modules = {module: value for module, value in template.module_outputs.items() if value in made}
+    return replace(template, proto=proto, module_outputs=modules)
+
+
+def _is_second(pair: str) -> bool:
+    return pair.removesuffix(TRANSPOSED).endswith(LORA_B)
+
+
+def _sum_of(product: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]], pair: str) -> tuple[onnx.NodeProto, str]:
+    """The sum that ``product`` is a summand of, and the summand's name."""
+    value = product.output[0]
+    while True:
+        following = readers.get(value, [])
+        if len(following) == 1 and following[0].op_type == "Reshape":
+            value = following[0].output[0]
+        elif len(following) == 1 and following[0].op_type == "Add":
+            return following[0], value
+        else:
+            raise BuildError(f"the pair of low-rank matrices {pair} is no summand of its layer; nothing can be merged")

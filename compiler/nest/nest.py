@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
 from ...argument_types import checked
+from ...bundle.files import to_json
 from ...elastic import Submodel
 from ...errors import CheckpointError, OutputError, PlanError
+from ...exporters.checkpoints.checkpoint import Checkpoint
+from ...exporters.sentence_transformers.read_modules import SentenceModules
 from ...exporters.source import ModelSource, open_source
-from ...exporters.universal import load_universal
+from ...exporters.universal import PREFIX, UniversalModel, load_universal
 from ...strict import unstructure
 from ..examples.corpus import Corpus, read_corpus
 from ..examples.rank_axes import rank_axes
 from ..planning.levels import RANKED_FRACTIONS, Level
 from ..planning.levels import levels as make_levels
 from ..work.clock import Clock, Progress, silent
-from ..work.staging import Stage, staged
+from ..work.staging import Stage, staged, write_synced
 from ..write_bundle import source_entries, tool_versions
-from .agreement import embeddings, mean_cosines
-from .distill import Effort, Taught, distill
-from .folder import RECORD_NAME, refuse_unwritable, write_folder, write_record
-from .texts import TextBatches, training_texts
+from .distill import Effort, Taught, distill, trainable
+from .texts import TextBatches, embeddings, mean_cosines, training_texts
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
 DEFAULT_MINUTES = 8.0
 _OUTCOME = "outcome"
+RECORD_NAME = "nest.json"
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+# Tokenizer files, and files that say how texts are embedded; not the card, which is of another model.
+_COPIED_PATTERNS = ("*.json", "*.txt", "*.model")
+_SHARD_INDEX = re.compile(r".*\.index\.json")  # of weights in several files; here they are one
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,7 @@ def _nested(
         )
         for number, level in enumerate(ladder)
     )
-    write_record(_record(levels, effort, taught, texts, corpus), stage)
+    write_synced(stage.folder / RECORD_NAME, to_json(_record(levels, effort, taught, texts, corpus)))
     return _Outcome(levels, taught.steps, taught.seconds)
 
 
@@ -210,7 +221,7 @@ def _key(
 def _record(
     levels: Sequence[NestedLevel], effort: Effort, taught: Taught, texts: Sequence[str], corpus: Corpus
 ) -> dict[str, Any]:
-    """What the written folder remembers of its making."""
+    """How the folder was made, and what its levels are worth, which it states beside its weights."""
     return {
         "tools": tool_versions(),
         "levels": unstructure(levels),
@@ -221,5 +232,67 @@ def _record(
     }
 
 
+def refuse_unwritable(model: UniversalModel) -> None:
+    """Raises CheckpointError if a weight that training changes is not in the checkpoint under its name and shape."""
+    checkpoint = model.source.checkpoint
+    for name, weight in trainable(model).items():
+        place = model.source.architecture.place_in_files(name, tuple(weight.shape))
+        header = checkpoint.tensors.get(place.tensor)
+        if header is None or header.shape != place.shape:
+            raise CheckpointError(
+                f"{checkpoint.folder}: parameter {name} of the loaded model is not a tensor of the weights, so a "
+                "trained one cannot be written back; save the model with its library's own save_pretrained first"
+            )
+
+
+def write_folder(model: UniversalModel, fractions: Mapping[str, Sequence[float]], stage: Stage) -> None:
+    """Writes the folder that ``stage`` publishes: float32 weights under the checkpoint's own names."""
+    checkpoint = model.source.checkpoint
+    for path in _companions(checkpoint.folder, model.source.modules):
+        target = stage.folder / path.relative_to(checkpoint.folder)
+        target.parent.mkdir(exist_ok=True)
+        write_synced(target, path.read_bytes())
+    config = {
+        **checkpoint.config,
+        "_name_or_path": f"{checkpoint.name}-nested",
+        "nested": True,
+        "granularities": unstructure(fractions),
+        **{key: "float32" for key in ("dtype", "torch_dtype") if key in checkpoint.config},
+    }
+    write_synced(stage.folder / _CONFIG, to_json(config))
+    write_synced(stage.folder / _WEIGHTS, save(_weights(model), {"format": "pt"}))
+
+
 def _sha256(texts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def _companions(folder: Path, modules: SentenceModules | None) -> list[Path]:
+    """What the original folder holds besides weights, configuration and prose."""
+    found = {path for pattern in _COPIED_PATTERNS for path in folder.glob(pattern)} - {folder / _CONFIG}
+    found |= set(modules.files if modules else ())
+    return sorted(path for path in found if path.is_file() and not _SHARD_INDEX.fullmatch(path.name))
+
+
+def _weights(model: UniversalModel) -> dict[str, torch.Tensor]:
+    """Every tensor of the checkpoint, as the module has it where it has one: tied copies under each of their names."""
+    architecture = model.source.architecture
+    plain = {name.removeprefix(PREFIX): data for name, data in model.module.state_dict().items()}
+    loaded = {
+        architecture.names_in_files.get(name, name): data.T if name in architecture.transposed else data
+        for name, data in plain.items()
+    }
+    loaded |= {tensor: torch.cat([plain[part] for part in parts]) for tensor, parts in architecture.stacked.items()}
+    tensors = {}
+    for name, stored in _stored(model.source.checkpoint).items():
+        data = loaded.get(name, stored)
+        tensors[name] = (data.float() if data.is_floating_point() else data).clone().contiguous()
+    return tensors
+
+
+def _stored(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for file in sorted({header.file for header in checkpoint.tensors.values()}):
+        with safe_open(checkpoint.folder / file, framework="pt") as opened:
+            tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118  (not a dict)
+    return tensors

@@ -1,4 +1,7 @@
-"""Texts as batches: cut to a length, neighbours of like length together, in an order that the seed decides."""
+"""Texts as batches, and the embeddings of texts, by which it is measured how much of the original a level keeps.
+
+Batches are cut to a length, neighbours of like length together, in an order that the seed decides.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...elastic import Submodel
 from ...errors import CheckpointError
 from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
+from ...exporters.universal import UniversalModel
 from ...runtime.consistency.texts import keyed_texts
 from ...runtime.inputs.arrays import InputChecker
 from ...runtime.inputs.text import TextEncoder
 from ..examples.corpus import split_parts
+from ..work.clock import Clock
 
 # Tokens of a text that are used; longer texts cost time quadratically and teach little more.
 LONGEST = 64
 # Batches whose texts are sorted together: enough to pad little, few enough to mix the texts.
 _BATCHES_SORTED_TOGETHER = 16
+# Texts embedded at once.
+_EMBEDDED = 25
 
 
 def training_texts(path: Path) -> list[str]:
@@ -79,6 +87,40 @@ class TextBatches:
         return Batch(inputs, real.float())
 
 
+def mean_cosines(
+    model: UniversalModel,
+    submodels: Sequence[Submodel],
+    texts: TextBatches,
+    reference: torch.Tensor,
+    clock: Clock,
+) -> list[float]:
+    """Mean cosine of every submodel's vectors to ``reference`` ``[texts, H]``, which ``embeddings`` made."""
+    cosines = []
+    for submodel in clock.each(submodels):
+        found = embeddings(model.source, model.narrow(submodel), texts)
+        cosines.append(float(torch.nn.functional.cosine_similarity(found, reference, dim=-1).mean()))
+    return cosines
+
+
+@torch.no_grad()
+def embeddings(source: ModelSource, module: torch.nn.Module, texts: TextBatches) -> torch.Tensor:
+    """One vector a text ``[texts, H]`` in float64, of the same output that compile's quality compares.
+
+    That is the text embedding; without one the first output per token, averaged over real tokens; without that the last
+    output with features.
+    """
+    place = _compared(source.signature)
+    of_tokens = "sequence" in source.signature.outputs[place].dims
+    rows = []
+    for batch in texts.once(_EMBEDDED):
+        output = module(*batch.inputs)[place].double()
+        if of_tokens:
+            weights = batch.weights[:, :, None]  # [B, S, 1]
+            output = (output * weights).sum(1) / weights.sum(1).clamp(min=1)
+        rows.append(output)
+    return torch.cat(rows)
+
+
 @lru_cache(maxsize=1)
 def _epoch(texts: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """The batches of one pass over the texts, each an array of rows; every row is in one of them."""
@@ -90,3 +132,12 @@ def _epoch(texts: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
         rows = np.sort(order[start : start + together])
         batches += [rows[place : place + size] for place in range(0, len(rows), size)]
     return [batches[place] for place in generator.permutation(len(batches))]
+
+
+def _compared(signature: Signature) -> int:
+    embedding = signature.text.embedding if signature.text else None
+    names = [spec.name for spec in signature.outputs]
+    if embedding is not None:
+        return names.index(embedding)
+    features = [number for number, spec in enumerate(signature.outputs) if len(spec.dims) > 1]
+    return next((n for n in features if "sequence" in signature.outputs[n].dims), features[-1])

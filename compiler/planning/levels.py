@@ -1,20 +1,41 @@
-"""Granularities: the uniform submodels (S, M, L, XL) that the promotion ladder climbs."""
+"""Submodels by name: levels (S, M, L, XL), the promotion ladder between them, labels, and ids that a request names.
+
+The ladder climbs from one level to the next, layer by layer. A rung mixes two adjacent levels at most, so its widths
+rise with the least slope that its size allows. The promotion order says which ``k`` of ``l`` layers have the larger
+level:
+
+- ``increasing``: the last ``k``. What nested training favours most, and the default.
+- ``decreasing``: the first ``k``.
+- ``up-down``: the ``k`` in the middle, so that widths rise and then fall; of two middles the later one.
+- ``down-up``: the first ``k // 2`` and the rest of the ``k`` at the end, so that widths fall and then rise.
+
+Each step promotes one layer more and demotes none, so figures never fall along a ladder. Where all layers are of one
+size, rung ``n`` has the same parameters in every order. A rung's label follows from levels and promotion order alone,
+whatever budgets choose.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import floor, isclose, isfinite
+from string import ascii_lowercase
+from typing import get_args
 
-from ...elastic import BITS, Axis, ElasticSpec, Submodel
+from ...elastic import BITS, Axis, ElasticSpec, Submodel, canonical
 from ...errors import PlanError
+from ...profiles.device_profile import DeviceProfile, PromotionOrder
+from ...profiles.precision import precision_of
 from ...strict import nearest
 
 # What MatFormer trains; and even steps for a model whose order comes from a ranking.
 NESTED_FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 RANKED_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 _FOUR_LEVEL_NAMES = ("S", "M", "L", "XL")
+PROMOTION_ORDERS: tuple[PromotionOrder, ...] = get_args(PromotionOrder)
+# The first and the last of a ladder, which has a rung for every layer between two levels.
+_SHOWN_LABELS = 5
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,123 @@ def levels(
             asked = " and ".join(_shown(shares[index]) for index in (labels.index(label), number))
             raise PlanError(f"levels: {asked} are both {label}; expected fractions that lead to different values")
     return tuple(_level(label, spec, share, width_multiple) for label, share in zip(labels, shares, strict=True))
+
+
+def ladder(levels: Sequence[Level], order: PromotionOrder = "increasing") -> tuple[Submodel, ...]:
+    """``(g - 1) * l + 1`` rungs for ``g`` levels and ``l`` layers, smallest first.
+
+    All axes of a layer are promoted together; axes outside the layers move with the next full level. Rungs that
+    rounding makes equal appear once.
+    """
+    return tuple(rung for rung, _ in labelled_ladder(levels, order))
+
+
+def labelled_ladder(levels: Sequence[Level], order: PromotionOrder) -> tuple[tuple[Submodel, str], ...]:
+    """The rungs of ``ladder``, each with its label: ``M+2`` has two layers promoted from level ``M``."""
+    layers = sorted({axis.layer for axis, _ in levels[0].submodel.values if axis.layer is not None})
+    rungs: dict[Submodel, str] = {}
+    for low, high in pairwise(levels):
+        for count in range(max(1, len(layers))):
+            raised = promoted(layers, count, order)
+            values = tuple(
+                (axis, high.submodel[axis.name] if axis.layer in raised else value)
+                for axis, value in low.submodel.values
+            )
+            rungs.setdefault(canonical(values), f"{low.label}+{count}" if count else low.label)
+    rungs.setdefault(levels[-1].submodel, levels[-1].label)
+    return tuple(rungs.items())
+
+
+def promoted(layers: Sequence[int], count: int, order: PromotionOrder) -> frozenset[int]:
+    """The ``count`` of ``layers`` (in order) that have the larger level."""
+    rest = len(layers) - count
+    match order:
+        case "increasing":
+            return frozenset(layers[rest:])
+        case "decreasing":
+            return frozenset(layers[:count])
+        case "up-down":
+            start = (rest + 1) // 2
+            return frozenset(layers[start : start + count])
+        case "down-up":
+            return frozenset((*layers[: count // 2], *layers[rest + count // 2 :]))
+
+
+def rung_labels(levels: Sequence[Level], profile: DeviceProfile) -> dict[Submodel, tuple[str, ...]]:
+    """Every rung of the ladder in every precision with its labels, smallest first; a label of another precision than
+    the widest ends in that: ``M.int8``."""
+    labels: dict[Submodel, tuple[str, ...]] = {}
+    for rung, between in labelled_ladder(levels, profile.promotion_order):
+        own = tuple(level.label for level in levels if level.submodel == rung) or (between,)
+        for each in in_every_precision([rung]):
+            suffix = "" if each == rung else f".{precision_of(each, profile.precisions)}"
+            labels[each] = tuple(f"{label}{suffix}" for label in own)
+    return labels
+
+
+def in_every_precision(rungs: Sequence[Submodel]) -> tuple[Submodel, ...]:
+    """Every rung in every precision that it may have, narrow before wide, so that the last one which fits a budget is
+    the largest rung, in the widest precision that it fits in."""
+    widths = next((axis.choices for axis, _ in rungs[0].values if axis.name == BITS), None) or ()
+    return tuple(rung.at_bits(bits) for rung in rungs for bits in widths) if widths else tuple(rungs)
+
+
+def letters(submodels: Iterable[Submodel]) -> dict[Submodel, tuple[str, ...]]:
+    """Labels of submodels beside the ladder, in this order: ``a`` to ``z`` and then ``aa``, ``ab`` ...."""
+    return {submodel: (_letter(number),) for number, submodel in enumerate(submodels)}
+
+
+def read_assignment(spec: ElasticSpec, submodel_id: str, levels: Sequence[Level], profile: DeviceProfile) -> Submodel:
+    """The submodel that ``submodel_id`` names, which may be the label of a rung.
+
+    Raises PlanError for an id that does not fit the model's axes, and for a width that is no multiple of
+    the profile's width unless it is that of a level or the full one.
+    """
+    labels, width_multiple = rung_labels(levels, profile), profile.width_multiple
+    rung = next((submodel for submodel, own in labels.items() if submodel_id in own), None)
+    if rung is not None:
+        return rung
+    try:
+        submodel = spec.parse(submodel_id)
+    except PlanError as failure:
+        if submodel_id.startswith(tuple(spec.kinds)):
+            raise
+        known = list(chain.from_iterable(labels.values()))
+        if len(known) > 2 * _SHOWN_LABELS:
+            known[_SHOWN_LABELS:-_SHOWN_LABELS] = ["..."]
+        raise PlanError(f"{failure}, or labels: {', '.join(known)}") from None
+    for axis, value in submodel.values:
+        off = axis.kind in spec.widths and axis.choices is None and value % width_multiple
+        if off and value not in _widths(axis, levels):
+            below = value - value % width_multiple
+            near = [str(width) for width in (below, min(below + width_multiple, axis.size)) if width]
+            raise PlanError(
+                f"submodel {submodel_id[:80]!r}: {axis.name} {value} is neither a multiple of {width_multiple}, as the "
+                f"profile asks, nor the width of a level; nearest: {' and '.join(near)}"
+            )
+    return submodel
+
+
+def unusual(submodels: Iterable[Submodel], levels: Sequence[Level]) -> Iterator[str]:
+    """Notes on submodels beside the ladder: what sets them apart from rungs, which training and ranking speak for."""
+    for submodel in submodels:
+        for kind, values in submodel.by_kind().items():
+            if any(later < earlier for earlier, later in pairwise(values)):
+                yield f"{submodel.id}: {kind} shrinks with depth, which rungs of the increasing ladder never do"
+            if leap := _leap([axis for axis, _ in _running(submodel) if axis.kind == kind], submodel, levels):
+                yield f"{submodel.id}: {leap}"
+        off = [
+            f"{axis.name} {value}"
+            for axis, value in submodel.values
+            if axis.name != BITS and value not in _widths(axis, levels)
+        ]
+        if off:
+            yield f"{submodel.id}: on no level: {', '.join(off)}"
+
+
+def _letter(number: int) -> str:
+    more, last = divmod(number, len(ascii_lowercase))
+    return (_letter(more - 1) if more else "") + ascii_lowercase[last]
 
 
 def _axes(spec: ElasticSpec) -> list[Axis]:
@@ -123,3 +261,25 @@ def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:
     if len({len(steps) for steps in fractions.values()}) > 1:
         counts = ", ".join(f"{kind} has {len(steps)}" for kind, steps in fractions.items())
         raise PlanError(f"levels: expected equally many fractions for every axis kind, but {counts}")
+
+
+def _running(submodel: Submodel) -> Iterator[tuple[Axis, int]]:
+    """The axes of the layers that run, and of no layer."""
+    depth = submodel.depth
+    return ((a, value) for a, value in submodel.values if depth is None or a.layer is None or a.layer < depth)
+
+
+def _widths(axis: Axis, levels: Sequence[Level]) -> list[int]:
+    return [*(level.submodel[axis.name] for level in levels), axis.size]
+
+
+def _leap(axes: Sequence[Axis], submodel: Submodel, levels: Sequence[Level]) -> str | None:
+    """The levels that a submodel skips between two of its widths of one kind; None if those it has are adjacent."""
+    used = sorted(
+        {i for i, level in enumerate(levels) for axis in axes if level.submodel[axis.name] == submodel[axis.name]}
+    )
+    skipped = [i for low, high in pairwise(used) for i in range(low + 1, high)]
+    if not skipped:
+        return None
+    mixed, left_out = (" and ".join(levels[i].label for i in some) for some in (used, skipped))
+    return f"{axes[0].kind} mixes levels {mixed} and skips {left_out}"

@@ -15,8 +15,10 @@ from ...bucket import Bucket
 from ...elastic import ElasticSpec, Submodel
 from ...errors import PlanError
 from ...exporters.architecture import EVERY_VARIANT
+from ...exporters.source import ModelSource
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
+from ...profiles.precision import PRECISIONS
 from ...strict import nearest
 from ...workload import Op
 from .cost_model import predict
@@ -60,6 +62,28 @@ def chosen_variants(source: HasVariants, submodel: Submodel, bucket: Bucket, pro
 def variant_workload(source: HasVariants, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> Sequence[Op]:
     """The operations of the engine of ``submodel`` at ``bucket``, in the variants that it has on this device."""
     return source.workload(submodel, bucket, chosen_variants(source, submodel, bucket, profile))
+
+
+def require_scales(source: ModelSource, profile: DeviceProfile) -> None:
+    """Raises PlanError where an engine in a calibrated precision of ``profile`` would have no scales: they are found by
+    the engine of one bucket, and so known of the folded tensors alone that its variants read."""
+    scaled = [one for one in profile.precisions if PRECISIONS[one].calibration == "scales"]
+    if not scaled or not source.spec.folded:
+        return
+    whole = source.spec.universal()
+    found = {str(bucket): chosen_variants(source, whole, bucket, profile) for bucket in profile.buckets}
+    if source.cached is not None:
+        found["`generate`"] = dict(source.cached.variants)
+    (first, variants), *rest = found.items()
+    for where, others in rest:
+        if others != variants:
+            # A KV-cache engine has one form, whatever ``variants`` say.
+            wanted = others if source.cached is None else dict(source.cached.variants)
+            raise PlanError(
+                f"precision {scaled[0]}: activations are scaled by examples in one variant, and engines have "
+                f"{_listed(variants)} at {first} and {_listed(others)} at {where}; ask for one with "
+                f"`variants={wanted}`, or for int8-dynamic, which needs no examples"
+            )
 
 
 @dataclass(frozen=True)
@@ -116,3 +140,7 @@ def _refuse_unknown(
             )
         if variant not in offered[computed]:
             raise PlanError(f"variant {computed}={variant}: expected one of {', '.join(offered[computed])}")
+
+
+def _listed(variants: dict[str, str]) -> str:
+    return ", ".join(f"{computed}={variant}" for computed, variant in variants.items())

@@ -18,7 +18,7 @@ from nestforge.compiler import compile as compile_module
 from nestforge.compiler import request
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph import store
-from nestforge.compiler.graph.precision import cpu_kernels
+from nestforge.compiler.graph.precision import quantize
 from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
 from nestforge.compiler.planning.plan import Plan, make_plan
 from nestforge.compiler.tensorrt.check_plan import check_plan
@@ -175,12 +175,12 @@ def test_a_dropped_bias_fails_the_gate_though_the_angle_hardly_changes(
     """Less than the rounding of activations moves an answer by, and found all the same, in the module that has it."""
     weight = "encoder.layer.1.intermediate.dense.weight"
     for name in ("_integer_product", "_blocked_product"):
-        honest = getattr(cpu_kernels, name)
+        honest = getattr(quantize, name)
 
         def without_bias(edit: Any, product: Any, *rest: Any, honest: Any = honest) -> None:
             honest(edit, replace(product, bias=None) if product.weight == weight else product, *rest)
 
-        monkeypatch.setattr(cpu_kernels, name, without_bias)
+        monkeypatch.setattr(quantize, name, without_bias)
     message = r"without the rounding of activations: .*first to diverge: encoder\.layer\.1\.intermediate\.dense"
     with pytest.raises(ParityError, match=message):
         compiled(wide, tmp_path / "b", precision, text=text)

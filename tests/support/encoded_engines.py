@@ -13,9 +13,8 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.precision.calibrate import calibrate
-from nestforge.compiler.graph.precision.cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from nestforge.compiler.graph.precision.fp32_nodes import kept_products
-from nestforge.compiler.graph.precision.quantize import quantized
+from nestforge.compiler.graph.precision.quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
 from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel

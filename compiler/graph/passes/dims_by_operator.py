@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from ....elastic import Axis
 from ....errors import SliceError
-from .elementwise import ELEMENTWISE
-from .extents import Extent, extents, factors, product
+from .matching import CACHED_ATTENTION, ELEMENTWISE, Extent, constant, extents, factors, product
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,6 @@ class Elastic:
     axis: Axis
 
 
-# Attention over a cache, whose further outputs are that cache.
-CACHED_ATTENTION = "GroupQueryAttention"
 Factor = Extent | Elastic
 Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
@@ -40,6 +37,24 @@ def is_elastic(dim: Dim) -> bool:
 def extent_of(dim: Iterable[Factor]) -> Extent:
     """Of the universal model."""
     return product([factor.axis.size if isinstance(factor, Elastic) else factor for factor in dim])
+
+
+def slice_error(node: ir.Node, problem: str) -> SliceError:
+    """That names the node."""
+    return SliceError(f"node {node.outputs[0].name} ({node.op_type}): {problem}")
+
+
+def _refuse_elastic(node: ir.Node, dims: Iterable[Dim], where: str = "of") -> None:
+    if any(map(is_elastic, dims)):
+        raise slice_error(node, f"{node.op_type} {where} an elastic dimension")
+
+
+def _vector(node: ir.Node, index: int, size: int | None = None) -> list[int]:
+    """The numbers in input ``index``: axes or extents."""
+    found = constant(node, index)
+    if found is None or size not in (None, found.size):
+        raise slice_error(node, f"input {index} is not constant, or changes the number of dimensions")
+    return [int(number) for number in found.flatten()]
 
 
 def _elementwise(node: ir.Node, inputs: list[Dims]) -> Dims:
@@ -78,23 +93,18 @@ def _contract(node: ir.Node, left: Dim, right: Dim) -> None:
         raise slice_error(node, "the two sides of a product do not shrink together")
 
 
-def _expand(node: ir.Node, inputs: list[Dims]) -> Dims:
-    """Repeated along dimensions that do not shrink."""
-    target = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-    if target is None or target.size != len(inputs[0]):
-        raise slice_error(node, "the target of an Expand is not constant, or adds dimensions")
-    if any(is_elastic(dim) and to != 1 for dim, to in zip(inputs[0], target.numpy().tolist(), strict=True)):
-        raise slice_error(node, "an Expand of an elastic dimension")
+def _repeated(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """An Expand or a Tile along dimensions that do not shrink."""
+    times = _vector(node, 1, len(inputs[0]))
+    _refuse_elastic(node, (dim for dim, number in zip(inputs[0], times, strict=True) if number != 1))
     return inputs[0]
 
 
-def _tile(node: ir.Node, inputs: list[Dims]) -> Dims:
-    """Repeated along dimensions that do not shrink."""
-    repeats = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-    if repeats is None:
-        raise slice_error(node, "the repeats of a Tile are not constant")
-    if any(is_elastic(dim) and times != 1 for dim, times in zip(inputs[0], repeats.numpy().tolist(), strict=True)):
-        raise slice_error(node, "a Tile of an elastic dimension")
+def _pad(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Numbers put before or behind those of a dimension that does not shrink."""
+    rank = len(inputs[0])
+    added = _vector(node, 1, 2 * rank)
+    _refuse_elastic(node, (dim for dim, *ends in zip(inputs[0], added[:rank], added[rank:], strict=True) if any(ends)))
     return inputs[0]
 
 
@@ -105,24 +115,17 @@ def _transpose(node: ir.Node, inputs: list[Dims]) -> Dims:
 
 def _last_axis_whole(node: ir.Node, inputs: list[Dims]) -> Dims:
     axis = node.attributes.get_int("axis", -1)
-    reduced = inputs[0][axis:] if node.op_type == "LayerNormalization" else (inputs[0][axis],)
-    if any(is_elastic(dim) for dim in reduced):
-        raise slice_error(node, f"{node.op_type} over an elastic dimension")
+    _refuse_elastic(node, inputs[0][axis:] if node.op_type == "LayerNormalization" else [inputs[0][axis]], "over")
     return inputs[0]
 
 
 def _split(node: ir.Node, inputs: list[Dims]) -> Dims:
-    if is_elastic(inputs[0][node.attributes.get_int("axis", 0)]):
-        raise slice_error(node, "a Split of an elastic dimension")
+    _refuse_elastic(node, [inputs[0][node.attributes.get_int("axis", 0)]])
     return inputs[0]
 
 
 def _slice(node: ir.Node, inputs: list[Dims]) -> Dims:
-    tensor = ir.convenience.get_const_tensor(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else None
-    if tensor is None:
-        raise slice_error(node, "the axes of a Slice are not constant")
-    if any(is_elastic(inputs[0][int(axis)]) for axis in tensor.numpy()):
-        raise slice_error(node, "a Slice of an elastic dimension")
+    _refuse_elastic(node, (inputs[0][axis] for axis in _vector(node, 3)))
     return inputs[0]
 
 
@@ -130,8 +133,7 @@ def _gather(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Steps looked up along a dimension that does not shrink, by indices that do not either."""
     data, indices = inputs
     axis = node.attributes.get_int("axis", 0) % len(data)
-    if is_elastic(data[axis]) or any(is_elastic(dim) for dim in indices):
-        raise slice_error(node, "a Gather from, or by, an elastic dimension")
+    _refuse_elastic(node, [data[axis], *indices], "from, or by,")
     return (*data[:axis], *indices, *data[axis + 1 :])
 
 
@@ -139,20 +141,15 @@ def _concat(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Joined along a dimension that does not shrink; of the others, all inputs shrink alike."""
     axis = node.attributes.get_int("axis", 0) % len(inputs[0])
     for index, dims in enumerate(zip(*inputs, strict=True)):
-        elastic = any(is_elastic(dim) for dim in dims)
-        if elastic and (index == axis or len(set(dims)) > 1):
-            raise slice_error(node, "a Concat of dimensions that do not shrink together")
+        if index == axis or len(set(dims)) > 1:
+            _refuse_elastic(node, dims)
     return inputs[0]
 
 
 def _reduced(node: ir.Node, inputs: list[Dims]) -> Dims:
     """A mean or a maximum over an elastic dimension is that of the extent that it finds; a sum's divisor may be a
     constant."""
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    axes = ir.convenience.get_const_tensor(given) if given is not None else None
-    if axes is None:
-        raise slice_error(node, f"the axes of a {node.op_type} are not constant")
-    reduced = {int(axis) % len(inputs[0]) for axis in axes.numpy().tolist()}
+    reduced = {axis % len(inputs[0]) for axis in _vector(node, 1)}
     if node.attributes.get_int("keepdims", 1):
         return tuple((1,) if index in reduced else dim for index, dim in enumerate(inputs[0]))
     return tuple(dim for index, dim in enumerate(inputs[0]) if index not in reduced)
@@ -161,27 +158,20 @@ def _reduced(node: ir.Node, inputs: list[Dims]) -> Dims:
 def _shape(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Extents that do not shrink."""
     read = inputs[0][node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(inputs[0]))]
-    if any(is_elastic(dim) for dim in read):
-        raise slice_error(node, "the Shape of an elastic dimension")
+    _refuse_elastic(node, read)
     return ((len(read),),)
 
 
 def _squeeze(node: ir.Node, inputs: list[Dims]) -> Dims:
-    axes = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
-    if axes is None:
-        raise slice_error(node, "the axes of a Squeeze are not constant")
-    removed = {int(axis) % len(inputs[0]) for axis in axes.numpy().flatten()}
-    if any(is_elastic(inputs[0][index]) for index in removed):
-        raise slice_error(node, "a Squeeze of an elastic dimension")
+    removed = {axis % len(inputs[0]) for axis in _vector(node, 1)}
+    _refuse_elastic(node, (inputs[0][index] for index in removed))
     return tuple(dim for index, dim in enumerate(inputs[0]) if index not in removed)
 
 
 def _unsqueeze(node: ir.Node, inputs: list[Dims]) -> Dims:
-    axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-    if axes is None:
-        raise slice_error(node, "the axes of an Unsqueeze are not constant")
-    rank = len(inputs[0]) + axes.size
-    added, rest = {int(axis) % rank for axis in axes.numpy().flatten()}, iter(inputs[0])
+    axes, rest = _vector(node, 1), iter(inputs[0])
+    rank = len(inputs[0]) + len(axes)
+    added = {axis % rank for axis in axes}
     return tuple((1,) if index in added else next(rest) for index in range(rank))
 
 
@@ -217,21 +207,6 @@ def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
     return tuple(taken) or (1,)
 
 
-def _pad(node: ir.Node, inputs: list[Dims]) -> Dims:
-    """Numbers put before or behind those of a dimension that does not shrink."""
-    rank, given = (
-        len(inputs[0]),
-        ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None,
-    )
-    if given is None or given.size != 2 * rank:
-        raise slice_error(node, "the extents of a Pad are not constant")
-    added = given.numpy().tolist()
-    grows = [before or behind for before, behind in zip(added[:rank], added[rank:], strict=True)]
-    if any(is_elastic(dim) and more for dim, more in zip(inputs[0], grows, strict=True)):
-        raise slice_error(node, "a Pad of an elastic dimension")
-    return inputs[0]
-
-
 def _attention(node: ir.Node, inputs: list[Dims]) -> Dims:
     """What rows of queries, which may shrink, read of keys and values, which may not."""
     query, _, value = inputs[:3]
@@ -242,28 +217,20 @@ def _attention(node: ir.Node, inputs: list[Dims]) -> Dims:
 
 def _first_input(_: ir.Node, inputs: list[Dims]) -> Dims:
     """What an operator returns that leaves a tensor its shape: positions turned, or what queries read of a cache, whose
-    own heads follow from the attributes (cached/head_axes.py)."""
+    own heads follow from the attributes (``head_axes``)."""
     return inputs[0]
-
-
-def slice_error(node: ir.Node, problem: str) -> SliceError:
-    """That names the node."""
-    return SliceError(f"node {node.outputs[0].name} ({node.op_type}): {problem}")
 
 
 DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(("Reshape", "Flatten"), _reshape),
+    **dict.fromkeys(("Expand", "Tile"), _repeated),
+    **dict.fromkeys(("Softmax", "LayerNormalization"), _last_axis_whole),
+    **dict.fromkeys(("ReduceMax", "ReduceMean"), _reduced),
+    **dict.fromkeys(("RotaryEmbedding", CACHED_ATTENTION), _first_input),
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Transpose": _transpose,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Softmax": _last_axis_whole,
-    "LayerNormalization": _last_axis_whole,
-    "ReduceMax": _reduced,
-    "ReduceMean": _reduced,
-    "Reshape": _reshape,
-    "Flatten": _reshape,
     "Split": _split,
     "Slice": _slice,
     "Gather": _gather,
@@ -273,6 +240,4 @@ DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Unsqueeze": _unsqueeze,
     "Pad": _pad,
     "MultiHeadAttention": _attention,
-    "RotaryEmbedding": _first_input,
-    CACHED_ATTENTION: _first_input,
 }

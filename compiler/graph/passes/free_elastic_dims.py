@@ -5,40 +5,86 @@ a number, an axis, or the name of a dimension that is free at run time: the outp
 ``(heads * 32)``, after the split ``heads, 32``. A Reshape regroups the factors, and its one elastic target dimension
 becomes ``-1``.
 
-Requires: extents that are numbers or names; linear layers as Gemm; prefix slices along dimension 0 of each stored
-weight. Ensures: no constant in the graph repeats an elastic extent. Raises SliceError naming the first node it cannot
-follow, and then leaves the graph as it was: every dimension is followed before the first Reshape changes.
+Two things of a submodel do not follow from the extents of its weights, and are set when it is emitted: the graph's own
+inputs and outputs, and the heads of attention over a cache, which are attributes of its operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from ....elastic import Axis
 from ....errors import SliceError
-from .dims_by_operator import CACHED_ATTENTION, DIMS_BY_OPERATOR, Dim, Dims, Elastic, extent_of, is_elastic, slice_error
-from .extents import Extent, extents, factors, int64_constant, reshape_target
-from .matching import scalar
+from .dims_by_operator import DIMS_BY_OPERATOR, Dim, Dims, Elastic, extent_of, is_elastic, slice_error
+from .matching import (
+    CACHED_ATTENTION,
+    Extent,
+    extents,
+    factors,
+    int64_constant,
+    reshape_target,
+    scalar,
+    typed_node,
+)
 
 # Dimensions of an input or output of a graph to the axes by which they shrink.
 Shrinking = Mapping[int, Axis]
 _NOTHING: Mapping[str, Shrinking] = MappingProxyType({})
 # What makes one dimension of several, slower ones first.
 _REGROUPING = ("Reshape", "Flatten")
+# Inputs of attention over a cache.
+_QUERY, _KEY, _COSINES, _BIAS = 0, 1, 7, 10
+# The dimension of a bias that heads are.
+_HEADS = 1
+
+
+class HeadAxes(NamedTuple):
+    """The axes by which the heads of queries, and those of keys and values, shrink; None where they do not."""
+
+    queries: str | None
+    keys: str | None
 
 
 def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim], interface: Mapping[str, Shrinking] = _NOTHING) -> bool:
     """Follows the elastic dimensions from ``seeds`` (initializer name to its dimension 0) and frees the Reshapes.
-    ``interface`` says how the graph's own inputs and outputs shrink, by their names."""
+    ``interface`` says how the graph's own inputs and outputs shrink, by their names.
+
+    Raises SliceError naming the first node it cannot follow, and then leaves the graph as it was: every dimension is
+    followed before the first Reshape changes.
+    """
     _, targets = followed(model, seeds, interface)
     for node, target in targets.items():
         made = _kept_target(node, target) or reshape_target(model.graph, target)
         node.prepend(made)
         node.replace_input_with(1, made[-1].outputs[0])
     return bool(targets)
+
+
+def head_axes(
+    model: ir.Model, seeds: Mapping[str, Dim], interface: Mapping[str, Shrinking] = _NOTHING
+) -> dict[ir.Value, HeadAxes]:
+    """By what each attention over a cache returns, where any of its heads shrink; ``seeds`` and ``interface`` as of
+    ``free_elastic_dims``.
+
+    Raises SliceError where neither heads nor their size are what shrinks, where the size shrinks of heads that
+    attention turns by tables, or where an elastic dimension cannot be followed.
+    """
+    found: dict[ir.Value, HeadAxes] = {}
+    known, _ = followed(model, seeds, interface)
+    for node in model.graph:
+        if node.op_type == CACHED_ATTENTION:
+            axes = HeadAxes(_axis(node, _QUERY, -1, known), _axis(node, _KEY, -1, known))
+            if len(node.inputs) > _BIAS and _axis(node, _BIAS, _HEADS, known) != axes.queries:
+                raise SliceError(f"node {node.outputs[0].name}: a bias whose heads do not shrink with the queries'")
+            if len(node.inputs) > _COSINES and node.inputs[_COSINES] is not None and _size_shrinks(node, known):
+                raise SliceError(f"node {node.outputs[0].name}: heads turned by tables, whose size shrinks")
+            if axes != (None, None):
+                found[node.outputs[0]] = axes
+    return found
 
 
 def followed(
@@ -145,9 +191,7 @@ def _kept_target(node: ir.Node, target: list[Extent]) -> list[ir.Node]:
         return []
     freed = int64_constant([-1])
     numbers[target.index(-1)] = freed.outputs[0]
-    joined = ir.node("Concat", numbers, attributes={"axis": 0})
-    joined.outputs[0].shape, joined.outputs[0].type = ir.Shape([len(target)]), ir.TensorType(ir.DataType.INT64)
-    return [freed, joined]
+    return [freed, typed_node("Concat", numbers, {"axis": 0}, [len(target)])]
 
 
 def _is_free(node: ir.Node, dims: Dims) -> bool:
@@ -157,3 +201,22 @@ def _is_free(node: ir.Node, dims: Dims) -> bool:
     if target is None or target.op_type != "Concat" or len(target.inputs) != len(dims) or len(elastic) != 1:
         return False
     return scalar(target.inputs[elastic[0]]) == -1
+
+
+def _size_shrinks(node: ir.Node, known: Mapping[ir.Value, Dims]) -> bool:
+    """Whether the numbers of a query's head do, which are the faster factor."""
+    query = node.inputs[_QUERY]
+    return query is not None and query in known and isinstance(known[query][-1][-1], Elastic)
+
+
+def _axis(node: ir.Node, index: int, dim: int, known: Mapping[ir.Value, Dims]) -> str | None:
+    """The axis by which the heads of dimension ``dim`` of an input shrink, which are its slower factor; None where they
+    stay, as where their size shrinks."""
+    value = node.inputs[index]
+    first: Sequence[object] = known[value][dim] if value is not None and value in known else ()
+    elastic = [factor for factor in first if isinstance(factor, Elastic)]
+    if not elastic or (dim == -1 and elastic == [first[-1]]):
+        return None
+    if elastic != [first[0]]:
+        raise SliceError(f"node {node.outputs[0].name}: what shrinks of input {index} is not its heads")
+    return elastic[0].axis.name

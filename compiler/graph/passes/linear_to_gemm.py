@@ -1,12 +1,12 @@
-"""Linear layers in one form: ``Reshape -> Gemm -> Reshape`` over a weight stored in the layout that slices best.
+"""Weights in the layout that slices best: linear layers as Gemm, and rows of stacked weights as weights.
 
 torch traces ``nn.Linear`` on ``[B, S, H]`` as ``Transpose(W) -> MatMul -> Add``. Here it becomes a Gemm over
 ``[B * S, H]``, behind a Flatten in place of the first Reshape where ``B`` or ``S`` is free: with ``transB=1`` over the
 weight as torch stores it, or with ``transB=0`` over its transpose where the spec slices the input dimension, so that
 the elastic dimension is the slowest-varying one in memory.
 
-Requires: weights are initializers under their parameter's name. Ensures: no weight of a linear layer passes through a
-Transpose, and transposed weights carry the suffix ``.T``.
+A backend would copy the row that ``Gather(W, e)`` takes at every run. As an initializer it is what any other weight is:
+mapped from the store, or packed where the engine is packed, which backends do for matrices and not for stacks of them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import SliceError
-from .extents import extents, product, reshape_target, shape_of
-
-TRANSPOSED = ".T"
+from . import TRANSPOSED
+from .matching import extents, new_weight, producer, product, reshape_target
 
 
 def linear_to_gemm(model: ir.Model, store_transposed: Collection[str]) -> bool:
-    """Rewrites every linear layer; weights named in ``store_transposed`` are used as ``[in, out]``."""
+    """Rewrites every linear layer; weights named in ``store_transposed`` are used as ``[in, out]``, under their name
+    with ``.T``."""
     graph = model.graph
     transposed: dict[str, ir.Value] = {}
     changed = False
@@ -46,34 +46,40 @@ def linear_to_gemm(model: ir.Model, store_transposed: Collection[str]) -> bool:
     return changed
 
 
+def rows_as_weights(model: ir.Model, parameters: Collection[str]) -> bool:
+    """Makes a weight, ``W[e]``, of every row of one of ``parameters`` that the graph takes by a constant ``e``."""
+    rows: dict[str, ir.Value] = {}
+    for node in list(model.graph):
+        taken = _taken(node, parameters)
+        if taken is None:
+            continue
+        stack, row = taken
+        name = f"{stack.name}[{row}]"
+        if name not in rows:
+            rows[name] = _row(model.graph, name, stack, row)
+        ir.convenience.replace_all_uses_with(node.outputs[0], rows[name])
+    return bool(rows)
+
+
 def _linear_weight(node: ir.Node) -> ir.Value | None:
     """The ``[out, in]`` parameter if ``node`` is ``MatMul(x, Transpose(W))`` or ``Gemm(x, W, transB=1)``."""
     if node.op_type == "Gemm" and node.attributes.get_int("transB") and not node.attributes.get_int("transA"):
         weight = node.inputs[1]
         return weight if weight is not None and weight.is_initializer() else None
-    if node.op_type != "MatMul" or node.inputs[1] is None:
+    turned = producer(node, 1, "Transpose") if node.op_type == "MatMul" else None
+    weight = None if turned is None else turned.inputs[0]
+    if weight is None or weight.shape is None or len(weight.shape) != 2:
         return None
-    producer = node.inputs[1].producer()
-    if producer is None or producer.op_type != "Transpose" or producer.inputs[0] is None:
-        return None
-    weight = producer.inputs[0]
-    rank_two = weight.shape is not None and len(weight.shape) == 2
-    return weight if weight.is_initializer() and rank_two else None
+    return weight if weight.is_initializer() else None
 
 
 def _transposed(graph: ir.Graph, weight: ir.Value) -> ir.Value:
-    """A new initializer ``W.T [in, out]``; its bytes are made when the weight store is written."""
+    """A new initializer ``W.T [in, out]``."""
     tensor = weight.const_value
     assert tensor is not None
-    lazy = ir.LazyTensor(
-        lambda: ir.Tensor(np.ascontiguousarray(tensor.numpy().T), name=f"{weight.name}{TRANSPOSED}"),
-        dtype=tensor.dtype,
-        shape=ir.Shape(list(reversed(tensor.shape.numpy()))),
-        name=f"{weight.name}{TRANSPOSED}",
-    )
-    value = ir.Value(name=lazy.name, shape=lazy.shape, type=ir.TensorType(lazy.dtype), const_value=lazy)
-    graph.register_initializer(value)
-    return value
+    shape = [*reversed(tensor.shape.numpy())]
+    name = f"{weight.name}{TRANSPOSED}"
+    return new_weight(graph, name, shape, tensor.dtype, lambda: np.ascontiguousarray(tensor.numpy().T))
 
 
 def _replace_matmul(graph: ir.Graph, node: ir.Node, weight: ir.Value, transpose_b: bool) -> None:
@@ -100,7 +106,7 @@ def _replace_matmul(graph: ir.Graph, node: ir.Node, weight: ir.Value, transpose_
     result = back.outputs[0]
     for value, like in ((flat.outputs[0], x), (gemm.outputs[0], last)):
         assert like.shape is not None
-        value.shape, value.type = shape_of([tokens, (extents(like) or (0,))[-1]]), like.type
+        value.shape, value.type = ir.Shape([tokens, (extents(like) or (0,))[-1]]), like.type
     result.name, result.shape, result.type = last.name, last.shape, last.type
     graph.insert_before(node, [*flat_target, flat, gemm, *back_target, back])
     ir.convenience.replace_all_uses_with(last, result, replace_graph_outputs=True)
@@ -117,3 +123,24 @@ def _bias(matmul: ir.Node) -> tuple[ir.Node | None, ir.Value | None]:
     if bias is None or not bias.is_initializer() or bias.shape is None or len(bias.shape) != 1:
         return None, None
     return add, bias
+
+
+def _taken(node: ir.Node, parameters: Collection[str]) -> tuple[ir.Value, int] | None:
+    """The parameter and the number of its row that ``node`` reads, if that is what it does."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0 or node.outputs[0].is_graph_output():
+        return None
+    stack, index = node.inputs
+    if stack is None or index is None or stack.name not in parameters or not stack.is_initializer():
+        return None
+    number = ir.convenience.get_const_tensor(index)
+    if number is None or number.size != 1 or len(number.shape) != 0:
+        return None
+    row = int(number.numpy().item())
+    assert stack.shape is not None
+    return stack, row if row >= 0 else row + int(stack.shape.numpy()[0])
+
+
+def _row(graph: ir.Graph, name: str, stack: ir.Value, row: int) -> ir.Value:
+    tensor = stack.const_value
+    assert tensor is not None
+    return new_weight(graph, name, tensor.shape.numpy()[1:], tensor.dtype, lambda: tensor.numpy()[row])

@@ -1,20 +1,16 @@
-"""One Reshape where two follow each other, none where nothing changes, and Reshapes moved behind elementwise work.
+"""Reshapes between linear layers: moved to where they meet, and merged.
 
-Linear layers run on ``[B * S, H]`` while the rest of the graph speaks ``[B, S, H]``; moving the outer Reshape behind an
-activation lets it meet the next layer's inner one, and both disappear.
-
-A Flatten is a Reshape to two dimensions whatever the sizes of those before its axis are. A Reshape behind an Unsqueeze
-or a Squeeze needs neither.
-
-Requires: Reshape targets without zeros; extents that are numbers or names. Ensures: no Reshape reads another Reshape.
+Linear layers run on ``[B * S, H]``, between a Flatten or a Reshape and a Reshape, while the rest of the graph speaks
+``[B, S, H]``. A Flatten is a Reshape to two dimensions whatever the sizes of those before its axis are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from .elementwise import ACTIVATIONS
-from .extents import extents, product
+from .matching import ACTIVATIONS, ELEMENTWISE, NORMS, Extent, constant, extents, product, typed_node
 
 _RESHAPES = {"Reshape", "Flatten"}
 _BEFORE_RESHAPES = _RESHAPES | {"Unsqueeze", "Squeeze"}
@@ -24,11 +20,20 @@ _SCALAR_OPERATORS = {"Add", "Sub", "Mul", "Div", "Pow"}
 
 
 def merge_reshapes(model: ir.Model) -> bool:
-    """Applies the three rules until none does; Reshapes left unused stay for the caller's dead-code removal."""
+    """One Reshape where two follow each other, none where nothing changes, and Reshapes moved behind elementwise work,
+    so that the one behind a layer meets the one in front of the next. A Reshape behind an Unsqueeze or a Squeeze needs
+    neither. Reshapes left unused stay for dead-code removal."""
     changed = False
     while sum(_apply(node) for node in model.graph):  # a sum visits every node, where any() stops at the first
         changed = True
     return changed
+
+
+def flatten_rows(model: ir.Model) -> bool:
+    """Computes on ``[B * S, H]``, in front of the Reshape behind a layer, what is elementwise or over the last
+    dimension, so that only attention, which needs both dimensions, has Reshapes around it."""
+    flat: dict[ir.Value, ir.Value] = {}
+    return bool(sum(_flatten(node, flat) for node in list(model.graph)))
 
 
 def _apply(node: ir.Node) -> bool:
@@ -79,9 +84,7 @@ def _is_elementwise(node: ir.Node) -> bool:
     """Whether ``node`` works on the elements of its first input alone, whatever their shape."""
     if node.op_type in _UNARY_OPERATORS:
         return True
-    if node.op_type not in _SCALAR_OPERATORS or node.inputs[1] is None:
-        return False
-    number = ir.convenience.get_const_tensor(node.inputs[1])
+    number = constant(node, 1) if node.op_type in _SCALAR_OPERATORS else None
     return number is not None and number.size == 1 and len(number.shape) <= 1
 
 
@@ -97,3 +100,63 @@ def _meets_reshapes(value: ir.Value) -> bool:
             for use in uses
         )
     )
+
+
+def _flatten(node: ir.Node, flat: dict[ir.Value, ir.Value]) -> bool:
+    """Makes ``node`` work on ``[B * S, H]`` if an input of it comes from there."""
+    result = node.outputs[0]
+    dims = extents(result)
+    if node.op_type not in ELEMENTWISE | NORMS or dims is None or len(dims) != 3 or result.is_graph_output():
+        return False
+    given = [value for value in node.inputs if value is not None]
+    wide = [value for value in given if extents(value) == dims and value.producer() is not None]
+    shape = next((target for value in wide if (target := _shape_given_back(value)) is not None), None)
+    if shape is None or any(len(extents(value) or (0, 0)) > 1 for value in given if value not in wide):
+        return False
+    for index, value in enumerate(node.inputs):
+        if value in wide:
+            node.replace_input_with(index, _flat(value, flat))
+    for output in node.outputs:
+        if output.uses():
+            flat[_reshaped_back(node, output, shape)] = output
+    return True
+
+
+def _shape_given_back(value: ir.Value) -> ir.Value | None:
+    """The target of the Reshape that makes ``value`` of its rows."""
+    dims, node = extents(value), value.producer()
+    if dims is None or node is None or node.op_type != "Reshape" or extents(node.inputs[0]) != _rows(dims):
+        return None
+    return node.inputs[1]
+
+
+def _flat(value: ir.Value, flat: dict[ir.Value, ir.Value]) -> ir.Value:
+    """The rows of ``value``, flattened where it is made unless they are there."""
+    node, dims = value.producer(), extents(value)
+    assert node is not None
+    assert dims is not None
+    if value not in flat and _shape_given_back(value) is not None and node.inputs[0] is not None:
+        flat[value] = node.inputs[0]
+    if value not in flat:
+        made = typed_node("Flatten", [value], {"axis": 2}, _rows(dims), value.type)
+        node.append(made)
+        flat[value] = made.outputs[0]
+    return flat[value]
+
+
+def _reshaped_back(node: ir.Node, output: ir.Value, shape: ir.Value) -> ir.Value:
+    """``output`` of ``node``, now flat, as all that read it before have it."""
+    uses, dims = list(output.uses()), extents(output)
+    assert dims is not None
+    reshape = typed_node("Reshape", [output, shape], {}, dims, output.type)
+    back = reshape.outputs[0]
+    back.name = output.name
+    output.name, output.shape = f"{output.name}_flat", ir.Shape(_rows(dims))
+    for use in uses:
+        use.node.replace_input_with(use.idx, back)
+    node.append(reshape)
+    return back
+
+
+def _rows(dims: Sequence[Extent]) -> tuple[Extent, Extent]:
+    return product(dims[:2]), dims[2]

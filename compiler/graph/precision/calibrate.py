@@ -1,24 +1,31 @@
-"""The scales of int8 activations: one for the input of every quantised product, from what real inputs make of it.
+"""What must be known of a model's values before it can have a precision, seen by running its float32 engine.
 
-The scale of a value is the one that leaves the least squared error over a histogram of its magnitudes: few values are
-far larger than the rest, and what clipping costs them the many others gain. Where queries and keys are made nothing is
-clipped, though. There the large values are one channel of every token, and a softmax makes much of what clipping does
-to their differences: on all-MiniLM-L6-v2 the sentence embedding's mean cosine to float32 is 0.991 so, 0.979 where all
-are clipped, and 0.982 where none is.
+int8 needs a scale of the input of every quantised product: the one that leaves the least squared error over a histogram
+of magnitudes. Few values are far larger than the rest, and what clipping costs them the many others gain. Where queries
+and keys are made nothing is clipped, though. There the large values are one channel of every token, and a softmax makes
+much of what clipping does to their differences: on all-MiniLM-L6-v2 the sentence embedding's mean cosine to float32 is
+0.991 so, 0.979 where all are clipped, and 0.982 where none is.
+
+float16 needs every value within its range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from math import frexp
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import frexp, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
+from onnx import TensorProto, helper
 
 from ....errors import BuildError
+from ....profiles.precision import FP16
 from ....runtime.inputs.arrays import Arrays
-from .observe import observe
+from .fp32_nodes import MOVEMENT, element_types
 from .quantize import products
 
 _HISTOGRAM_BINS = 4096
@@ -26,6 +33,122 @@ _INT8_MAX = 127
 # What may be clipped: scales down to this part of the one that clips nothing are tried.
 _MIN_SCALE_SHARE = 0.2
 _SCALES_TRIED = 81
+_FLOAT16_MAX = float(np.finfo(np.float16).max)
+# Of values that one session returns; what is more is left to another.
+_PART_BYTES = 64 << 20
+_ELEMENT_BYTES = 4
+
+
+def calibrate(
+    graph: onnx.ModelProto,
+    folder: Path,
+    feeds: Iterable[Arrays],
+    kept: Collection[str],
+    counted: Sequence[np.ndarray] | None = None,
+) -> dict[str, float]:
+    """The scale of the input of each weight, by the weight's name: ``real = scale * int8``.
+
+    ``graph`` is an emitted float32 engine whose weights lie in ``folder``, and ``feeds`` are examples at its bucket;
+    ``counted`` bool ``[B, S]``, one for each, says which positions are theirs: padding has no say.
+    By weight, since segments and other buckets read the same ones; two products of one weight share a scale.
+    Products that make ``kept`` are left out. Raises BuildError if an input is 0 in every example, or is not finite.
+    """
+    found = list(products(graph.graph, kept).values())
+    weights = {product.x: product.weight for product in found}
+    seen = {value: Magnitudes() for value in weights}
+
+    def see(value: str, array: np.ndarray, number: int) -> None:
+        if not np.isfinite(array).all():
+            problem = "is not finite for an example; leave out what the float32 engine cannot answer"
+            raise BuildError(f"calibration: the input of {weights[value]} {problem}")
+        seen[value].see(array if counted is None else _counted(array, counted[number]))
+
+    observe(graph, folder, list(seen), feeds, see)
+    joined: dict[str, Magnitudes] = {}
+    for product in found:
+        joined.setdefault(product.weight, Magnitudes()).join(seen[product.x])
+    for weight, magnitudes in joined.items():
+        if not magnitudes.largest:
+            raise BuildError(
+                f"calibration: the input of {weight} is 0 in every example, so it has no int8 scale; "
+                "add examples that reach this layer, or choose another precision"
+            )
+    compared = _compared(graph.graph)
+    whole = {product.x for product in found if product.output in compared}  # one scale for all that read a value
+    unclipped = {product.weight for product in found if product.x in whole}
+    return {
+        weight: magnitudes.whole_scale() if weight in unclipped else magnitudes.scale()
+        for weight, magnitudes in joined.items()
+    }
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A value of the float32 graph, or a weight, whose ``largest`` magnitude is beyond ``limit``."""
+
+    value: str
+    largest: float
+    limit: float = _FLOAT16_MAX
+
+
+def overflowing(
+    graph: onnx.ModelProto, proto16: onnx.ModelProto, folder: Path, feeds: Iterable[Arrays]
+) -> list[Overflow]:
+    """The values that ``proto16`` holds in float16 and that leave its range on ``feeds``: weights, then what is
+    computed, in the order of the graph.
+
+    ``graph`` is the emitted float32 engine, whose weights lie in ``folder``. What is not finite there is beyond any
+    limit.
+    """
+    held = {name.removesuffix(FP16) for name, kind in element_types(proto16).items() if kind == TensorProto.FLOAT16}
+    largest = {
+        tensor.name: _largest_weight(tensor, folder)
+        for tensor in graph.graph.initializer
+        if tensor.name in held and tensor.data_location == TensorProto.EXTERNAL
+    }
+    inputs = [value.name for value in graph.graph.input]
+    made = [name for node in graph.graph.node if node.op_type not in MOVEMENT for name in node.output]
+    scanned = {f"{name}.largest": name for name in (*inputs, *made) if name in held}
+    measured = onnx.ModelProto()
+    measured.CopyFrom(graph)
+    for largest_name, name in scanned.items():
+        sizes = f"{name}.sizes"
+        measured.graph.node.append(helper.make_node("Abs", [name], [sizes]))
+        measured.graph.node.append(helper.make_node("ReduceMax", [sizes], [largest_name], keepdims=0))
+
+    def see(largest_name: str, found: np.ndarray, _number: int) -> None:
+        name = scanned[largest_name]
+        largest[name] = max(largest.get(name, 0.0), _size(found))
+
+    observe(measured, folder, list(scanned), feeds, see)
+    return [Overflow(name, size) for name, size in largest.items() if size > _FLOAT16_MAX]
+
+
+def observe(
+    graph: onnx.ModelProto,
+    folder: Path,
+    names: Sequence[str],
+    feeds: Iterable[Arrays],
+    see: Callable[[str, np.ndarray, int], None],
+) -> None:
+    """Calls ``see(name, array, number)`` for each of ``names`` (values of the graph, or inputs of it) and each of
+    ``feeds``; ``number`` says which.
+
+    ``graph`` is an emitted engine whose weights lie in ``folder``, where it is written for as long as this takes.
+    Memory stays bounded: many or large values are returned by several sessions, one after the other.
+    """
+    examples = list(feeds)
+    inputs = {value.name for value in graph.graph.input}
+    for name in inputs.intersection(names):
+        for number, arrays in enumerate(examples):
+            see(name, arrays[name], number)
+    for part in _parts(graph, [name for name in dict.fromkeys(names) if name not in inputs]):
+        session = _session(graph, folder, part)
+        path = onnxruntime.RunOptions()
+        path.only_execute_path_to_fetches = True  # nothing behind the last of them
+        for number, arrays in enumerate(examples):
+            for name, array in zip(part, session.run(part, dict(arrays), path), strict=True):
+                see(name, array, number)
 
 
 class Magnitudes:
@@ -83,49 +206,6 @@ class Magnitudes:
             self.limit *= 2
 
 
-def calibrate(
-    graph: onnx.ModelProto,
-    folder: Path,
-    feeds: Iterable[Arrays],
-    kept: Collection[str],
-    counted: Sequence[np.ndarray] | None = None,
-) -> dict[str, float]:
-    """The scale of the input of each weight, by the weight's name: ``real = scale * int8``.
-
-    ``graph`` is an emitted float32 engine whose weights lie in ``folder``, and ``feeds`` are examples at its bucket;
-    ``counted`` bool ``[B, S]``, one for each, says which positions are theirs: padding has no say.
-    By weight, since segments and other buckets read the same ones; two products of one weight share a scale.
-    Products that make ``kept`` are left out. Raises BuildError if an input is 0 in every example, or is not finite.
-    """
-    found = list(products(graph.graph, kept).values())
-    weights = {product.x: product.weight for product in found}
-    seen = {value: Magnitudes() for value in weights}
-
-    def see(value: str, array: np.ndarray, number: int) -> None:
-        if not np.isfinite(array).all():
-            problem = "is not finite for an example; leave out what the float32 engine cannot answer"
-            raise BuildError(f"calibration: the input of {weights[value]} {problem}")
-        seen[value].see(array if counted is None else _counted(array, counted[number]))
-
-    observe(graph, folder, list(seen), feeds, see)
-    joined: dict[str, Magnitudes] = {}
-    for product in found:
-        joined.setdefault(product.weight, Magnitudes()).join(seen[product.x])
-    for weight, magnitudes in joined.items():
-        if not magnitudes.largest:
-            raise BuildError(
-                f"calibration: the input of {weight} is 0 in every example, so it has no int8 scale; "
-                "add examples that reach this layer, or choose another precision"
-            )
-    compared = _compared(graph.graph)
-    whole = {product.x for product in found if product.output in compared}  # one scale for all that read a value
-    unclipped = {product.weight for product in found if product.x in whole}
-    return {
-        weight: magnitudes.whole_scale() if weight in unclipped else magnitudes.scale()
-        for weight, magnitudes in joined.items()
-    }
-
-
 def _counted(array: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """The rows of ``array`` that stand for positions which count; all of one that has no row for each position."""
     if array.ndim > 2 and array.shape[:2] == counted.shape:
@@ -152,3 +232,48 @@ def _compared(graph: onnx.GraphProto) -> set[str]:
         ahead += [name for name in node.input if name not in passed]
         passed.update(node.input)
     return found
+
+
+def _largest_weight(tensor: onnx.TensorProto, folder: Path) -> float:
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    weights = np.memmap(folder / place["location"], np.float32, "r", int(place["offset"]), tuple(tensor.dims))
+    return max(_size(weights.max()), _size(weights.min()))
+
+
+def _size(number: np.ndarray | np.floating[Any]) -> float:
+    return float(abs(number)) if np.isfinite(number) else float("inf")
+
+
+def _parts(graph: onnx.ModelProto, names: Sequence[str]) -> Iterator[list[str]]:
+    """``names`` in groups whose values take at most _PART_BYTES together, or that hold one value."""
+    known = onnx.shape_inference.infer_shapes(graph).graph
+    shapes = {value.name: value.type.tensor_type.shape for value in (*known.value_info, *known.output)}
+    part: list[str] = []
+    total = 0
+    for name in names:
+        extents = [dim.dim_value for dim in shapes[name].dim] if name in shapes else [_PART_BYTES]
+        size = prod(extents) * _ELEMENT_BYTES
+        if part and total + size > _PART_BYTES:
+            yield part
+            part, total = [], 0
+        part.append(name)
+        total += size
+    if part:
+        yield part
+
+
+def _session(graph: onnx.ModelProto, folder: Path, outputs: Iterable[str]) -> onnxruntime.InferenceSession:
+    """A session of the graph, weights mapped, that returns ``outputs``; its file is gone again."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph)
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    path = folder / "observe.onnx"
+    try:
+        path.write_bytes(model.SerializeToString())
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    finally:
+        path.unlink(missing_ok=True)

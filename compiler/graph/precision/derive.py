@@ -15,10 +15,9 @@ from ....profiles.backends import BACKENDS
 from ....profiles.precision import TRACED, Precision
 from ..encodings import split_encoding
 from ..template import Template
-from .cpu_kernels import as_qgemm, dynamic, small_tables, weight_only
 from .fp32_nodes import kept_products
 from .half import half
-from .quantize import quantized
+from .quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
 from .whole_rows import in_whole_rows
 
 _PRODUCTS = ("Gemm", "MatMul", "FusedMatMul")

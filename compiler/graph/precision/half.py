@@ -17,8 +17,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ....profiles.precision import BF16, FP16
+from ..edit import Edit
 from ..encodings import table_name
-from .edit import Edit
 from .fp32_nodes import FloatGraph, wide_nodes
 
 

@@ -1,8 +1,9 @@
 """Proof graphs: what this host runs in ONNX Runtime to prove engines, whatever backend they are for.
 
-An engine for TensorRT is a graph until its plan is built, and is proven by that graph. One in bfloat16, which no
-processor computes with, is proven by a float32 emulation (emulation.py). Proof graphs have the names of their engines'
-files and lie in a folder of their own, beside a link to the weight store; a bundle never holds them.
+An engine for TensorRT is a graph until its plan is built, and is proven by that graph; one in bfloat16, which no
+processor computes with, by a float32 emulation. Proof graphs have the names of their engines' files and lie in a folder
+of their own, beside a link to the weight store; a bundle never holds them. Quantised engines are proven a second time,
+without the rounding of their activations.
 """
 
 from __future__ import annotations
@@ -15,17 +16,98 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import onnx
+from onnx import TensorProto
+
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.manifest import WEIGHTS_NAME, Manifest
 from ....bundle.open_bundle import Bundle
 from ....profiles.backends import BACKENDS, ONNXRUNTIME
 from ....profiles.precision import PRECISIONS, Precision
-from .emulation import emulated
+from ..edit import Edit
+from .fp32_nodes import MOVEMENT, element_types
+
+_SIXTEEN_BIT_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_QUANTISE = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# What a row of zeros is divided by here, where nothing is rounded to integers behind it.
+_LEAST_UNIT = np.array(1e-30, np.float32)
 
 
 def proof_graph(graph: bytes, precision: Precision) -> bytes:
     """What proves the emitted engine ``graph``: itself, or of bfloat16 its emulation."""
     return emulated(graph) if PRECISIONS[precision].is_emulated else graph
+
+
+def emulated(graph: bytes) -> bytes:
+    """The emitted engine ``graph`` as float32, rounding where it holds 16 bits; reads the same bytes of the store.
+
+    Weights are widened, which is exact, and what a node computes is rounded to 16 bits and widened again. Products are
+    summed in float32, as GPUs do it. The same holds of an engine in float16: there ONNX Runtime drops roundings between
+    nodes that it widens itself, so its own run says less about a GPU's.
+    """
+    model = onnx.ModelProto.FromString(graph)
+    narrow = {name: kind for name, kind in element_types(model).items() if kind in _SIXTEEN_BIT_TYPES}
+    edit, widened = Edit(model), dict[str, str]()
+    for name in list(edit.initializers):
+        if name in narrow:
+            widened[name] = edit.add("Cast", [name], to=TensorProto.FLOAT)
+    for node in edit.source:
+        node.input[:] = [widened.get(name, name) for name in node.input]
+        edit.nodes.append(node)
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i in _SIXTEEN_BIT_TYPES:
+                attribute.i = TensorProto.FLOAT
+        if node.op_type in MOVEMENT - {"Cast"}:
+            continue  # of what is rounded already
+        for place, name in enumerate(node.output):
+            if name in narrow:
+                node.output[place] = f"{name}.exact"
+                rounded = edit.add("Cast", [node.output[place]], to=narrow[name])
+                edit.add("Cast", [rounded], [name], to=TensorProto.FLOAT)
+    raw: bytes = edit.done().SerializeToString(deterministic=True)
+    return raw
+
+
+def exact(graph: bytes) -> bytes:
+    """The emitted quantised engine ``graph`` with its products in float32, over the same bytes of the store.
+
+    Rounding activations moves an answer by more than most faults would, so that no comparison of the engine itself can
+    tell a dropped bias from it. This graph has every other node of the engine; given the numbers that its integers
+    stand for, a PyTorch module computes the same to the last bits.
+    """
+    edit = Edit(onnx.ModelProto.FromString(graph))
+    producers = {name: node for node in edit.source for name in node.output}
+
+    def before(name: str) -> str:
+        """The value that ``name`` was rounded from."""
+        node = producers.get(name)
+        while node is not None and node.op_type in _QUANTISE and node.input[0] in producers:
+            name, node = node.input[0], producers.get(node.input[0])
+        return node.input[0] if node is not None and node.op_type == "QuantizeLinear" else name
+
+    for node in edit.source:
+        if node.op_type == "QGemm":
+            (trans_b,) = (attribute.i for attribute in node.attribute if attribute.name == "transB")
+            weight = edit.add("DequantizeLinear", [*node.input[3:6]], axis=0 if trans_b else 1)
+            edit.add("Gemm", [before(node.input[0]), weight], node.output, transB=trans_b)
+            continue
+        if node.op_type == "MatMulIntegerToFloat":
+            weight = edit.add("DequantizeLinear", [node.input[1], node.input[3], node.input[5]], axis=1)
+            edit.add("MatMul", [before(node.input[0]), weight], node.output)
+            continue
+        if node.op_type == "ReduceMax" and (size := producers.get(node.input[0])) and size.op_type == "Abs":
+            largest = edit.add("ReduceMax", node.input)
+            edit.add("Max", [largest, edit.constant(_LEAST_UNIT)], node.output)
+            continue
+        for attribute in node.attribute:
+            if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                attribute.i = 0  # products of float32
+        if node.op_type == "Gemm":
+            node.input[0] = before(node.input[0])
+        edit.nodes.append(node)
+    raw: bytes = edit.done().SerializeToString(deterministic=True)
+    return raw
 
 
 def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:

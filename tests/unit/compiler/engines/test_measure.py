@@ -16,8 +16,7 @@ from nestforge.compiler.engines.measure import fit_rungs, measure_engines, measu
 from nestforge.compiler.examples.corpus import ArrayCorpus, Corpus
 from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.planning.cost_model import predict
-from nestforge.compiler.planning.ladder import ladder
-from nestforge.compiler.planning.levels import levels
+from nestforge.compiler.planning.levels import ladder, levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.work.clock import Clock, silent
 from nestforge.exporters.source import open_source

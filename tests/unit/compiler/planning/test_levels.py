@@ -1,20 +1,37 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.compiler.planning.levels import levels
-from nestforge.elastic import Axis, ElasticSpec
+from nestforge.compiler.planning.levels import (
+    PROMOTION_ORDERS,
+    Level,
+    in_every_precision,
+    ladder,
+    letters,
+    levels,
+    promoted,
+    read_assignment,
+    rung_labels,
+    unusual,
+)
+from nestforge.elastic import BITS, Axis, ElasticSpec
 from nestforge.errors import PlanError
+from nestforge.profiles.device_profile import DeviceProfile, PromotionOrder
+from nestforge.profiles.load_profile import load_profile
+from support.bare_encoder import encoder
 
 
-def encoder(layers: int = 2, ffn: int = 1536, heads: int = 12, nested: bool = False) -> ElasticSpec:
+def spec_of(layers: int = 2, ffn: int = 1536, heads: int = 12, nested: bool = False) -> ElasticSpec:
     axes = [Axis(f"layers.{i}.{kind}", size) for i in range(layers) for kind, size in (("ffn", ffn), ("heads", heads))]
     return ElasticSpec(tuple(axes), (), nested)
 
 
 def test_ranked_model_goes_in_even_steps() -> None:
-    assert [(level.label, level.submodel.id) for level in levels(encoder(), None, 64)] == [
+    assert [(level.label, level.submodel.id) for level in levels(spec_of(), None, 64)] == [
         ("S", "ffn384-heads3"),
         ("M", "ffn768-heads6"),
         ("L", "ffn1152-heads9"),
@@ -23,12 +40,12 @@ def test_ranked_model_goes_in_even_steps() -> None:
 
 
 def test_nested_model_goes_in_powers_of_two() -> None:
-    found = [level.submodel.by_kind()["ffn"][0] for level in levels(encoder(ffn=4096, nested=True), None, 64)]
+    found = [level.submodel.by_kind()["ffn"][0] for level in levels(spec_of(ffn=4096, nested=True), None, 64)]
     assert found == [512, 1024, 2048, 4096]
 
 
 def test_kind_left_out_stays_full_and_other_counts_are_labelled_in_percent() -> None:
-    found = levels(encoder(), {"ffn": [0.125, 0.5, 1]}, 8)
+    found = levels(spec_of(), {"ffn": [0.125, 0.5, 1]}, 8)
     assert [(level.label, level.submodel.id) for level in found] == [
         ("12.5%", "ffn192-heads12"),
         ("50%", "ffn768-heads12"),
@@ -37,7 +54,7 @@ def test_kind_left_out_stays_full_and_other_counts_are_labelled_in_percent() -> 
 
 
 def test_rounding_is_nearest_at_least_one_and_stated() -> None:
-    small, half, full = levels(encoder(layers=3, ffn=100, heads=5), {"ffn": [0.01, 0.4, 1], "heads": [0.1, 0.5, 1]}, 16)
+    small, half, full = levels(spec_of(layers=3, ffn=100, heads=5), {"ffn": [0.01, 0.4, 1], "heads": [0.1, 0.5, 1]}, 16)
     assert [small.submodel.id, half.submodel.id, full.submodel.id] == ["ffn16-heads1", "ffn48-heads3", "ffn100-heads5"]
     assert half.rounding == (
         "40%: ffn 40 of 100 rounded to 48 (a multiple of 16)",
@@ -47,7 +64,7 @@ def test_rounding_is_nearest_at_least_one_and_stated() -> None:
 
 
 def test_width_below_one_multiple_stays_whole() -> None:
-    assert [level.submodel["layers.0.ffn"] for level in levels(encoder(ffn=24), None, 64)] == [24, 24, 24, 24]
+    assert [level.submodel["layers.0.ffn"] for level in levels(spec_of(ffn=24), None, 64)] == [24, 24, 24, 24]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +85,7 @@ def test_width_below_one_multiple_stays_whole() -> None:
 )
 def test_refusals(fractions: dict[str, list[float]], message: str) -> None:
     with pytest.raises(PlanError) as failure:
-        levels(encoder(), fractions, 8)
+        levels(spec_of(), fractions, 8)
     assert str(failure.value) == message
 
 
@@ -79,7 +96,7 @@ def test_refusals(fractions: dict[str, list[float]], message: str) -> None:
     st.lists(st.integers(1, 99), unique=True, max_size=6).map(lambda percent: [each / 100 for each in sorted(percent)]),
 )
 def test_levels_never_shrink_and_end_universal(ffn: int, heads: int, multiple: int, steps: list[float]) -> None:
-    spec = encoder(1, ffn, heads)
+    spec = spec_of(1, ffn, heads)
     found = levels(spec, {"ffn": [*steps, 1.0], "heads": [*steps, 1.0]}, multiple)
     assert found[-1].submodel == spec.universal()
     for kind, size in (("ffn", ffn), ("heads", heads)):
@@ -150,7 +167,7 @@ def test_a_choice_is_the_nearest_by_what_it_keeps() -> None:
             "levels: depth 0.3 and depth 0.35 are both depth2; expected fractions that lead to different values",
         ),
         (
-            encoder(),
+            spec_of(),
             {"ffn": [0.5, 0.5 + 1e-9, 1]},
             "levels: ffn 0.5 and ffn 0.5 are both 50%; expected fractions that lead to different values",
         ),
@@ -162,3 +179,238 @@ def test_levels_that_could_not_be_told_apart_are_refused(
     with pytest.raises(PlanError) as failure:
         levels(spec, fractions, 8)
     assert str(failure.value) == message
+
+
+def test_last_layers_are_promoted_first_and_all_kinds_together() -> None:
+    spec = encoder(layers=3).spec
+    rungs = ladder(levels(spec, {"ffn": [0.25, 0.5, 1], "heads": [0.25, 0.5, 1]}, 8))
+    assert [rung.id for rung in rungs] == [
+        "ffn64-heads1",
+        "ffn64x2_128x1-heads1x2_2x1",
+        "ffn64x1_128x2-heads1x1_2x2",
+        "ffn128-heads2",
+        "ffn128x2_256x1-heads2x2_4x1",
+        "ffn128x1_256x2-heads2x1_4x2",
+        "ffn256-heads4",
+    ]
+
+
+def test_axis_outside_the_layers_moves_with_the_full_level() -> None:
+    spec = ElasticSpec((Axis("rank", 4), Axis("layers.0.ffn", 16), Axis("layers.1.ffn", 16)), ())
+    rungs = ladder(levels(spec, {"rank": [0.5, 1], "ffn": [0.5, 1]}, 8))
+    assert [rung.id for rung in rungs] == ["rank2-ffn8", "rank2-ffn8x1_16x1", "rank4-ffn16"]
+
+
+def test_layers_behind_the_depth_make_no_rungs() -> None:
+    axes = (Axis("depth", 4, (2, 4)), *(Axis(f"layers.{layer}.ffn", 16) for layer in range(4)))
+    steps = levels(ElasticSpec(axes, ()), {"depth": [0.5, 1], "ffn": [0.5, 1]}, 8)
+    behind = "ffn8x{}_16x{}"
+    assert [rung.id for rung in ladder(steps, "decreasing")] == [
+        "depth2-" + behind.format(2, 2),
+        "depth2-ffn16x1_8x1_16x2",
+        "depth2-ffn16",
+        "depth4-ffn16",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("increasing", ["....", "...#", "..##", ".###", "####"]),
+        ("decreasing", ["....", "#...", "##..", "###.", "####"]),
+        ("up-down", ["....", "..#.", ".##.", ".###", "####"]),
+        ("down-up", ["....", "...#", "#..#", "#.##", "####"]),
+    ],
+)
+def test_which_layers_each_order_promotes(order: PromotionOrder, expected: list[str]) -> None:
+    raised = [promoted(range(4), count, order) for count in range(5)]
+    assert ["".join("#" if layer in layers else "." for layer in range(4)) for layers in raised] == expected
+
+
+@pytest.mark.parametrize("order", PROMOTION_ORDERS)
+@pytest.mark.parametrize(("layers", "rungs"), [(12, 37), (16, 49), (24, 73)])
+def test_rungs_of_the_papers_depths(layers: int, rungs: int, order: PromotionOrder) -> None:
+    assert len(ladder(levels(encoder(layers, ffn=512, heads=0, nested=True).spec, None, 64), order)) == rungs
+
+
+@given(st.integers(1, 24), st.integers(1, 5), st.sampled_from(PROMOTION_ORDERS))
+def test_every_ladder_of_every_order_rises(layers: int, count: int, order: PromotionOrder) -> None:
+    source = encoder(layers, ffn=640, heads=10)
+    fractions = [(i + 1) / count for i in range(count)]
+    steps = levels(source.spec, {"ffn": fractions, "heads": fractions}, 8)
+    rungs = ladder(steps, order)
+    assert len(rungs) == (count - 1) * layers + 1
+    parameters = [source.parameters(rung) for rung in rungs]
+    assert parameters == sorted(set(parameters))
+    assert parameters == [source.parameters(rung) for rung in ladder(steps)], "of one size whatever the order"
+    widths = [level.submodel["layers.0.ffn"] for level in steps]
+    for rung in rungs:
+        used = sorted({widths.index(value) for value in rung.by_kind()["ffn"]})
+        assert used in ([used[0]], [used[0], used[0] + 1]), "adjacent levels alone"
+
+
+@given(st.lists(st.integers(1, 1024), min_size=1, max_size=8), st.sampled_from(PROMOTION_ORDERS))
+def test_layers_of_different_sizes_rise_too(sizes: list[int], order: PromotionOrder) -> None:
+    spec = ElasticSpec(tuple(Axis(f"layers.{i}.ffn", size) for i, size in enumerate(sizes)), (), trained_nested=True)
+    rungs = ladder(levels(spec, None, 8), order)
+    totals = [sum(value for _, value in rung.values) for rung in rungs]
+    assert totals == sorted(totals)
+    for smaller, larger in pairwise(rungs):
+        assert all(smaller[axis.name] <= larger[axis.name] for axis in spec.axes), "no layer is ever demoted"
+
+
+def test_the_order_of_a_rung() -> None:
+    steps = levels(encoder(layers=6, ffn=64, heads=0).spec, {"ffn": [0.5, 1]}, 8)
+    third = {order: ladder(steps, order)[3].id for order in PROMOTION_ORDERS}
+    assert third == {
+        "increasing": "ffn32x3_64x3",
+        "decreasing": "ffn64x3_32x3",
+        "up-down": "ffn32x2_64x3_32x1",
+        "down-up": "ffn64x1_32x3_64x2",
+    }
+
+
+def test_rungs_in_every_precision_go_from_narrow_to_wide() -> None:
+    plain = encoder(layers=1).spec
+    spec = ElasticSpec((*plain.axes, Axis(BITS, 32, (4, 16, 32))), ())
+    rungs = ladder(levels(spec, {"ffn": [0.5, 1]}, 8))
+    assert [rung.id for rung in rungs] == ["ffn128-heads4", "ffn256-heads4"], "levels move no precision"
+    assert [rung.id for rung in in_every_precision(rungs)] == [
+        f"ffn{width}-heads4{bits}" for width in (128, 256) for bits in ("-bits4", "-bits16", "")
+    ]
+
+
+def test_one_precision_leaves_the_rungs_alone() -> None:
+    rungs = ladder(levels(encoder(layers=1).spec, {"ffn": [0.5, 1]}, 8))
+    assert in_every_precision(rungs) == rungs
+
+
+PROFILE = load_profile("laptop-x86")
+
+
+def test_rungs_count_the_layers_that_were_promoted() -> None:
+    steps = levels(encoder(layers=3).spec, {"ffn": [0.25, 0.5, 1]}, 8)
+    labels = rung_labels(steps, PROFILE)
+    expected = [(one,) for one in ("25%", "25%+1", "25%+2", "50%", "50%+1", "50%+2", "100%")]
+    assert list(labels.values()) == expected
+    other_order = rung_labels(steps, replace(PROFILE, promotion_order="decreasing"))
+    assert list(other_order.values()) == expected
+    found = next(rung for rung, own in labels.items() if "50%+1" in own)
+    assert found is not None
+    assert found.by_kind()["ffn"] == [128, 128, 256]
+
+
+def test_another_precision_than_the_widest_is_in_the_label() -> None:
+    spec = encoder(layers=2).spec
+    spec = replace(spec, axes=(*spec.axes, Axis(BITS, 32, (8, 32))))
+    profile = replace(PROFILE, precisions=("fp32", "int8"))
+    labels = rung_labels(levels(spec, {"ffn": [0.5, 1]}, 8), profile)
+    names = ["50%.int8", "50%", "50%+1.int8", "50%+1", "100%.int8", "100%"]
+    assert [own for (own,) in labels.values()] == names
+
+
+def test_what_was_asked_for_beside_the_ladder_gets_letters_in_that_order() -> None:
+    spec = encoder(layers=1, ffn=64).spec
+    many = letters(spec.submodel({"layers.0.ffn": width}) for width in range(1, 31))
+    assert [own for (own,) in many.values()][:3] == ["a", "b", "c"]
+    assert [own for (own,) in many.values()][25:28] == ["z", "aa", "ab"]
+
+
+SPEC = encoder(layers=4, ffn=200, heads=4, nested=True).spec
+
+
+def steps(spec: ElasticSpec = SPEC, multiple: int = 8) -> tuple[Level, ...]:
+    return levels(spec, {"ffn": [0.125, 0.25, 0.5, 1]}, multiple)
+
+
+def on(multiple: int) -> DeviceProfile:
+    return replace(load_profile("laptop-x86"), width_multiple=multiple)
+
+
+def test_a_label_names_its_rung_and_other_names_list_the_labels() -> None:
+    rungs = ladder(steps())
+    named = {name: read_assignment(SPEC, name, steps(), on(8)) for name in ("S", "S+1", "M+3", "XL")}
+    assert named == {"S": rungs[0], "S+1": rungs[1], "M+3": rungs[7], "XL": rungs[-1]}
+    with pytest.raises(
+        PlanError,
+        match=r"cannot read 'XXL'; expected ids like ffn200-heads4, or labels: S, (\S+, ){4}\.\.\., (\S+, ){4}XL$",
+    ):
+        read_assignment(SPEC, "XXL", steps(), on(8))
+
+
+def test_multiples_levels_and_full_widths_are_taken() -> None:
+    # 24, 48 and 104 are levels rounded to multiples of 8; 200 is full.
+    for text in ("ffn24x2_48x1_104x1-heads4", "ffn200", "ffn16_72_120_200-heads1x2_3x2"):
+        assert read_assignment(SPEC, text, steps(), on(8)) == SPEC.parse(text)
+    odd = encoder(layers=2, ffn=100, heads=0).spec
+    assert read_assignment(odd, "ffn64_100", steps(odd, 64), on(64)).by_kind() == {"ffn": [64, 100]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "ffn24x2_50x2-heads4",
+            "submodel 'ffn24x2_50x2-heads4': layers.2.ffn 50 is neither a multiple of 8, as the profile asks, nor the "
+            "width of a level; nearest: 48 and 56",
+        ),
+        (
+            "ffn5",
+            "submodel 'ffn5': layers.0.ffn 5 is neither a multiple of 8, as the profile asks, nor the width of a "
+            "level; nearest: 8",
+        ),
+        (
+            "ffn199",
+            "submodel 'ffn199': layers.0.ffn 199 is neither a multiple of 8, as the profile asks, nor the width of a "
+            "level; nearest: 192 and 200",
+        ),
+        ("ffn24x3", "axis kind ffn: expected 4 values, one per layer, got 3"),
+        ("ffn208", "axis layers.0.ffn: expected 1..200, got 208"),
+        ("heads3x3_5x1", "axis layers.3.heads: expected 1..4, got 5"),
+        ("ffn24-fnn24", "unknown axis kind 'fnn': this model has ffn, heads"),
+    ],
+)
+def test_assignments_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(PlanError) as failure:
+        read_assignment(SPEC, text, steps(), on(8))
+    assert str(failure.value) == message
+
+
+def test_a_width_above_the_last_multiple_names_the_full_size() -> None:
+    odd = encoder(layers=1, ffn=100, heads=0).spec
+    with pytest.raises(PlanError, match=r"nearest: 96 and 100$"):
+        read_assignment(odd, "ffn99", steps(odd), on(8))
+
+
+def test_rungs_are_not_unusual_but_for_their_order() -> None:
+    assert list(unusual(ladder(steps()), steps())) == []
+    for order in PROMOTION_ORDERS:
+        assert all("shrinks with depth" in note for note in unusual(ladder(steps(), order), steps()))
+
+
+def test_what_is_unusual() -> None:
+    cases = {
+        "ffn48x2_24x2": ["ffn48x2_24x2-heads4: ffn shrinks with depth, which rungs of the increasing ladder never do"],
+        "ffn24x2_104x2": ["ffn24x2_104x2-heads4: ffn mixes levels S and L and skips M"],
+        "ffn24x2_200x2": ["ffn24x2_200x2-heads4: ffn mixes levels S and XL and skips M and L"],
+        "ffn24_48_104_200": [],
+        "ffn16x1_24x3": ["ffn16x1_24x3-heads4: on no level: layers.0.ffn 16"],
+        "ffn200x1_24x3": [
+            "ffn200x1_24x3-heads4: ffn shrinks with depth, which rungs of the increasing ladder never do",
+            "ffn200x1_24x3-heads4: ffn mixes levels S and XL and skips M and L",
+        ],
+    }
+    assert {text: list(unusual([SPEC.parse(text)], steps())) for text in cases} == cases
+
+
+def test_levels_that_share_a_width_skip_nothing() -> None:
+    spec = encoder(layers=2, ffn=24, heads=0).spec
+    shared = levels(spec, {"ffn": [0.125, 0.25, 0.5, 1]}, 8)  # 8, 8, 16, 24
+    assert list(unusual([spec.parse("ffn8_16")], shared)) == []
+
+
+def test_layers_behind_the_depth_say_nothing() -> None:
+    axes = (Axis("depth", 4, (2, 4)), *(Axis(f"layers.{layer}.ffn", 64) for layer in range(4)))
+    spec = ElasticSpec(axes, ())
+    small = levels(spec, {"depth": [0.25, 0.5, 1], "ffn": [0.25, 0.5, 1]}, 8)
+    assert list(unusual([spec.parse("depth2-ffn16")], small)) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.compiler.nest.folder import refuse_unwritable, write_folder
+from nestforge.compiler.nest.nest import refuse_unwritable, write_folder
 from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError

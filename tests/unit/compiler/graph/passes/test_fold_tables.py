@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from nestforge.compiler.graph.passes import fold_tables as module
-from nestforge.compiler.graph.passes.fold_tables import fold_tables
+from nestforge.compiler.graph.passes.fold_tables import drop_open_masks, fold_tables
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 # A causal mask over SIZE positions, and a step that depends on the input.
@@ -111,3 +111,103 @@ def test_an_output_and_what_follows_an_input_are_left_alone() -> None:
     _, after, changed = folded(text)
     assert not changed
     assert [node.op_type for node in after.graph] == ["Neg", "Add"]
+
+
+# Two layers' scores and one mask of positions, as transformers' vision encoders trace.
+MASKED = """
+<ir_version: 10, opset_import: ["" : 20]>
+attention (float[2, 3, 5, 5] first, float[2, 3, 5, 5] second) => (float[2, 3, 5, 5] y, float[2, 3, 5, 5] z)
+<int64 start = {0}, int64 stop = {5}, int64 step = {1}, int64[3] axes = {0, 1, 2}, int64 least = {LEAST},
+ int64[4] whole = {2, 1, 5, 5}, float zero = {KEPT}, float low = {-1e30}>
+{
+  places = Range (start, stop, step)
+  keys = Unsqueeze (places, axes)
+  seen = GreaterOrEqual (keys, least)
+  open = Expand (seen, whole)
+  mask = Where (open, zero, low)
+  a = Add (first, mask)
+  y = Softmax <axis=-1> (a)
+  b = Add (mask, second)
+  z = Softmax <axis=-1> (b)
+}
+"""
+
+
+def _run(model: onnx.ModelProto) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((2, 3, 5, 5)).astype(np.float32) for name in ("first", "second")}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def _dropped(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, bool]:
+    before = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    model = ir.from_proto(before)
+    changed = drop_open_masks(model)
+    RemoveUnusedNodesPass()(model)
+    return before, ir.to_proto(model), changed
+
+
+def test_a_mask_that_lets_everything_through_is_gone() -> None:
+    before, after, changed = _dropped(MASKED.replace("LEAST", "0").replace("KEPT", "0.0"))
+    assert changed
+    assert Counter(node.op_type for node in after.graph.node) == {"Softmax": 2}
+    for expected, found in zip(_run(before), _run(after), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MASKED.replace("LEAST", "1").replace("KEPT", "0.0"),  # the first position is hidden
+        MASKED.replace("LEAST", "0").replace("KEPT", "0.5"),  # adds something
+        MASKED.replace("LEAST", "0")
+        .replace("KEPT", "0.0")
+        .replace("int64 start = {0}, ", "")
+        .replace("attention (", "attention (int64 start, "),  # an input decides
+    ],
+    ids=["hides", "adds", "input"],
+)
+def test_any_other_mask_stays(text: str) -> None:
+    before, after, changed = _dropped(text)
+    assert not changed
+    assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
+
+
+def test_a_mask_larger_than_the_scores_stays() -> None:
+    """The sum has the mask's shape, which the scores alone would not."""
+    text = MASKED.replace("LEAST", "0").replace("KEPT", "0.0")
+    smaller = text.replace("(float[2, 3, 5, 5] first", "(float[1, 3, 5, 5] first")
+    _, after, changed = _dropped(smaller)
+    assert changed, "the second sum has its scores' shape"
+    assert Counter(node.op_type for node in after.graph.node)["Add"] == 1
+
+
+def test_two_open_masks_one_behind_the_other_are_both_gone() -> None:
+    text = (
+        MASKED.replace("LEAST", "0")
+        .replace("KEPT", "0.0")
+        .replace("a = Add (first, mask)", "f = Add (first, mask) a = Add (f, mask)")
+    )
+    before, after, changed = _dropped(text)
+    assert changed
+    assert Counter(node.op_type for node in after.graph.node) == {"Softmax": 2}
+    for expected, found in zip(_run(before), _run(after), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_condition_that_cannot_be_computed_changes_nothing() -> None:
+    """The second mask's condition fails when it is judged, behind an Add that could have been dropped."""
+    text = MASKED.replace("LEAST", "0").replace("KEPT", "0.0")
+    text = text.replace("int64[4] whole", "int64[2] bad = {2, 3}, int64[4] whole")
+    text = text.replace(
+        "b = Add (mask, second)",
+        "wrong = Expand (seen, bad) other = Where (wrong, zero, low) b = Add (other, second)",
+    )
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    for value in (value for node in model.graph for value in node.outputs if node.op_type == "Add"):
+        value.shape = ir.Shape((2, 3, 5, 5))
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    with pytest.raises(ValueError, match="broadcast"):
+        drop_open_masks(model)
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before

@@ -4,9 +4,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from nestforge.bucket import Bucket
+from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.passes.dims_by_operator import Elastic
-from nestforge.compiler.graph.passes.free_elastic_dims import free_elastic_dims
-from nestforge.elastic import Axis
+from nestforge.compiler.graph.passes.free_elastic_dims import (
+    HeadAxes,
+    free_elastic_dims,
+    head_axes,
+)
+from nestforge.compiler.graph.template import Template
+from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import SliceError
 
 HEADS, FFN = Axis("layers.0.heads", 4), Axis("layers.0.ffn", 64)
@@ -170,17 +177,17 @@ def test_nothing_elastic_nothing_changed() -> None:
         ("h = Gemm <transB=1> (x, w)  y = MatMul (h, v)", "do not shrink together"),
         ("h = Gemm <transB=1> (x, w)  r = Reshape (h, cut)  y = MatMul (r, e)", "cuts through an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  y = CumSum (h, a)", "no rule for CumSum"),
-        ("h = Gemm <transB=1> (x, w)  y, z = Split <axis=1, num_outputs=2> (h)", "a Split of an elastic dimension"),
-        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two, one)", "a Slice of an elastic dimension"),
-        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two)", "the axes of a Slice are not constant"),
-        ("h = Gemm <transB=1> (x, w)  y = Gather <axis=1> (h, a)", "a Gather from, or by, an elastic dimension"),
-        ("y = Gather (x, t)  h = Gather (w, t)", "a Gather from, or by, an elastic dimension"),
-        ("h = Gemm <transB=1> (x, w)  r = Cast <to=7> (h)  y = Gather (x, r)", "a Gather from, or by, an elastic dim"),
-        ("h = Gemm <transB=1> (x, w)  y = Tile (h, t2)", "a Tile of an elastic dimension"),
-        ("h = Gemm <transB=1> (x, w)  y = Expand (h, t2)", "an Expand of an elastic dimension"),
-        ("h = Gemm <transB=1> (x, w)  y = Expand (h, one)", "the target of an Expand is not constant, or adds dim"),
-        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=1> (h, c)", "a Concat of dimensions that do not shrink"),
-        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=0> (h, c)", "a Concat of dimensions that do not shrink"),
+        ("h = Gemm <transB=1> (x, w)  y, z = Split <axis=1, num_outputs=2> (h)", "Split of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two, one)", "Slice of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Slice (h, one, two)", "input 3 is not constant"),
+        ("h = Gemm <transB=1> (x, w)  y = Gather <axis=1> (h, a)", "Gather from, or by, an elastic dimension"),
+        ("y = Gather (x, t)  h = Gather (w, t)", "Gather from, or by, an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  r = Cast <to=7> (h)  y = Gather (x, r)", "Gather from, or by, an elastic dim"),
+        ("h = Gemm <transB=1> (x, w)  y = Tile (h, t2)", "Tile of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Expand (h, t2)", "Expand of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Expand (h, one)", "input 1 is not constant, or changes the number of dim"),
+        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=1> (h, c)", "Concat of an elastic dimension"),
+        ("h = Gemm <transB=1> (x, w)  y = Concat <axis=0> (h, c)", "Concat of an elastic dimension"),
     ],
 )
 def test_what_it_cannot_follow_is_named(body: str, problem: str) -> None:
@@ -273,5 +280,110 @@ def test_queries_of_all_heads_as_rows_of_one() -> None:
     joined.shape = ir.Shape([6, 24])  # the checker does not know the operator
     assert free_elastic_dims(model, seeds)
     assert _targets(model) == [[2, -1, 9], [6, -1]]
-    with pytest.raises(SliceError, match="a Pad of an elastic dimension"):
+    with pytest.raises(SliceError, match="Pad of an elastic dimension"):
         free_elastic_dims(_model(text.replace("PADS", "1, 0, 0, 1")), seeds)
+
+
+HEADS = Axis("layers.0.heads", 4)
+SEEDS = {name: (Elastic(HEADS), 8) for name in ("q", "k")}
+ATTENTION = """
+<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+attend (float[1, 1, 32] x, float[1, 4, C, 8] past_key, float[1, 4, C, 8] past_value, int32[1] last, int32 total,
+        float[1, 4, 1, T] bias)
+    => (float[1, 1, 32] y, float[1, 4, C, 8] present_key, float[1, 4, C, 8] present_value)
+<float[32, 32] q, float[32, 32] k, float[32, 32] o, int64[2] rows = {1, 32}, int64[3] wide = {1, 1, 32}>
+{
+  flat = Reshape (x, rows)
+  queries = Gemm <transB=1> (flat, q)
+  keys = Gemm <transB=1> (flat, k)
+  a = Reshape (queries, wide)
+  b = Reshape (keys, wide)
+  found, present_key, present_value = com.microsoft.GroupQueryAttention <num_heads=4, kv_num_heads=4>
+    (a, b, b, past_key, past_value, last, total)
+  s = Reshape (found, rows)
+  t = Gemm (s, o)
+  y = Reshape (t, wide)
+}
+"""
+
+
+def model(text: str = ATTENTION) -> ir.Model:
+    proto = onnx.parser.parse_model(text)
+    given = {tensor.name for tensor in proto.graph.initializer}
+    for value in proto.graph.value_info:
+        if value.name not in given:
+            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), value.name))
+    found = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    for node in found.graph:
+        if node.op_type == "GroupQueryAttention":
+            node.outputs[0].shape = ir.Shape([1, 1, 32])
+        if node.outputs[0].name == "s":
+            node.outputs[0].shape = ir.Shape([1, 32])
+    return found
+
+
+def emitted(own: ir.Model, heads: dict[str, HeadAxes], dims: dict[str, dict[int, str]], size: int) -> onnx.ModelProto:
+    """The graph of a submodel with so many heads."""
+    template = Template(Bucket(1, 16), ir.to_proto(own), {}, None, heads=heads, dims=dims)
+    return onnx.ModelProto.FromString(emit(template, {}, ElasticSpec((HEADS,), ()).submodel({HEADS.name: size})))
+
+
+def named(found: dict[ir.Value, HeadAxes]) -> dict[str, HeadAxes]:
+    return {value.name or "": axes for value, axes in found.items()}
+
+
+def test_heads_that_shrink_are_found_and_set() -> None:
+    own = model()
+    seeds = {**SEEDS, "o": (Elastic(HEADS), 8)}
+    axes = named(head_axes(own, seeds))
+    assert axes == {"found": HeadAxes(HEADS.name, HEADS.name)}
+    kept = ("past_key", "past_value", "present_key", "present_value")
+    proto = emitted(own, axes, {name: {1: HEADS.name} for name in kept}, 3)
+    (attention,) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
+    assert {attribute.name: attribute.i for attribute in attention.attribute} == {"num_heads": 3, "kv_num_heads": 3}
+    heads = {
+        tensor.name: tensor.type.tensor_type.shape.dim[1].dim_value
+        for tensor in (*proto.graph.input, *proto.graph.output)
+        if "_" in tensor.name
+    }
+    assert heads == dict.fromkeys(kept, 3)
+
+
+def test_heads_of_queries_alone_leave_the_cache_as_it_is() -> None:
+    own = model()
+    axes = named(head_axes(own, {"q": (Elastic(HEADS), 8), "o": (Elastic(HEADS), 8)}))
+    assert axes == {"found": HeadAxes(HEADS.name, None)}
+    proto = emitted(own, axes, {}, 1)
+    (attention,) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
+    assert {attribute.name: attribute.i for attribute in attention.attribute} == {"num_heads": 1, "kv_num_heads": 4}
+    assert proto.graph.input[1].type.tensor_type.shape.dim[1].dim_value == 4
+
+
+def test_nothing_shrinks_of_a_model_without_elastic_heads() -> None:
+    assert head_axes(model(), {}) == {}
+
+
+def test_a_bias_that_keeps_its_heads_is_refused() -> None:
+    text = ATTENTION.replace("last, total)\n", "last, total, x, x, x, bias)\n")
+    with pytest.raises(SliceError, match="a bias whose heads do not shrink with the queries'"):
+        head_axes(model(text), {**SEEDS, "o": (Elastic(HEADS), 8)})
+
+
+def test_sizes_of_heads_that_shrink_are_read_off_the_inputs() -> None:
+    """As many heads as before, each narrower: no attribute says how wide."""
+    assert head_axes(model(), {name: (4, Elastic(Axis("layers.0.size", 8))) for name in ("q", "k", "o")}) == {}
+
+
+def test_what_is_neither_heads_nor_their_size_is_refused() -> None:
+    seeds = {name: (2, Elastic(Axis("layers.0.some", 2)), 8) for name in ("q", "k", "o")}
+    with pytest.raises(SliceError, match="what shrinks of input 0 is not its heads"):
+        head_axes(model(), seeds)
+
+
+def test_sizes_of_heads_that_are_turned_by_tables_may_not_shrink() -> None:
+    text = ATTENTION.replace("last, total)\n", "last, total, angles, angles, places)\n")
+    turned = model(text.replace("int32 total,", "int32 total, float[9, 4] angles, int64[1, 1] places,"))
+    assert head_axes(turned, SEEDS | {"o": (Elastic(HEADS), 8)})
+    with pytest.raises(SliceError, match="node found: heads turned by tables, whose size shrinks"):
+        head_axes(turned, {name: (4, Elastic(Axis("layers.0.size", 8))) for name in ("q", "k", "o")})

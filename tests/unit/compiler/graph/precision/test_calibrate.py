@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.bundle.manifest import WEIGHTS_NAME
-from nestforge.compiler.graph.precision.calibrate import Magnitudes, calibrate
+from nestforge.compiler.graph.precision import calibrate as module
+from nestforge.compiler.graph.precision.calibrate import Magnitudes, Overflow, calibrate, observe, overflowing
+from nestforge.compiler.graph.precision.half import half
 from nestforge.errors import BuildError
 from onnx import TensorProto
+from support.half_engines import parsed
 
 
 def magnitudes(*arrays: np.ndarray) -> Magnitudes:
@@ -160,3 +163,139 @@ def test_padding_has_no_say(tmp_path: Path) -> None:
     hidden = np.maximum(X[:2] @ weights["a"].T, 0)
     assert found["a"] == magnitudes(X[:2]).scale()
     assert found["b"] == pytest.approx(magnitudes(hidden).scale(), rel=1e-4)
+
+
+GRAPH = """
+  agraph (float[2,3] x) => (float[2,3] out)
+  { a = Add (x, x) b = Mul (a, w) c = Relu (b) out = Neg (c) }
+"""
+W = np.array([1, -1, 2], np.float32)
+FEEDS = [{"x": np.full((2, 3), number, np.float32)} for number in (1, -2)]
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> onnx.ModelProto:
+    """Its weight lies in a file of the folder."""
+    (tmp_path / WEIGHTS_NAME).write_bytes(b"header--" + W.tobytes())
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {GRAPH}')
+    external = onnx.TensorProto.EXTERNAL
+    weight = onnx.TensorProto(name="w", dims=[3], data_type=onnx.TensorProto.FLOAT, data_location=external)
+    for key, value in {"location": WEIGHTS_NAME, "offset": "8", "length": "12"}.items():
+        weight.external_data.add(key=key, value=value)
+    model.graph.initializer.append(weight)
+    return model
+
+
+def seen(shown: onnx.ModelProto, folder: Path, names: list[str]) -> dict[str, list[np.ndarray]]:
+    found: dict[str, list[np.ndarray]] = {}
+
+    def see(name: str, array: np.ndarray, number: int) -> None:
+        assert number == len(found.setdefault(name, [])), "examples come in their order"
+        found[name].append(array)
+
+    observe(shown, folder, names, FEEDS, see)
+    return found
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 20, 48, 1])
+def test_every_value_is_shown_for_every_example(
+    shown: onnx.ModelProto, tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
+    found = seen(shown, tmp_path, ["c", "a", "out", "a", "x"])
+    assert found.keys() == {"a", "c", "out", "x"}
+    for name, expected in {
+        "x": [feeds["x"] for feeds in FEEDS],
+        "a": [2 * feeds["x"] for feeds in FEEDS],
+        "c": [np.maximum(2 * feeds["x"] * W, 0) for feeds in FEEDS],
+        "out": [-np.maximum(2 * feeds["x"] * W, 0) for feeds in FEEDS],
+    }.items():
+        np.testing.assert_array_equal(found[name], expected)
+
+
+@pytest.mark.parametrize(("part_bytes", "sessions"), [(1 << 20, 1), (48, 2), (1, 3)])
+def test_large_values_are_left_to_another_session(
+    shown: onnx.ModelProto, tmp_path: Path, part_bytes: int, sessions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[list[str]] = []
+    session = module._session
+    monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(module, "_session", lambda g, f, part: (opened.append(list(part)), session(g, f, part))[1])
+    seen(shown, tmp_path, ["a", "b", "c"])
+    assert len(opened) == sessions
+    assert [name for part in opened for name in part] == ["a", "b", "c"]
+
+
+def test_the_graph_and_the_folder_stay_as_they_were(shown: onnx.ModelProto, tmp_path: Path) -> None:
+    before = shown.SerializeToString()
+    seen(shown, tmp_path, ["a", "b"])
+    assert shown.SerializeToString() == before
+    shown.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(Exception, match="NoSuchOperator"):
+        observe(shown, tmp_path, ["b"], FEEDS, lambda name, array, number: None)
+    assert [path.name for path in tmp_path.iterdir()] == [WEIGHTS_NAME]
+
+
+TEXT = """m (float[2, 4] x, int64[1] ids) => (float[2, 4] y)
+{ h = Gemm (x, w)  e = Gather (rows, ids)  a = Add (h, e)  s = Mul (a, a)  n = LayerNormalization (s, scale)
+  y = Gemm (n, w) }"""
+FEED = {"x": np.full((2, 4), 10, np.float32), "ids": np.zeros(1, np.int64)}
+
+
+def _scan(folder: Path, *xs: float, rows: float = 2.0, w: float = 1.0) -> list[Overflow]:
+    arrays = {
+        "w": np.eye(4, dtype=np.float32) * w,
+        "rows": np.full((3, 4), rows, np.float32),
+        "scale": np.ones(4, np.float32),
+    }
+    template = parsed(TEXT, **{name: array.shape for name, array in arrays.items()})
+    engine, offset = onnx.ModelProto(), 8
+    engine.CopyFrom(template)
+    with (folder / "weights.safetensors").open("wb") as store:
+        store.write(bytes(offset))
+        for tensor in engine.graph.initializer:
+            store.write(arrays[tensor.name].tobytes())
+            place = {"location": "weights.safetensors", "offset": offset, "length": arrays[tensor.name].nbytes}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))
+            offset += arrays[tensor.name].nbytes
+    feeds = [{**FEED, "x": np.array([[x, 0, -x, 1], [0] * 4], np.float32)} for x in xs]
+    proto16 = half(template, {}, "fp16", ()).proto
+    return overflowing(engine, proto16, folder, feeds)
+
+
+def test_a_value_beyond_the_range_is_named_with_the_largest_of_all_inputs(tmp_path: Path) -> None:
+    """300 + 2 squared is more than 65504; what LayerNormalization makes of it is not."""
+    assert _scan(tmp_path, 10, 300, 20) == [Overflow("s", 302.0**2, 65504.0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.safetensors"], "the temporary graph is gone"
+
+
+def test_nothing_is_found_where_everything_fits(tmp_path: Path) -> None:
+    assert _scan(tmp_path, 1, -250) == []
+
+
+def test_negative_values_and_inputs_count(tmp_path: Path) -> None:
+    assert [(found.value, found.largest) for found in _scan(tmp_path, -80000, rows=0)] == [
+        ("x", 80000.0),
+        ("h", 80000.0),
+        ("a", 80000.0),
+        ("s", 80000.0**2),
+    ]
+
+
+def test_a_weight_beyond_the_range_is_named_though_no_input_meets_it(tmp_path: Path) -> None:
+    assert [found.value for found in _scan(tmp_path, 0, w=-1e6)] == ["w", "h", "a", "s", "y"]
+
+
+@pytest.mark.parametrize("x", [np.inf, np.nan])
+def test_what_is_not_finite_is_beyond_any_limit(tmp_path: Path, x: float) -> None:
+    found = _scan(tmp_path, x)
+    assert {entry.largest for entry in found} == {np.inf}
+    assert found[0].value == "x"
+
+
+def test_values_that_stay_wide_are_not_scanned(tmp_path: Path) -> None:
+    template = parsed("m (float[2, 4] x) => (float[2, 4] y) { e = Exp (x)  y = Sqrt (e) }")
+    proto16 = half(template, {}, "fp16", ()).proto
+    assert TensorProto.FLOAT16 not in {node.attribute[0].i for node in proto16.graph.node if node.op_type == "Cast"}
+    assert overflowing(template, proto16, tmp_path, [{"x": np.full((2, 4), 20, np.float32)}]) == []

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.compiler.graph.encodings import table_name
-from nestforge.compiler.graph.precision.emulation import emulated
 from nestforge.compiler.graph.precision.half import half
+from nestforge.compiler.graph.precision.proof_graphs import emulated
 from nestforge.compiler.tensorrt.graphs import accepted
 from onnx import TensorProto, helper, numpy_helper
 from support.cost_eff_models import save_tiny

@@ -3,14 +3,32 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
+import numpy as np
+import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.compiler.engines.build_engine import EngineBuilder
-from nestforge.compiler.graph.precision.proof_graphs import link, proof_bundle, proof_graph, with_proof_graphs
-from nestforge.profiles.precision import Precision
+from nestforge.compiler.graph.encodings import decoded, encode
+from nestforge.compiler.graph.precision.half import half
+from nestforge.compiler.graph.precision.proof_graphs import (
+    emulated,
+    exact,
+    link,
+    proof_bundle,
+    proof_graph,
+    with_proof_graphs,
+)
+from nestforge.compiler.graph.store import with_stored_weights
+from nestforge.profiles.precision import INT4, INT8, Precision
+from onnx import TensorProto, numpy_helper
+from support.encoded_engines import encoded_engines, run
+from support.half_engines import run as run_alone
+from support.tiny_compile import save_tiniest
 
 
 @pytest.fixture
@@ -77,3 +95,116 @@ def test_proof_graphs_never_lie_in_the_bundle(builder: EngineBuilder) -> None:
     assert (builder.proofs.path / engine.file).samefile(builder.stage.folder / engine.file)
     assert builder.proofs.path.parent == builder.stage.work
     assert {path.name for path in builder.stage.folder.glob("*.onnx")} == {engine.file}
+
+
+DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+RNG = np.random.default_rng(0)
+# In steps and of a size that float32 sums exactly in any order, and that 16 bits do not hold.
+X, W, V = (RNG.integers(-2048, 2048, shape).astype(np.float32) / 1024 for shape in ((3, 4), (4, 5), (5, 2)))
+
+
+def _model(text: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (("w", W), ("v", V)))
+    return model
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_what_16_bits_hold_is_rounded_and_what_stays_wide_is_not(precision: Any) -> None:
+    def rounded(array: np.ndarray) -> np.ndarray:
+        return array.astype(DTYPES[precision]).astype(np.float32)
+
+    model = _model(
+        """m (float[3, 4] x) => (float[3, 2] y, float[3, 5] p, float[5, 3] t)
+        { h = Gemm (x, w)  n = Neg (h)  t = Transpose (n)  p = Softmax (h)  y = Gemm (n, v) }"""
+    )
+    engine = half(model, {}, precision, ()).proto
+    found = run_alone(emulated(engine.SerializeToString()), {"x": X})
+    h = rounded(rounded(X) @ rounded(W))
+    assert np.array_equal(found["t"], -h.T)
+    assert np.array_equal(found["y"], rounded(-h @ rounded(V)))
+    exponents = np.exp(h - h.max(-1, keepdims=True))
+    np.testing.assert_allclose(found["p"], exponents / exponents.sum(-1, keepdims=True), rtol=1e-5)
+    assert not np.array_equal(found["p"], rounded(found["p"]))
+    assert not np.array_equal(found["y"], run_alone(model.SerializeToString(), {"x": X})["y"])
+
+
+def test_an_emulation_reads_the_engines_own_weights_and_computes_in_float32() -> None:
+    engine = half(_model("m (float[3, 4] x) => (float[3, 5] y) { y = Gemm (x, w) }"), {}, "bf16", ()).proto
+    before = engine.SerializeToString()
+    graph = onnx.ModelProto.FromString(emulated(before))
+    assert graph.graph.initializer == engine.graph.initializer
+    kinds = {v.name: v.type.tensor_type.elem_type for v in onnx.shape_inference.infer_shapes(graph).graph.value_info}
+    gemm = next(node for node in graph.graph.node if node.op_type == "Gemm")
+    assert {kinds[name] for name in (*gemm.input, *gemm.output)} == {TensorProto.FLOAT}
+    assert before == engine.SerializeToString()
+
+
+def test_a_float32_engine_is_its_own_emulation() -> None:
+    model = _model("m (float[3, 4] x) => (float[3, 2] y) { h = Gemm (x, w)  y = Gemm (h, v) }")
+    assert onnx.ModelProto.FromString(emulated(model.SerializeToString())) == model
+
+
+def test_a_mask_that_is_made_narrow_stays_a_mask() -> None:
+    model = _model("m (bool[3, 4] keep) => (float[3, 5] y) { k = Cast <to=1> (keep)  n = Neg (k)  y = Gemm (n, w) }")
+    engine = half(model, {}, "bf16", ()).proto
+    keep = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
+    expected = -(keep @ W.astype(ml_dtypes.bfloat16).astype(np.float32))
+    assert np.array_equal(run_alone(emulated(engine.SerializeToString()), {"keep": keep})["y"], expected)
+
+
+BUCKET = Bucket(2, 8)
+WIDE = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+FORMS = ("qdq", "int8", "int8-dynamic", "int4")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_the_rounding_of_activations_nothing_is_left_but_that_of_weights(tmp_path: Path, form: str) -> None:
+    engines = encoded_engines(tmp_path, save_tiniest(tmp_path / "model", **WIDE), BUCKET)
+    whole = engines.model.spec.universal()
+    graph = engines.graph(form, whole)
+    left = onnx.ModelProto.FromString(exact(graph.SerializeToString()))
+    kinds = {node.op_type for node in left.graph.node}
+    assert not kinds & {"QGemm", "QuantizeLinear", "DynamicQuantizeLinear"}
+    found, rounded = (run(one, engines.feeds, engines.folder, True) for one in (left, graph))
+    module = with_stored_weights(engines.model, engines.templates[form].weights).narrow(whole, {})
+    import torch
+
+    with torch.no_grad():
+        results = module(*(torch.from_numpy(array) for array in engines.feeds.values()))
+    for name, expected in zip(found, results, strict=True):
+        np.testing.assert_allclose(found[name], expected.numpy(), atol=2e-5)
+        assert np.abs(rounded[name] - expected.numpy()).max() > 1e-4, "the engine itself rounds"
+
+
+def test_a_largest_number_of_an_input_is_left_alone() -> None:
+    """A sentence model whose tokens are pooled by max asks the mask, an input, whether there is any."""
+    graph = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        agraph (int64[2, 8] mask) => (int64[2, 1] y) <int64[1] width = {-1}> { y = ReduceMax (mask, width) }
+        """
+    )
+    left = onnx.ModelProto.FromString(exact(graph.SerializeToString()))
+    assert [node.op_type for node in left.graph.node] == ["ReduceMax"]
+
+
+def test_the_model_itself_is_left_alone(tmp_path: Path) -> None:
+    engines = encoded_engines(tmp_path, save_tiniest(tmp_path / "model", **WIDE), BUCKET)
+    before = {name: p.detach().clone() for name, p in engines.model.parameters().items()}
+    other = with_stored_weights(engines.model, engines.templates["int8"].weights).universal.parameters()
+    changed = {name for name, p in other.items() if not p.equal(before[name])}
+    assert changed
+    assert all(p.dim() == 2 for name, p in other.items() if name in changed)
+    assert all(p.equal(before[name]) for name, p in engines.model.parameters().items())
+
+
+@pytest.mark.parametrize(("name", "steps"), [("w" + INT8, 63), ("w.T" + INT8, 63), ("w" + INT4, 7)])
+def test_decoded_numbers_are_half_a_step_away_at_most(name: str, steps: int) -> None:
+    array = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    found = decoded(array, name)
+    assert found.shape == array.shape
+    assert found.dtype == np.float32
+    assert np.abs(found - array).max() <= np.abs(array).max() / steps
+    if name.endswith(INT8):
+        np.testing.assert_array_equal(encode(found, name), encode(array, name))

@@ -16,7 +16,7 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.encodings import encode
-from nestforge.compiler.graph.precision.exact import with_stored_weights
+from nestforge.compiler.graph.store import with_stored_weights
 from nestforge.errors import ParityError
 from nestforge.exporters.families.mhe.model import folds
 from nestforge.exporters.source import open_source

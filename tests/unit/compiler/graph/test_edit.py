@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from nestforge.compiler.graph.precision.edit import MICROSOFT, Edit, uses
+from nestforge.compiler.graph.edit import Edit, uses
+from nestforge.compiler.graph.passes.matching import MICROSOFT
 from onnx import TensorProto
 from support.encoded_engines import parsed
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.compiler.graph.passes.cached.angle_tables import angle_tables
 from nestforge.compiler.graph.passes.general_optimizer import optimize
+from nestforge.compiler.graph.passes.rotary_tables import angle_tables
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.hugging_face.decoder_positions import fix_frequencies
 from nestforge.exporters.trace import trace
@@ -70,7 +70,7 @@ def traced() -> tuple[ir.Model, list[np.ndarray]]:
     for rotary in module.rotary:
         fix_frequencies(rotary, COUNT, Checkpoint(Path("m"), {}, {}, missing="untrained"))
     model = trace(module, Interface(), Bucket(64, COUNT, 1, 1), 20).model
-    optimize(model, 64)
+    optimize(model)
     return model, expected
 
 

@@ -1,4 +1,4 @@
-"""A graph under change: what the passes that derive a precision have in common."""
+"""A template's graph under change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-MICROSOFT = "com.microsoft"
+from .passes.matching import MICROSOFT
 
 
 class Edit:

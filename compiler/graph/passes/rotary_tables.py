@@ -14,11 +14,54 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from ..extents import Extent, extents
+from .matching import Extent, constant, extents, last_extent
 
 _BY_ELEMENT = frozenset({"Add", "Cast", "Cos", "Div", "Mul", "Neg", "Sin", "Sub"})
 # Of positions at a time.
 _CHUNK = 4096
+# All tables of an engine together take as many bytes at most, or this part of the model's weights.
+_LEAST_BYTES, _PART_OF_WEIGHTS = 16 << 20, 0.01
+
+
+class AngleTables:
+    """Cosines and sines ``[count, R / 2]`` for rotary positions of the graph, made once for each kind of them."""
+
+    def __init__(self, model: ir.Model, positions: ir.Value, count: int, weights: Collection[str]) -> None:
+        self.positions = positions
+        self._model, self._count, self._weights = model, count, weights
+        held = [value.const_value for name, value in model.graph.initializers.items() if name in weights]
+        total = sum(tensor.nbytes for tensor in held if tensor is not None)
+        self._room = max(_LEAST_BYTES, int(_PART_OF_WEIGHTS * total))
+        self._known: dict[tuple[ir.Value, ir.Value, bool], list[ir.Value] | None] = {}
+
+    def of(self, cos: ir.Value, sin: ir.Value, is_signed: bool) -> list[ir.Value] | None:
+        """The tables of these values, or None where there are none; ``is_signed`` where the first half of the sines is
+        negated."""
+        key = cos, sin, is_signed
+        if key not in self._known:
+            self._known[key] = self._made(*key)
+        return self._known[key]
+
+    def _made(self, cos: ir.Value, sin: ir.Value, is_signed: bool) -> list[ir.Value] | None:
+        half = last_extent(cos) // 2
+        size = 2 * 4 * self._count * half
+        if size > self._room:
+            return None
+        numbers = angle_tables(self._model, (cos, sin), self.positions, self._count, self._weights)
+        if numbers is None:
+            return None
+        cosines, sines = numbers
+        first = -sines[:, :half] if is_signed else sines[:, :half]
+        if not np.array_equal(cosines[:, :half], cosines[:, half:]) or not np.array_equal(first, sines[:, half:]):
+            return None  # the operator turns both numbers of a pair by one angle
+        self._room -= size
+        return [self._initializer(np.ascontiguousarray(array[:, half:])) for array in (cosines, sines)]
+
+    def _initializer(self, array: np.ndarray) -> ir.Value:
+        graph = self._model.graph
+        value = ir.val(f"\0angles{len(graph.initializers)}", const_value=ir.tensor(array))
+        graph.register_initializer(value)
+        return value
 
 
 def angle_tables(
@@ -62,7 +105,7 @@ def _is_of_each_token(node: ir.Node, tokens: tuple[Extent, ...]) -> bool:
     if node.op_type == "Concat":
         return isinstance(made[node.attributes.get_int("axis", 0)], int)
     if node.op_type == "Unsqueeze":
-        return ir.convenience.get_const_tensor(node.inputs[1]) is not None if node.inputs[1] is not None else False
+        return constant(node, 1) is not None
     return node.op_type in _BY_ELEMENT and all(_is_spread(extents(value), made) for value in node.inputs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from nestforge.compiler.graph.passes.extents import extents, factors, product, reshape_target
+from nestforge.compiler.graph.passes.matching import extents, factors, product, reshape_target
 from nestforge.errors import SliceError
 from onnx.reference import ReferenceEvaluator
 
