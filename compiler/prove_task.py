@@ -23,7 +23,7 @@ from ..runtime.engines.residency import Residency
 from ..runtime.graphs.task_tensors import TaskTensors, read_task_tensors
 from ..runtime.inputs.arrays import Arrays
 from .engines.cached import JudgedEngine, judge_generating
-from .graph.passes import TRANSPOSED
+from .graph.passes.contract import TRANSPOSED
 from .parity.cases import Case
 from .parity.engine_verdict import EngineVerdict, judge_engine, receipt_of, tolerance_of
 from .parity.judge import Verdict

@@ -27,7 +27,7 @@ from ...profiles.precision import (
     INT8_ZERO,
     Encoding,
 )
-from .passes import TABLE_PREFIX, TRANSPOSED, joined_parts, stack_of
+from .passes.contract import TABLE_PREFIX, TRANSPOSED, joined_parts, stack_of
 
 PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transposed weight too
 # Seven bits: x86 processors without VNNI add the products of two pairs of numbers in 16 bits and clip what is larger.

@@ -18,7 +18,7 @@ from ...errors import SliceError
 from ...exporters.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
 from .encodings import table_name
-from .passes import (
+from .passes.contract import (
     Given,
     Pass,
     constants_are_initializers,

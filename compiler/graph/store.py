@@ -31,7 +31,7 @@ from ...errors import CheckpointError
 from ...exporters.universal import PREFIX, UniversalModel
 from ...profiles.precision import BF16, FP16, FP32, INT4, INT8
 from .encodings import PER_OUTPUT, decoded, encode, parts_of, split_encoding
-from .passes import TRANSPOSED
+from .passes.contract import TRANSPOSED
 
 # In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone, since
 # safetensors writes two entries in an order that changes from call to call, and the same inputs give the same bytes.

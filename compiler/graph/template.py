@@ -19,7 +19,7 @@ from ...profiles.precision import Encoding, Precision
 from ..work.staging import write_synced
 from .edit import Edit
 from .encodings import parts_of, split_encoding, stored_stack
-from .passes import TRANSPOSED
+from .passes.contract import TRANSPOSED
 from .passes.free_elastic_dims import HeadAxes
 
 _METADATA_KEY = "nestforge.template"

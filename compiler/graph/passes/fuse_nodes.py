@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....profiles.precision import LEAST_OUTPUTS
-from . import JOINED
+from .contract import JOINED
 from .matching import (
     CACHED_ATTENTION,
     MICROSOFT,

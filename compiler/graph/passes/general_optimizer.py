@@ -19,7 +19,7 @@ from onnxscript import rewriter
 from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter.rules import common as rules
 
-from . import MAX_FOLDED_ELEMENTS
+from .contract import MAX_FOLDED_ELEMENTS
 from .matching import scalar
 
 _MAX_ROUNDS = 2

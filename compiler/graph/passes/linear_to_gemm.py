@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import SliceError
-from . import TRANSPOSED
+from .contract import TRANSPOSED
 from .matching import extents, new_weight, producer, product, reshape_target
 
 

@@ -42,7 +42,7 @@ from ....profiles.precision import (
 )
 from ..edit import Edit, uses
 from ..encodings import parts_of, split_encoding
-from ..passes import TRANSPOSED
+from ..passes.contract import TRANSPOSED
 from ..passes.matching import MICROSOFT
 
 _GEMM_DEFAULTS = {"transA": 0, "alpha": 1.0, "beta": 1.0}
