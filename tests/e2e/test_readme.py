@@ -17,7 +17,7 @@ from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main
-from support.generating_bundle import save_text_llama
+from support.generating import save_text_llama
 from support.tiny_models import add_pooling, corpus, save_tiny_encoder
 
 ROOT = Path(__file__).resolve().parents[2]

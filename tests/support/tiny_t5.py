@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from support.trained_tokenizers import END, SPECIAL, byte_level
+from support.tokenizer_files import END, SPECIAL, byte_level
 from tokenizers import Tokenizer, processors
 
 VOCABULARY = 512

@@ -16,7 +16,7 @@ from nestforge.exporters.checkpoints.own_folder import save_model
 from nestforge.exporters.families.matformer import model as matformer
 from nestforge.exporters.families.matformer.model import buckets_between, load_model
 from support.gated_decoders import save_decoder
-from support.greedy import greedy
+from support.generating import greedy
 from support.tiny_gpt2 import save_gpt2
 from support.tiny_matlm import save_tiny_matlm
 

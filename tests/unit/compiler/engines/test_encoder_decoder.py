@@ -22,7 +22,7 @@ from nestforge.exporters.universal import load_universal
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache, Source, read_source
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from support.generating_t5 import compile_t5, t5_folder
+from support.generating import compile_t5, t5_folder
 from support.tiny_t5 import save_t5
 
 

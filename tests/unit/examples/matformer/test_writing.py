@@ -9,7 +9,7 @@ import pytest
 from nestforge.examples.matformer.writing import agreement, levels_of, ways_of_writing, ways_table
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from support.generating_bundle import llama_folder
+from support.generating import llama_folder
 
 PROMPTS = ("one two", "three")
 

@@ -16,7 +16,7 @@ from nestforge.exporters.checkpoints.config import offline_transformers
 from nestforge.exporters.checkpoints.tokenizer_file import tokenizer_content
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board, save_tiniest
-from support.tokenizer_folders import ROBERTA, byte_pairs, save_tokenizer, sentence_pieces, unigram, word_pieces
+from support.tokenizer_files import ROBERTA, byte_pairs, save_tokenizer, sentence_pieces, unigram, word_pieces
 from tokenizers import Tokenizer
 
 # Not the texts by which the module under test compares.

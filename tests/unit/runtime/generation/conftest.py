@@ -10,8 +10,8 @@ import pytest
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from support.generating_bundle import llama_folder
-from support.greedy import greedy as transformers_greedy
+from support.generating import greedy as transformers_greedy
+from support.generating import llama_folder
 
 
 @pytest.fixture

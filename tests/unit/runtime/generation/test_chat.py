@@ -11,8 +11,7 @@ from nestforge.errors import InputError
 from nestforge.runtime.generation import chat as module
 from nestforge.runtime.generation.bounded_templates import allowance
 from nestforge.runtime.generation.chat import MAX_TEMPLATE_LETTERS, ChatTemplate, sandbox
-from support.chat_templates import CHATML, GEMMA, LLAMA_2, MISTRAL, STYLES
-from support.tokenizer_folders import word_pieces
+from support.tokenizer_files import CHATML, GEMMA, LLAMA_2, MISTRAL, STYLES, word_pieces
 from transformers import PreTrainedTokenizerFast
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -14,7 +14,7 @@ from nestforge.runtime.generation.admitted import AdmittedEngines, longer_prompt
 from nestforge.runtime.generation.row import Run
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from support.generating_t5 import generated_by_transformers, t5_folder
+from support.generating import generated_by_transformers, t5_folder
 
 PROMPTS = ["Returns the file that a subprocess has opened.", "a", "path " * 30, "threads"]
 TOKENS = 40

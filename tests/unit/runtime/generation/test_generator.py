@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import numpy as np
 import pytest
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, NestforgeError, SelectionError
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.generation.generator import Generator
 from nestforge.runtime.generation.options import GenerationRequest
+from nestforge.runtime.generation.prompts import Prompts
 from nestforge.runtime.generation.sampling import Sampling
 from nestforge.runtime.generation.text_stream import Stops
+from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.host_provider import host_provider
@@ -187,3 +191,42 @@ def test_a_cache_that_the_host_has_no_memory_for_is_refused_and_not_counted(
                 with pytest.raises(SelectionError, match=r"^a cache of 0.9 MB: this host has no memory for it"):
                     model.session(rows=12)
         assert model.session(rows=12).rows == 12
+
+
+CHAT = [{"role": "user", "content": "class method"}]
+
+
+@pytest.fixture
+def chatting(llama_bundle: Path) -> Bundle:
+    return open_bundle(llama_bundle)
+
+
+def prompts_of(bundle: Bundle) -> tuple[Prompts, TextEncoder]:
+    manifest = bundle.manifest
+    assert manifest.generation
+    assert manifest.text
+    encoder = TextEncoder(bundle.path / manifest.text.file, manifest.text, manifest.inputs)
+    return Prompts(bundle, manifest.generation, lambda: encoder), encoder
+
+
+def test_a_chat_is_rendered_and_encoded_as_it_is(chatting: Bundle) -> None:
+    prompts, encoder = prompts_of(chatting)
+    (ids,) = prompts.tokens(None, CHAT)
+    text = "<|im_start|>user\nclass method<|im_end|>\n<|im_start|>assistant\n"
+    assert ids.tolist() == encoder.ids(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user"}], "hello"])
+def test_what_is_no_chat_is_refused(chatting: Bundle, messages: Sequence[dict[str, str]]) -> None:
+    with pytest.raises(InputError, match=r"^chat: "):
+        prompts_of(chatting)[0].tokens(None, messages)
+
+
+def test_a_prompt_and_a_chat_are_one_too_many(chatting: Bundle) -> None:
+    with pytest.raises(InputError, match=r"^generate: expected either a prompt or messages$"):
+        prompts_of(chatting)[0].tokens("text", CHAT)
+
+
+def test_half_a_surrogate_pair_is_refused(chatting: Bundle) -> None:
+    with pytest.raises(InputError, match=r"half of a surrogate pair"):
+        prompts_of(chatting)[0].tokens("\ud800", None)

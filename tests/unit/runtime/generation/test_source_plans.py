@@ -13,9 +13,17 @@ from nestforge.runtime.generation.cache_memory import session_bytes
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World
-from support.generating_plans import played_gpu, require_same
-from support.generating_t5 import compile_t5, t5_folder
-from support.source_plans import NARROW_PAIR, SMALL, WHOLE_PAIR, compile_plans, opened_plans, source_folder
+from support.generating import compile_t5, t5_folder
+from support.generating_plans import (
+    NARROW_PAIR,
+    SMALL,
+    WHOLE_PAIR,
+    compile_plans,
+    opened_plans,
+    played_gpu,
+    require_same,
+    source_folder,
+)
 from support.tiny_t5 import save_t5
 
 # Tokens of a prompt, the longest beyond any step's.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.errors import BundleCorruptError, InputError
 from nestforge.runtime.generation.text_stream import Detokenizer, Stops, TextStream
-from support.trained_tokenizers import (
+from support.tokenizer_files import (
     END,
     KINDS,
     SPECIAL,
@@ -19,8 +19,8 @@ from support.trained_tokenizers import (
     byte_level,
     docstrings,
     metaspace,
+    trained_word_pieces,
     whole_words,
-    word_pieces,
 )
 from tokenizers import Tokenizer, decoders
 
@@ -166,7 +166,7 @@ def test_behind_a_context_they_are_what_the_tokens_add(kind: Callable[[], Tokeni
 
 
 def test_a_context_keeps_the_space_before_the_first_word() -> None:
-    for kind in (byte_fallback, metaspace, word_pieces):
+    for kind in (byte_fallback, metaspace, trained_word_pieces):
         prompt, reply = (kind().encode(text).ids for text in ("the name", "of the"))
         assert "".join(pieces_of(kind(), reply)) == "of the"
         assert "".join(pieces_of(kind(), reply, prompt)) == " of the"

@@ -17,7 +17,7 @@ from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.summary.short_names import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.generate import say_endless, say_speed
-from support.generating_bundle import llama_folder
+from support.generating import llama_folder
 
 CHAT = [{"role": "user", "content": "class method"}]
 
