@@ -21,9 +21,8 @@ from ..bucket import Bucket
 from ..bundle.entries.generation_entry import GenerationEntry
 from ..compiler.compile import compile_bundle
 from ..exporters.checkpoints.own_folder import save_model
-from ..exporters.families.mhe.architecture.config import MheDecoderConfig
-from ..exporters.families.mhe.architecture.presets import PRESETS
-from ..exporters.families.mhe.model.decoder import MheDecoder
+from ..exporters.families.mhe.config import PRESETS, MheDecoderConfig
+from ..exporters.families.mhe.model import MheDecoder
 from ..profiles.budget import BudgetSpec
 from ..profiles.precision import Precision
 from ..runtime.generation.cache import Cache

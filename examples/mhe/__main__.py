@@ -19,7 +19,7 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.open_bundle import open_bundle
 from ...compiler.planning.variants import chosen_variants
-from ...exporters.families.mhe.architecture.forms import ATTENTION, FORMS
+from ...exporters.families.mhe.forms import ATTENTION, FORMS
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile
 from ...runtime.calibrate.measure import time_in_turns

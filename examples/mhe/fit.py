@@ -13,9 +13,8 @@ import torch
 from torch.nn import functional
 
 from ...exporters.checkpoints.own_folder import save_model
-from ...exporters.families.mhe.architecture.config import AttentionKind, MheConfig, MheDecoderConfig, MheEncoderConfig
-from ...exporters.families.mhe.model.decoder import MheDecoder
-from ...exporters.families.mhe.model.encoder import MheEncoder
+from ...exporters.families.mhe.config import AttentionKind, MheConfig, MheDecoderConfig, MheEncoderConfig
+from ...exporters.families.mhe.model import MheDecoder, MheEncoder
 from ..byte_windows import MaskedBytes, MaskedRows, PythonBytes, Rows, read_masked_bytes, read_python_bytes
 from ..python_text import byte_tokenizer
 from ..training import Record, decay_groups, descend, one_thread, parameters_of, replace_folder

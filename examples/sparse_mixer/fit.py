@@ -13,13 +13,12 @@ import torch
 from torch.nn import functional
 
 from ...exporters.checkpoints.own_folder import save_model
-from ...exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
-from ...exporters.families.sparse_mixer.model.encoder import DenseFFN, Embeddings, MaskedLmHead, SparseMixer
-from ...exporters.families.sparse_mixer.model.losses import routing_loss
-from ...exporters.families.sparse_mixer.model.mixing import LinearMixing
-from ...exporters.families.sparse_mixer.model.moe import Experts, MoE
-from ...exporters.families.sparse_mixer.model.router import DROPPED, Routes
+from ...exporters.families.sparse_mixer.config import Router, SparseMixerConfig
+from ...exporters.families.sparse_mixer.mixing import LinearMixing
+from ...exporters.families.sparse_mixer.model import Embeddings, SparseMixer
+from ...exporters.families.sparse_mixer.moe import DROPPED, Experts, MoE, Routes, first_choice
 from ...exporters.modules.attention import NestedAttention
+from ...exporters.modules.layers import Ffn, MaskedLmHead
 from ..byte_windows import MaskedBytes, MaskedRows, read_masked_bytes
 from ..python_text import byte_tokenizer
 from ..training import Record, decay_groups, descend, one_thread, parameters_of, replace_folder
@@ -59,7 +58,6 @@ class Subject:
 
 
 RECIPE = Recipe(steps=1600, batch=8, decay=0.05, share=0.15, held_out=512)
-
 # The paper's Small layout, with attention above the experts as in its Base: 8 rows of 128 tokens make one group, as
 # its 8 rows of 512 did.
 SPARSE_MIXER = SparseMixerConfig(
@@ -167,7 +165,7 @@ def draw_start(model: SparseMixer) -> None:
                 _look_beside(part)
                 _draw(part.value.weight)
                 _draw(part.output.weight, gain=_GAIN)
-            case DenseFFN():
+            case Ffn():
                 _draw(part.up.weight)
                 _draw(part.down.weight, gain=_GAIN)
             case Experts():
@@ -294,3 +292,32 @@ def budgets(model: SparseMixer) -> Iterator[str]:
             if isinstance(part, MoE):
                 part.percent, part.group_size = percent, group
         yield f"{percent} % of {group} tokens"
+
+
+BALANCE_WEIGHT = 0.01
+Z_WEIGHT = 1e-4
+
+
+def routing_loss(routes: Iterable[Routes], policy: Router) -> torch.Tensor:
+    """The weighted losses of all layers, summed. Experts that choose are always full and need no balance."""
+    total = torch.zeros(())
+    for layer in routes:
+        total = total + Z_WEIGHT * z_loss(layer.logits)
+        if policy == "tokens_choose":
+            total = total + BALANCE_WEIGHT * balance_loss(layer.scores)
+    return total
+
+
+def balance_loss(scores: torch.Tensor) -> torch.Tensor:
+    """``scores`` [G, T, E] to the mean over groups of ``E * sum_e f_e * p_e``; 1 where tokens are spread evenly.
+
+    ``f`` is the share of tokens whose first choice is e, before capacity counts, and ``p`` the mean score of e.
+    """
+    experts = scores.shape[-1]
+    chosen = torch.nn.functional.one_hot(first_choice(scores), experts).to(scores.dtype).mean(1)  # [G, E]
+    return experts**2 * (chosen * scores.mean(1)).mean()
+
+
+def z_loss(logits: torch.Tensor) -> torch.Tensor:
+    """``logits`` [G, T, E] to the mean over tokens of the squared log of their summed exponentials."""
+    return logits.logsumexp(-1).square().mean()

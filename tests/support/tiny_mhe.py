@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from nestforge.exporters.checkpoints.own_folder import save_model
-from nestforge.exporters.families.mhe.architecture.config import (
+from nestforge.exporters.families.mhe.config import (
     MheConfig,
     MheDecoderConfig,
     MheEncoderConfig,
     MheEncoderDecoderConfig,
 )
-from nestforge.exporters.families.mhe.folder import made
+from nestforge.exporters.families.mhe.model import made
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other
 

@@ -6,25 +6,23 @@ Axes, each offered at the values that the configuration lists: ``moe.capacity_fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
+from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.tensor_spec import Role, TensorSpec
-from ....bundle.manifest import TextEntry
 from ....elastic import SEQUENCE, Submodel
 from ....workload import Op
-from ...architecture import Architecture, Variants
+from ...architecture import Architecture, Replay, Routing, Variants
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
 from ...family import Family
-from ...signature import Signature
-from .architecture.config import CAPACITY, EXPERTS, GROUP, SparseMixerConfig
-from .architecture.forward_ops import forward_ops
-from .architecture.presets import PRESETS
-from .architecture.shapes import TABLES, compare_weights, elastic_spec, parameter_shapes
-from .architecture.variant_ops import variant_ops
-from .routes import ExpertRoutes
+from ...signature import Signature, text_entry
+from .config import CAPACITY, EXPERTS, GROUP, ROUTES, SparseMixerConfig, routing
+from .ops import TABLES, compare_weights, elastic_spec, forward_ops, parameter_shapes, variant_ops
+from .presets import PRESETS
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -44,8 +42,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
         return variant_ops(config, submodel, submodel.at(bucket))
 
     def load() -> torch.nn.Module:
-        from .folder import model_of
-        from .model.answering import Answering
+        from ...modules.layers import Answering
+        from .model import model_of
 
         return Answering(model_of(checkpoint, config))
 
@@ -63,15 +61,6 @@ def read(checkpoint: Checkpoint) -> Architecture:
     )
 
 
-FAMILY = Family(
-    "sparse_mixer",
-    ("sparse_mixer",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items()},
-)
-
-
 def _signature(checkpoint: Checkpoint, config: SparseMixerConfig) -> Signature:
     tokens = ("batch", "sequence")
     # No mask: padding is known by its token, and only attention hides it.
@@ -79,9 +68,7 @@ def _signature(checkpoint: Checkpoint, config: SparseMixerConfig) -> Signature:
     inputs = [ids]
     if config.type_vocab_size > 1:  # where there is one type, nobody has to say it
         inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=config.type_vocab_size))
-    text = None
-    if checkpoint.tokenizer_files:
-        text = TextEntry("tokenizer.json", ids.name, None, inputs[1].name if inputs[1:] else None, None)
+    text = text_entry(checkpoint, ids.name, types=inputs[1].name if inputs[1:] else None)
     bound = f"{config.mixing} mixing" if config.some_mix else None
     static = None
     if config.moe_layers:
@@ -111,16 +98,16 @@ def _outputs(config: SparseMixerConfig) -> tuple[TensorSpec, ...]:
 
 
 def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
-    from .model.answering import Answering
-    from .model.lower import lower
+    from ...modules.layers import Answering
+    from .model import lower as lowered
 
     assert isinstance(module, Answering)
-    return lower(module, variants)
+    return lowered(module, variants)
 
 
 def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-    from .model.encoder import SparseMixer
-    from .model.moe import MoE
+    from .model import SparseMixer
+    from .moe import MoE
 
     chosen = {axis.name: value for axis, value in submodel.values}
     for part in module.modules():
@@ -130,3 +117,57 @@ def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
             part.kept = chosen.get(EXPERTS, part.kept)
         elif isinstance(part, SparseMixer) and SEQUENCE in chosen:
             part.set_sequence(chosen[SEQUENCE])
+
+
+@dataclass(frozen=True)
+class ExpertRoutes(Routing):
+    """The routes of every layer of experts, where ``config`` has at least one."""
+
+    config: SparseMixerConfig
+
+    def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
+        """Experts Choose: the tokens of each expert by falling score; Tokens Choose: the expert of each token or -1."""
+        route = routing(self.config, submodel, submodel.at(bucket))
+        shape: tuple[int, ...] = (route.groups, route.tokens)
+        if self.config.router == "experts_choose":
+            shape = (route.groups, route.experts, route.capacity)
+        return tuple(RoutingEntry(f"{ROUTES}{layer}", shape) for layer in self.config.moe_layers)
+
+    def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
+        shape = submodel.at(bucket)
+        route = routing(self.config, submodel, shape)
+        return {
+            "router": self.config.router,
+            "groups": route.groups,
+            "tokens per group": route.tokens,
+            "experts": route.experts,
+            "experts scored": route.trained_experts,
+            "capacity factor": f"{route.percent} %",
+            "capacity": route.capacity,
+            "capacity rounding": self.config.capacity_rounding,
+            "min capacity": self.config.min_capacity,
+            # A request of fewer rows is filled up with rows of padding, which are routed like any other.
+            "rows share slots": "no" if shape.sequence % route.tokens == 0 else "yes",
+        }
+
+    def orders(self, name: str) -> Mapping[int, str]:
+        layer = name.removeprefix(ROUTES)
+        return {1: f"layers.{layer}.{EXPERTS}"} if self.config.router == "experts_choose" else {}
+
+    def replay(
+        self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
+    ) -> Replay:
+        from .model import SparseMixer
+        from .replay import replay
+
+        assert isinstance(module.model, SparseMixer)
+        return replay(module.model, inputs, given)
+
+
+FAMILY = Family(
+    "sparse_mixer",
+    ("sparse_mixer",),
+    read,
+    reads_config_alone=True,
+    presets={name: config.to_json() for name, config in PRESETS.items()},
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from nestforge.examples.mhe.fit import Recipe, Trainer, models
-from nestforge.exporters.families.mhe.architecture.config import MheConfig
+from nestforge.exporters.families.mhe.config import MheConfig
 
 RECIPE = Recipe(steps=3, batch=4, window=16, decoder_rate=1e-2, encoder_rate=1e-2, decay=0.1, share=0.25, held_out=8)
 

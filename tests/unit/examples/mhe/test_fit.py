@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 from nestforge.examples.mhe.fit import Trainer, answers, fit, quality
-from nestforge.exporters.families.mhe.architecture.config import MheConfig, MheDecoderConfig, MheEncoderConfig
-from nestforge.exporters.families.mhe.model.decoder import MheDecoder
-from nestforge.exporters.families.mhe.model.encoder import MheEncoder
+from nestforge.exporters.families.mhe.config import MheConfig, MheDecoderConfig, MheEncoderConfig
+from nestforge.exporters.families.mhe.model import MheDecoder, MheEncoder
 from torch.nn import functional
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nestforge.examples.byte_windows import MaskedBytes
 from nestforge.examples.sparse_mixer.fit import Recipe, Subject, Trainer
-from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
+from nestforge.exporters.families.sparse_mixer.config import SparseMixerConfig
 
 WINDOW = 16
 EXPERTS = SparseMixerConfig(

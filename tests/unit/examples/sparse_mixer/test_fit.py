@@ -9,23 +9,25 @@ import pytest
 import torch
 from nestforge.examples.byte_windows import MaskedBytes
 from nestforge.examples.sparse_mixer.fit import (
+    BALANCE_WEIGHT,
+    Z_WEIGHT,
     Recipe,
     Run,
     Subject,
     Trainer,
     answers,
+    balance_loss,
     budgets,
     draw_start,
     dropped_share,
     fit,
     loss,
     quality,
+    z_loss,
 )
-from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
-from nestforge.exporters.families.sparse_mixer.folder import load_model
-from nestforge.exporters.families.sparse_mixer.model.encoder import SparseMixer
-from nestforge.exporters.families.sparse_mixer.model.losses import BALANCE_WEIGHT, Z_WEIGHT, balance_loss, z_loss
-from nestforge.exporters.families.sparse_mixer.model.router import Routes
+from nestforge.exporters.families.sparse_mixer.config import SparseMixerConfig
+from nestforge.exporters.families.sparse_mixer.model import SparseMixer, load_model
+from nestforge.exporters.families.sparse_mixer.moe import Routes
 from nestforge.exporters.source import open_source
 from torch.nn import functional
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.exporters.families.mhe.folder import load_model
-from nestforge.exporters.families.mhe.model.generating import RecordedLM
+from nestforge.exporters.families.mhe.generating import RecordedLM
+from nestforge.exporters.families.mhe.model import load_model
 from nestforge.exporters.source import open_source
 from support.tiny_mhe import decoder_config, save_tiny_mhe, tiny_mhe
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Folded
-from nestforge.exporters.families.mhe.folder import load_model
+from nestforge.exporters.families.mhe.model import load_model
 from nestforge.exporters.ranking import magnitude_scores, rank
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal

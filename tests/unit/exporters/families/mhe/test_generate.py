@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.exporters.families.mhe.folder import load_model
+from nestforge.exporters.families.mhe.model import load_model
 from support.tiny_compile import board
 from support.tiny_mhe import save_tiny_mhe
 

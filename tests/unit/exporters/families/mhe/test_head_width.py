@@ -13,7 +13,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.exporters.checkpoints.own_folder import save_model
-from nestforge.exporters.families.mhe.model.turned import turned
+from nestforge.exporters.families.mhe.model import turned
 from nestforge.exporters.source import open_source
 from safetensors import safe_open
 from support.tensorrt_takes import assert_tensorrt_takes

@@ -16,8 +16,8 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import CheckpointError, ExportError, PlanError
 from nestforge.exporters.architecture import ParameterGroups
-from nestforge.exporters.families.sparse_mixer.folder import load_model
-from nestforge.exporters.families.sparse_mixer.model.moe import MoE
+from nestforge.exporters.families.sparse_mixer.model import load_model
+from nestforge.exporters.families.sparse_mixer.moe import MoE
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.numpy import load_file, save_file

@@ -7,15 +7,15 @@ from typing import get_args
 import pytest
 import torch
 from nestforge.errors import CheckpointError
-from nestforge.exporters.families.sparse_mixer.architecture.config import Mixing
-from nestforge.exporters.families.sparse_mixer.folder import load_model
+from nestforge.exporters.families.sparse_mixer.config import MixingKind
+from nestforge.exporters.families.sparse_mixer.model import load_model
 from support.tiny_mixer import mixer_config, save_tiny_mixer, tiny_mixer
 
 IDS = torch.randint(0, 24, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("mixing", get_args(Mixing))
-def test_what_was_saved_is_what_is_loaded(tmp_path: Path, mixing: Mixing) -> None:
+@pytest.mark.parametrize("mixing", get_args(MixingKind))
+def test_what_was_saved_is_what_is_loaded(tmp_path: Path, mixing: MixingKind) -> None:
     folder = save_tiny_mixer(tmp_path / "model", mixing=mixing, head="pretraining", num_labels=3)
     loaded = load_model(folder)
     assert not loaded.training

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.compiler.planning.cost_model import predict
-from nestforge.exporters.families.mhe.architecture.attention_ops import Sublayer, form_ops, plain_ops
-from nestforge.exporters.families.mhe.architecture.forward_ops import (
+from nestforge.exporters.families.mhe.config import PRESETS
+from nestforge.exporters.families.mhe.ops import (
+    Sublayer,
     decoder_ops,
     encoder_decoder_ops,
     encoder_ops,
     encoding_ops,
+    form_ops,
+    plain_ops,
     step_ops,
     variant_ops,
 )
-from nestforge.exporters.families.mhe.architecture.presets import PRESETS
-from nestforge.exporters.families.mhe.architecture.shapes import elastic_spec, encoder_decoder_shapes, encoder_shapes
+from nestforge.exporters.families.mhe.shapes import elastic_spec, encoder_decoder_shapes, encoder_shapes
 from nestforge.workload import macs
 from support.tiny_compile import board
 from support.tiny_mhe import decoder_config, encoder_config, pair_config

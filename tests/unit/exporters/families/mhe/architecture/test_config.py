@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.own_folder import config_from_json
-from nestforge.exporters.families.mhe.architecture.config import (
+from nestforge.exporters.families.mhe.config import (
+    PRESETS,
     MheDecoderConfig,
     MheEncoderConfig,
     MheEncoderDecoderConfig,
 )
-from nestforge.exporters.families.mhe.architecture.presets import PRESETS
 from support.tiny_mhe import TINY_MHE
 
 ENCODER: dict[str, Any] = {**TINY_MHE, "factors": "e", "model_type": "mhe_encoder"}

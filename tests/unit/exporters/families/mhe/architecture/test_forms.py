@@ -7,7 +7,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.compiler.planning.variants import chosen_variants
 from nestforge.errors import PlanError
-from nestforge.exporters.families.mhe.architecture.forms import (
+from nestforge.exporters.families.mhe.forms import (
     CROSS,
     DECODER,
     ENCODER,

@@ -10,8 +10,7 @@ import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from nestforge.exporters.families.mhe.architecture.key_spread import key_spread
-from nestforge.exporters.families.mhe.architecture.places import places_of
+from nestforge.exporters.families.mhe.forms import key_spread, places_of
 from safetensors.torch import load_file, save_file
 from support.tiny_mhe import (
     decoder_config,

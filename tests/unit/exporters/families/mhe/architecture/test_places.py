@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nestforge.exporters.families.mhe.architecture.places import Place, layers_of, places_of
+from nestforge.exporters.families.mhe.forms import Place, layers_of, places_of
 from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_mhe
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.exporters.families.mhe.architecture.folded_shapes import folded_shapes, folded_slices
-from nestforge.exporters.families.mhe.architecture.shapes import (
+from nestforge.exporters.families.mhe.forms import folded_shapes, folded_slices
+from nestforge.exporters.families.mhe.shapes import (
     attention_shapes,
     decoder_shapes,
     elastic_spec,

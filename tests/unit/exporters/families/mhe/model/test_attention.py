@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.mhe.architecture.config import MheConfig
-from nestforge.exporters.families.mhe.model.attention import Attention
+from nestforge.exporters.families.mhe.attention import Attention
+from nestforge.exporters.families.mhe.config import MheConfig
 from support.tiny_mhe import encoder_config
 
 KINDS = ("mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul")

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import torch
-from nestforge.exporters.families.mhe.model.blocks import Embeddings, draw_weights
-from nestforge.exporters.families.mhe.model.encoder import MheEncoder
+from nestforge.exporters.families.mhe.model import Embeddings, MheEncoder
 from support.tiny_mhe import decoder_config, encoder_config
 
 
@@ -19,7 +18,6 @@ def test_heads_start_alike_however_their_factors_are_stored() -> None:
     """Section 2.2: at the beginning values pass through mhe_mul unchanged, nearly."""
     for factors in ("e", "1+e"):
         model = MheEncoder(encoder_config(factors=factors))
-        draw_weights(model)
         for role in ("query", "key", "value"):
             found = model.layers[0].attention.factors(role).detach()
             assert found.shape == (4, 8)

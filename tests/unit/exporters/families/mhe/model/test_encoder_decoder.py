@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.mhe.architecture.shapes import encoder_decoder_shapes
+from nestforge.exporters.families.mhe.shapes import encoder_decoder_shapes
 from support.tiny_mhe import pair_config, tiny_mhe
 
 DRAW = torch.Generator().manual_seed(0)

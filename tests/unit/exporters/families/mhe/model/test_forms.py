@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.exporters.families.mhe.architecture.config import MheDecoderConfig
-from nestforge.exporters.families.mhe.architecture.folded_shapes import folded_shapes, folded_slices
-from nestforge.exporters.families.mhe.architecture.forms import held_forms
-from nestforge.exporters.families.mhe.model.answering import Answering
-from nestforge.exporters.families.mhe.model.folds import fold
-from nestforge.exporters.families.mhe.model.lower import folded_tensor, in_forms, lower
+from nestforge.exporters.families.mhe.attention_forms import fold, folded_tensor, in_forms, lower
+from nestforge.exporters.families.mhe.config import MheDecoderConfig
+from nestforge.exporters.families.mhe.forms import folded_shapes, folded_slices, held_forms
+from nestforge.exporters.modules.layers import Answering
 from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_mhe
 
 LIMIT = 1e-12

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.exporters.families.mhe.architecture.config import MheConfig
-from nestforge.exporters.families.mhe.architecture.folded_shapes import folded_shapes, folded_slices
-from nestforge.exporters.families.mhe.architecture.forms import held_forms
-from nestforge.exporters.families.mhe.architecture.places import places_of
-from nestforge.exporters.families.mhe.architecture.shapes import elastic_spec
-from nestforge.exporters.families.mhe.folder import made
-from nestforge.exporters.families.mhe.model.folds import fold
-from nestforge.exporters.families.mhe.model.lower import copied, in_forms
-from nestforge.exporters.families.mhe.model.turned import turned
+from nestforge.exporters.families.mhe.attention_forms import fold, in_forms
+from nestforge.exporters.families.mhe.config import MheConfig
+from nestforge.exporters.families.mhe.forms import folded_shapes, folded_slices, held_forms, places_of
+from nestforge.exporters.families.mhe.model import made, turned
+from nestforge.exporters.families.mhe.shapes import elastic_spec
+from nestforge.exporters.modules.layers import on_same_weights
 from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_mhe
 
 LIMIT = 1e-12
@@ -41,7 +38,10 @@ def asked(model: Any) -> torch.Tensor:
 
 def narrowed(model: Any) -> Any:
     """As the compiler narrows it: the first numbers of every head, by what the spec says."""
-    spec, narrow = elastic_spec(model.config, {n: tuple(p.shape) for n, p in model.named_parameters()}), copied(model)
+    spec, narrow = (
+        elastic_spec(model.config, {n: tuple(p.shape) for n, p in model.named_parameters()}),
+        on_same_weights(model),
+    )
     submodel = spec.submodel({axis.name: KEPT for axis in spec.axes if axis.kind != "ffn"})
     for name, parameter in list(narrow.named_parameters()):
         view = parameter.data

@@ -10,8 +10,8 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.exporters.families.mhe.model.answering import Answering
-from nestforge.exporters.families.mhe.model.lower import in_forms, lower
+from nestforge.exporters.families.mhe.attention_forms import in_forms, lower
+from nestforge.exporters.modules.layers import Answering
 from nestforge.exporters.trace import trace
 from support.tiny_mhe import encoder_config, pair_config, tiny_mhe
 

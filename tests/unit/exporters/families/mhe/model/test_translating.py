@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.mhe.model.translating import RecordedPair, SourceEncoder
+from nestforge.exporters.families.mhe.generating import RecordedPair, SourceEncoder
 from support.tiny_mhe import pair_config, tiny_mhe
 
 READ = torch.randint(0, 40, (1, 6), generator=torch.Generator().manual_seed(0))

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.errors import PlanError
-from nestforge.exporters.families.sparse_mixer.architecture.capacity import (
+from nestforge.exporters.families.sparse_mixer.config import (
     Routing,
     capacity,
     routing,
     token_groups,
 )
-from nestforge.exporters.families.sparse_mixer.architecture.presets import PRESETS
-from nestforge.exporters.families.sparse_mixer.architecture.shapes import elastic_spec
+from nestforge.exporters.families.sparse_mixer.ops import elastic_spec
+from nestforge.exporters.families.sparse_mixer.presets import PRESETS
 from support.tiny_mixer import mixer_config
 
 BASE = PRESETS["sparse-mixer-base"]

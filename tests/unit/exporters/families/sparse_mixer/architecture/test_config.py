@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.own_folder import config_from_json
-from nestforge.exporters.families.sparse_mixer.architecture.config import (
+from nestforge.exporters.families.sparse_mixer.config import (
     CAPACITY,
     EXPERTS,
     GROUP,
     SparseMixerConfig,
 )
-from nestforge.exporters.families.sparse_mixer.architecture.presets import PRESETS
+from nestforge.exporters.families.sparse_mixer.presets import PRESETS
 from support.tiny_mixer import TINY_MIXER, mixer_config
 
 STATED = {"model_type": "sparse_mixer", **json.loads(json.dumps(TINY_MIXER))}

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import PlanError
-from nestforge.exporters.families.sparse_mixer.architecture.forward_ops import forward_ops, head_ops
-from nestforge.exporters.families.sparse_mixer.architecture.presets import PRESETS
-from nestforge.exporters.families.sparse_mixer.architecture.shapes import elastic_spec
-from nestforge.exporters.families.sparse_mixer.architecture.variant_ops import variant_ops
+from nestforge.exporters.families.sparse_mixer.ops import elastic_spec, forward_ops, head_ops, variant_ops
+from nestforge.exporters.families.sparse_mixer.presets import PRESETS
 from nestforge.workload import Op, macs
 from support.tiny_mixer import mixer_config
 

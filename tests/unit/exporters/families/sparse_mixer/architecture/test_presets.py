@@ -11,8 +11,8 @@ from math import prod
 
 import pytest
 from click.testing import CliRunner
-from nestforge.exporters.families.sparse_mixer.architecture.presets import PRESETS, placed
-from nestforge.exporters.families.sparse_mixer.architecture.shapes import parameter_shapes
+from nestforge.exporters.families.sparse_mixer.ops import parameter_shapes
+from nestforge.exporters.families.sparse_mixer.presets import PRESETS, placed
 from nestforge.tools.cli import main
 
 COMMANDS = ("inspect", "plan")

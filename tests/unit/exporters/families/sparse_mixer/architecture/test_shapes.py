@@ -4,11 +4,11 @@ from typing import Any, get_args
 
 import pytest
 from nestforge.elastic import PrefixSlice
-from nestforge.exporters.families.sparse_mixer.architecture.config import Mixing
-from nestforge.exporters.families.sparse_mixer.architecture.shapes import elastic_spec, parameter_shapes
+from nestforge.exporters.families.sparse_mixer.config import MixingKind
+from nestforge.exporters.families.sparse_mixer.ops import elastic_spec, parameter_shapes
 from support.tiny_mixer import mixer_config, tiny_mixer
 
-MIXINGS = get_args(Mixing)
+MIXINGS = get_args(MixingKind)
 CONFIGS: dict[str, dict[str, Any]] = {
     **{mixing: {"mixing": mixing} for mixing in MIXINGS},
     "narrow embeddings": {"embedding_size": 8, "head": "masked_lm"},

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.exporters.families.sparse_mixer.architecture.config import SPECTRAL
-from nestforge.exporters.families.sparse_mixer.architecture.shapes import elastic_spec
-from nestforge.exporters.families.sparse_mixer.architecture.variant_ops import Variants, variant_ops
+from nestforge.exporters.families.sparse_mixer.config import SPECTRAL
+from nestforge.exporters.families.sparse_mixer.ops import Variants, elastic_spec, variant_ops
 from nestforge.workload import macs
 from support.tiny_mixer import mixer_config
 

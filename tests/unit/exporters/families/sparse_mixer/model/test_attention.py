@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nestforge.exporters.families.sparse_mixer.model.attention import attention_mask
+from nestforge.exporters.families.sparse_mixer.model import attention_mask
 from nestforge.exporters.modules.attention import NestedAttention
 
 IDS = torch.tensor([[5, 9, 7, 7], [9, 3, 7, 9]])

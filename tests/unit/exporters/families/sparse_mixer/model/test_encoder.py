@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from nestforge.errors import InputError
-from nestforge.exporters.families.sparse_mixer.architecture.config import OF_ANY_LENGTH, Mixing
-from nestforge.exporters.families.sparse_mixer.architecture.shapes import parameter_shapes
-from nestforge.exporters.families.sparse_mixer.model.encoder import SparseMixer
+from nestforge.exporters.families.sparse_mixer.config import OF_ANY_LENGTH, MixingKind
+from nestforge.exporters.families.sparse_mixer.model import SparseMixer
+from nestforge.exporters.families.sparse_mixer.ops import parameter_shapes
 from support.mixer_reference import mixer_outputs
 from support.tiny_mixer import mixer_config, tiny_mixer
 
-MIXINGS = get_args(Mixing)
+MIXINGS = get_args(MixingKind)
 # Two rows of tokens, the second with 5 pads behind.
 IDS = torch.randint(1, 24, (2, 16), generator=torch.Generator().manual_seed(0))
 IDS[1, 11:] = 0
@@ -40,7 +40,7 @@ def _agrees(model: SparseMixer, ids: torch.Tensor, types: torch.Tensor, atol: fl
 
 @pytest.mark.parametrize("head", _HEADS, ids=lambda head: head["head"])
 @pytest.mark.parametrize("mixing", MIXINGS)
-def test_the_modules_parameters_are_those_that_its_config_says(mixing: Mixing, head: dict[str, Any]) -> None:
+def test_the_modules_parameters_are_those_that_its_config_says(mixing: MixingKind, head: dict[str, Any]) -> None:
     config = mixer_config(mixing=mixing, **head)
     with torch.device("meta"):
         model = SparseMixer(config)
@@ -48,7 +48,7 @@ def test_the_modules_parameters_are_those_that_its_config_says(mixing: Mixing, h
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
-def test_all_four_kinds_of_layers_compute_what_the_paper_says(mixing: Mixing) -> None:
+def test_all_four_kinds_of_layers_compute_what_the_paper_says(mixing: MixingKind) -> None:
     # Tables of spectral mixing are float32, whatever the rest computes in.
     _agrees(tiny_mixer(mixer_config(mixing=mixing)), IDS, TYPES, 1e-10 if mixing not in _SPECTRAL else 1e-5)
 
@@ -91,7 +91,7 @@ def test_norms_divide_by_the_root_of_the_variance_and_1e_12() -> None:
 
 
 @pytest.mark.parametrize("mixing", sorted(OF_ANY_LENGTH))
-def test_a_model_of_another_sequence_has_the_matrices_of_that_sequence(mixing: Mixing) -> None:
+def test_a_model_of_another_sequence_has_the_matrices_of_that_sequence(mixing: MixingKind) -> None:
     model = tiny_mixer(mixer_config(mixing=mixing))
     model.set_sequence(8)
     _agrees(model, IDS[:, :8], TYPES[:, :8], 1e-10 if mixing not in _SPECTRAL else 1e-5)
@@ -165,7 +165,7 @@ def test_a_row_alone_and_in_a_batch_differ_only_by_sharing_a_group() -> None:
 
 @pytest.mark.parametrize("router", ["experts_choose", "tokens_choose"])
 @pytest.mark.parametrize("mixing", ["linear", "circulant", "toeplitz", "hartley"])
-def test_every_parameter_learns(mixing: Mixing, router: str) -> None:
+def test_every_parameter_learns(mixing: MixingKind, router: str) -> None:
     model = tiny_mixer(mixer_config(mixing=mixing, router=router, head="pretraining", num_labels=2))
     model.train().requires_grad_(True)
     sum(output.square().mean() for output in model(IDS, TYPES)).backward()

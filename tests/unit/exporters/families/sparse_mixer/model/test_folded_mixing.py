@@ -5,9 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.exporters.families.sparse_mixer.architecture.config import SPECTRAL
-from nestforge.exporters.families.sparse_mixer.model.folded_mixing import FoldedMixing, HalfTables, fold, unfold
-from nestforge.exporters.families.sparse_mixer.model.mixing import Mixing
+from nestforge.exporters.families.sparse_mixer.config import SPECTRAL
+from nestforge.exporters.families.sparse_mixer.mixing import FoldedMixing, HalfTables, Mixing, fold, unfold
 from support.mixer_reference import mix
 from support.tiny_mixer import mixer_config
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from nestforge.exporters.families.sparse_mixer.model.losses import balance_loss, routing_loss, z_loss
-from nestforge.exporters.families.sparse_mixer.model.router import Routes
+from nestforge.examples.sparse_mixer.fit import balance_loss, routing_loss, z_loss
+from nestforge.exporters.families.sparse_mixer.moe import Routes
 from support.tiny_mixer import mixer_config, tiny_mixer
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.exporters.families.sparse_mixer.model.answering import Answering
-from nestforge.exporters.families.sparse_mixer.model.folded_mixing import FoldedMixing
-from nestforge.exporters.families.sparse_mixer.model.lower import lower
-from nestforge.exporters.families.sparse_mixer.model.static_moe import StaticMoE
+from nestforge.exporters.families.sparse_mixer.mixing import FoldedMixing
+from nestforge.exporters.families.sparse_mixer.model import lower
+from nestforge.exporters.families.sparse_mixer.static_moe import StaticMoE
+from nestforge.exporters.modules.layers import Answering
 from support.tiny_mixer import mixer_config, tiny_mixer
 
 VARIANTS = {"moe.dispatch": "gather", "moe.products": "per_expert", "moe.combine": "scatter"}

@@ -6,9 +6,9 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from nestforge.exporters.families.sparse_mixer.architecture.config import Mixing as Kind
-from nestforge.exporters.families.sparse_mixer.architecture.config import SparseMixerConfig
-from nestforge.exporters.families.sparse_mixer.model.mixing import (
+from nestforge.exporters.families.sparse_mixer.config import MixingKind as Kind
+from nestforge.exporters.families.sparse_mixer.config import SparseMixerConfig
+from nestforge.exporters.families.sparse_mixer.mixing import (
     LinearMixing,
     VectorMixing,
     circulant,

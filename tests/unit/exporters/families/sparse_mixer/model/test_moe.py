@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.errors import PlanError
-from nestforge.exporters.families.sparse_mixer.model.moe import MoE
+from nestforge.exporters.families.sparse_mixer.moe import MoE
 from support import mixer_reference
 from support.tiny_mixer import mixer_config, tiny_mixer
 

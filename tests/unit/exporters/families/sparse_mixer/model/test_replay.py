@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from nestforge.errors import ParityError
-from nestforge.exporters.families.sparse_mixer.model.encoder import SparseMixer
-from nestforge.exporters.families.sparse_mixer.model.replay import replay
+from nestforge.exporters.families.sparse_mixer.model import SparseMixer
+from nestforge.exporters.families.sparse_mixer.replay import replay
 from support.tiny_mixer import mixer_config, tiny_mixer
 
 IDS = torch.randint(1, 24, (2, 16), generator=torch.Generator().manual_seed(1))

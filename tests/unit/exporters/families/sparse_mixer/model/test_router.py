@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.exporters.families.sparse_mixer.model.router import (
+from nestforge.exporters.families.sparse_mixer.moe import (
     DROPPED,
     Router,
     experts_choose,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.exporters.families.sparse_mixer.model.router import DROPPED, experts_choose, tokens_choose
-from nestforge.exporters.families.sparse_mixer.model.score_gaps import experts_gap, tokens_gap
+from nestforge.exporters.families.sparse_mixer.moe import DROPPED, experts_choose, tokens_choose
+from nestforge.exporters.families.sparse_mixer.replay import experts_gap, tokens_gap
 
 # Of sixteenths, so that ties are common and every difference is exact.
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 6), st.integers(1, 4))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.exporters.families.sparse_mixer.architecture.config import SPECTRAL, Mixing
-from nestforge.exporters.families.sparse_mixer.model.spectral_tables import cos_sin, spectral_matrices
+from nestforge.exporters.families.sparse_mixer.config import SPECTRAL, MixingKind
+from nestforge.exporters.families.sparse_mixer.mixing import cos_sin, spectral_matrices
 from support.mixer_reference import mix
 
 
@@ -26,7 +26,7 @@ def test_the_tables_are_the_two_parts_of_the_dft_matrix(size: int) -> None:
     d=st.integers(1, 12),
     seed=st.integers(0, 2**16),
 )
-def test_the_sum_of_products_is_the_transform_by_fft(mixing: Mixing, n: int, d: int, seed: int) -> None:
+def test_the_sum_of_products_is_the_transform_by_fft(mixing: MixingKind, n: int, d: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((n, d))
     left, right = (table.double().numpy() for table in spectral_matrices(mixing, n, d))
     parts = left.shape[1] // n

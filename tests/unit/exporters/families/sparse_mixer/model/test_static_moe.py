@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.exporters.families.sparse_mixer.model.moe import MoE
-from nestforge.exporters.families.sparse_mixer.model.router import DROPPED
-from nestforge.exporters.families.sparse_mixer.model.static_moe import StaticMoE
+from nestforge.exporters.families.sparse_mixer.moe import DROPPED, MoE
+from nestforge.exporters.families.sparse_mixer.static_moe import StaticMoE
 from support.tiny_mixer import mixer_config, tiny_mixer
 
 VARIANTS = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from .config import Mixing, Router, SparseMixerConfig
+from .config import MixingKind, Router, SparseMixerConfig
 
 Layout = Literal["top", "bottom", "middle", "mixed", "mixed-odd"]
 
@@ -55,7 +55,7 @@ def placed(layout: Layout, count: int, layers: int) -> tuple[int, ...]:
 def _model(
     layers: int,
     width: int,
-    mixing: Mixing,
+    mixing: MixingKind,
     attention: int,
     experts: tuple[int, Layout] | None = None,
     router: Router = "experts_choose",
@@ -100,9 +100,9 @@ def _sparse_mixers() -> dict[str, SparseMixerConfig]:
 
 
 def _ablations() -> dict[str, SparseMixerConfig]:
-    mixings: tuple[Mixing, ...] = ("fourier", "hartley", "circulant", "toeplitz", "linear")
+    mixings: tuple[MixingKind, ...] = ("fourier", "hartley", "circulant", "toeplitz", "linear")
     table = {f"{mixing}-mixer": _model(12, 768, mixing, 0) for mixing in mixings}
-    hybrids: tuple[Mixing, ...] = ("hartley", "linear")
+    hybrids: tuple[MixingKind, ...] = ("hartley", "linear")
     table |= {f"{mixing}-mixer-{k}": _model(12, 768, mixing, k) for mixing in hybrids for k in _ATTENTION_LAYER_COUNTS}
     table |= {f"linear-mixer-4-d{width}": _model(12, width, "linear", 4) for width in _OTHER_WIDTHS}
     table |= {

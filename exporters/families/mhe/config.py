@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from ....checkpoints.config import MOST_LAYERS, granularity_problem
-from ....checkpoints.own_folder import OwnConfig
+from ...checkpoints.config import MOST_LAYERS, granularity_problem
+from ...checkpoints.own_folder import OwnConfig
 
 # Sections 2.1 to 2.4: which projections a head has of its own, and which it shares.
 AttentionKind = Literal["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"]
@@ -23,7 +23,6 @@ Position = Literal["learned", "rotary"]
 Head = Literal["none", "masked_lm", "classifier"]
 # What stands in front where a dimension of a tensor holds the numbers of all heads.
 Layout = Literal["heads_first", "width_first"]
-
 # Of these all heads read the same keys and values, in one form at least, so that a cache does not shrink with them.
 WITH_SHARED_KEYS: frozenset[str] = frozenset({"sha", "mqa", *MHE})
 # Projections of which every head has rows of its own; the others are one head's, which all share.
@@ -231,3 +230,54 @@ class MheEncoderDecoderConfig(MheConfig):
         if self.position == "rotary":
             return "position: expected learned in an encoder-decoder, whose attentions read two texts; got rotary"
         return super().problem()
+
+
+# The paper's models by name (section 5.2), and the shapes of which it states parameters (4.4), for every attention.
+# Encoders have BERT-base's shape, decoders GPT-2-base's; ``large`` and ``medium`` are those of its appendix.
+# Translation models have 6 and 6 layers, and texts of up to 100 tokens. Sublayers of attention have no biases: the
+# paper's counts omit them and its text does not say. Layers, width, heads.
+_BASE, _LARGE, _GPT3 = (12, 768, 12), (24, 1024, 16), (96, 12288, 96)
+_TRANSLATION = (6, 512, 8)
+
+
+def _shape(kind: AttentionKind, layers: int, width: int, heads: int) -> dict[str, Any]:
+    return {
+        "attention": kind,
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "softmax_scale": (width // heads) ** -0.5,
+        "factors": "e" if kind == "mhe_mul" else None,
+    }
+
+
+def _encoder(kind: AttentionKind, shape: tuple[int, int, int]) -> MheEncoderConfig:
+    return MheEncoderConfig(**_shape(kind, *shape), vocab_size=30_000, max_position_embeddings=512, head="masked_lm")
+
+
+def _decoder(kind: AttentionKind, shape: tuple[int, int, int], tokens: int) -> MheDecoderConfig:
+    return MheDecoderConfig(**_shape(kind, *shape), vocab_size=50_257, max_position_embeddings=tokens)
+
+
+def _encoder_decoder(kind: AttentionKind) -> MheEncoderDecoderConfig:
+    """37K tokens that both languages share."""
+    shape = _shape(kind, *_TRANSLATION)
+    return MheEncoderDecoderConfig(**shape, vocab_size=37_000, max_position_embeddings=100, decoder_start_token_id=0)
+
+
+def _of(kind: AttentionKind) -> dict[str, MheConfig]:
+    name = kind.replace("_", "-")
+    return {
+        f"{name}-encoder-base": _encoder(kind, _BASE),
+        f"{name}-encoder-large": _encoder(kind, _LARGE),
+        f"{name}-decoder-base": _decoder(kind, _BASE, 512),
+        f"{name}-decoder-medium": _decoder(kind, _LARGE, 512),
+        f"{name}-decoder-gpt3": _decoder(kind, _GPT3, 2048),
+        f"{name}-encoder-decoder-base": _encoder_decoder(kind),
+    }
+
+
+PRESETS: Mapping[str, MheConfig] = {
+    name: config for kind in get_args(AttentionKind) for name, config in _of(kind).items()
+}

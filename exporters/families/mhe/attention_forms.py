@@ -7,30 +7,46 @@ nothing is transposed but the keys. Shapes as in attention.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from ....modules.attention import Positions
-from ..architecture.config import MheConfig
-from ..architecture.folded_shapes import folded_shapes
-from .attention import Attend, Attention, Kept, attend_to_all
-from .folds import fold
-from .layout import by_head, joined, split
-from .one_head import attend_as_one_head
+from ...modules.attention import Positions
+from ...modules.layers import Answering, on_same_weights
+from .attention import Attend, Attention, Kept, attend_to_all, by_head, joined, rows_of, split
+from .config import MheConfig
+from .forms import folded_shapes, places_of
+
+_OPERATOR, _FLOAT = "com.microsoft::MultiHeadAttention", 1
 
 
-class Folded(torch.nn.Module):
-    """Tensors of ``folded_shapes.py`` as parameters under their names, those below ``prefix``."""
+def lower(module: Answering, forms: Mapping[str, str]) -> Answering:
+    """A copy of ``module`` on the same weights whose attention has the ``forms``, by its role."""
+    return Answering(in_forms(module.model, forms))
 
-    def __init__(self, literal: Attention, prefix: str, parts: tuple[str, ...]) -> None:
-        super().__init__()
-        known = folded_shapes(literal.config, "")
-        for part in parts:
-            for name in (f"{prefix}.{part}", f"{prefix}.{part}.weight", f"{prefix}.{part}.bias"):
-                if f".{name}" in known:
-                    _set(self, name.removeprefix(f"{prefix}."), torch.nn.Parameter(fold(literal, name), False))
+
+def in_forms(model: Any, forms: Mapping[str, str]) -> Any:
+    """A copy of a model on the same weights whose attention has the ``forms``, by its role; each holds for it."""
+    lowered = on_same_weights(model)
+    for at, _, role in places_of(model.config):
+        layer, _, name = at.rpartition(".")
+        setattr(lowered.get_submodule(layer), name, in_form(lowered.get_submodule(at), forms[role]))
+    return lowered
+
+
+def in_form(literal: Attention, form: str) -> torch.nn.Module:
+    """``literal`` in one of the forms that hold for its configuration."""
+    if form == "literal":
+        return literal
+    return Expanded(literal) if form == "expanded" else SharedKeys(literal, form)
+
+
+def folded_tensor(module: Answering, name: str) -> torch.Tensor:
+    """The tensor ``name`` of ``folded_shapes``, such as ``layers.3.attention.folded.query``."""
+    at, _, part = name.partition("attention.")
+    return fold(module.model.get_submodule(f"{at}attention"), part)
 
 
 class SharedKeys(torch.nn.Module):
@@ -160,11 +176,44 @@ class Expanded(torch.nn.Module):
         return _projected(hidden, part, self.config).transpose(1, 2)
 
 
-def in_form(literal: Attention, form: str) -> torch.nn.Module:
-    """``literal`` in one of the forms that hold for its configuration."""
-    if form == "literal":
-        return literal
-    return Expanded(literal) if form == "expanded" else SharedKeys(literal, form)
+class Folded(torch.nn.Module):
+    """Tensors of ``folded_shapes`` as parameters under their names, those below ``prefix``."""
+
+    def __init__(self, literal: Attention, prefix: str, parts: tuple[str, ...]) -> None:
+        super().__init__()
+        known = folded_shapes(literal.config, "")
+        for part in parts:
+            for name in (f"{prefix}.{part}", f"{prefix}.{part}.weight", f"{prefix}.{part}.bias"):
+                if f".{name}" in known:
+                    _set(self, name.removeprefix(f"{prefix}."), torch.nn.Parameter(fold(literal, name), False))
+
+
+def attend_as_one_head(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention of heads that share keys and values, by ONNX Runtime's operator that never writes scores to memory.
+
+    ``com.microsoft::MultiHeadAttention`` does so on a processor where it is given neither mask nor bias: blocks of
+    queries meet blocks of keys in the caches of a core (FlashAttention, arXiv 2205.14135). The queries of all heads are
+    rows of one head. A mask of keys is a dimension more of queries, 1, and of keys, what is added to their scores.
+
+    What ``query`` [B, S, n, d], with the softmax scale in it or in ``key`` [B, N, d], reads of ``value`` [B, N, d]:
+    [B, S, n, d]. With a ``mask`` [B, 1, 1, N] queries have a 1 behind their numbers, [B, S, n, d + 1]."""
+    rows = query.flatten(1, 2)  # [B, S * n, d] or [B, S * n, d + 1]
+    if mask is not None:
+        key = torch.cat((key, mask[:, 0].transpose(1, 2)), 2)
+    if torch.compiler.is_exporting():
+        context = torch.onnx.ops.symbolic(
+            _OPERATOR,
+            [rows, key, value],
+            {"num_heads": 1, "scale": 1.0},
+            dtype=_FLOAT,
+            shape=(*rows.shape[:2], value.shape[2]),
+            version=1,
+        )
+    else:
+        context = (rows @ key.transpose(1, 2)).softmax(-1) @ value
+    return context.view(*query.shape[:3], value.shape[2])
 
 
 def _projected(hidden: torch.Tensor, part: Any, config: MheConfig) -> torch.Tensor:
@@ -178,3 +227,63 @@ def _set(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> N
     if inside and inside not in dict(module.named_children()):
         module.add_module(inside, torch.nn.Module())
     module.get_submodule(inside).register_parameter(own, parameter)
+
+
+def fold(attention: Attention, name: str) -> torch.Tensor:
+    """The tensor called ``name`` below ``attention``, in the dtype of its parameters; sums and products in float64,
+    rounded once.
+
+    Each element is made of one number of one head, and of what all share at its place, so the first heads of a fold, or
+    the first numbers of all heads, are the fold of those, to the bit.
+    """
+    form, _, part = name.partition(".")
+    made = _folded(attention, part) if form == "folded" else _expanded(attention, *part.split("."))
+    return made.to(attention.output.weight.dtype).contiguous()
+
+
+def _folded(attention: Attention, part: str) -> torch.Tensor:
+    config = attention.config
+    match part:
+        case "query":  # section 6.3
+            return by_head(_query_factors(attention), config)
+        case "key":
+            return _weight(attention, "key") * config.scale
+        case "output":  # section 6.5
+            return attention.output.weight.detach().double() * rows_of(_factors(attention, "value"), config)
+    kind = part.rpartition(".")[2]
+    if config.attention == "mhe_mul":
+        return _scaled_rows(attention, "query", kind, _query_factors(attention))
+    return _expanded(attention, "query", kind)
+
+
+def _expanded(attention: Attention, role: str, kind: str) -> torch.Tensor:
+    """Sections 6.1 and 6.2: the projection of ``role`` for each head, [n * d, H], or its bias [n * d]."""
+    if attention.config.attention == "mhe_mul":
+        return _scaled_rows(attention, role, kind, _factors(attention, role))
+    added = attention.embeddings(role).detach().double()  # [n, d]
+    if kind == "weight":
+        return rows_of(_weight(attention, role).expand(len(added), -1, -1), attention.config)
+    bias: torch.Tensor | None = getattr(attention, role).bias
+    return rows_of(added if bias is None else added + bias.detach().double(), attention.config)
+
+
+def _scaled_rows(attention: Attention, role: str, kind: str, factors: torch.Tensor) -> torch.Tensor:
+    """The projection's weight [n * d, H] or bias [n * d] with each head's ``factors`` [n, d] on its rows."""
+    if kind == "bias":
+        bias: torch.Tensor = getattr(attention, role).bias
+        return rows_of(bias.detach().double() * factors, attention.config)
+    return rows_of(_weight(attention, role) * factors[..., None], attention.config)
+
+
+def _weight(attention: Attention, role: str) -> torch.Tensor:
+    weight: torch.Tensor = getattr(attention, role).weight
+    return weight.detach().double()
+
+
+def _query_factors(attention: Attention) -> torch.Tensor:
+    """``c_i`` of section 6.3, [n, d]: both factors of a head, and the softmax scale."""
+    return _factors(attention, "query") * _factors(attention, "key") * attention.config.scale
+
+
+def _factors(attention: Attention, role: str) -> torch.Tensor:
+    return attention.factors(role).detach().double()

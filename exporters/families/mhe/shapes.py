@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from .....elastic import Axis, ElasticSpec, PrefixSlice
-from .....errors import CheckpointError
-from ....cached_form import SIZE_MULTIPLE
-from ....checkpoints.checkpoint import Checkpoint, compare_with_headers
-from ....hugging_face.tensors import Shape, linear_shapes, norm_shapes
+from ....elastic import Axis, ElasticSpec, PrefixSlice
+from ....errors import CheckpointError
+from ...cached_form import SIZE_MULTIPLE
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes
 from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
-from .folded_shapes import folded_slices
-from .places import layers_of, places_in
+from .forms import folded_slices, layers_of, places_in
 
 ROLES = ("query", "key", "value")
 

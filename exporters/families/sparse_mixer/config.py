@@ -1,19 +1,30 @@
-"""``config.json`` of Sparse Mixer encoders, read strictly (no torch here). See docs/sparse-mixer.md."""
+"""``config.json`` of Sparse Mixer encoders, read strictly, and the slots of their experts (no torch here).
+
+Token groups and expert capacity are static numbers of an engine, from configuration, submodel and bucket. Groups:
+``max(1, floor(tokens / group_size))``, raised until it divides the tokens, so that a group may be larger than
+``group_size`` (Sparse Mixers, reference code). Capacity: ``capacity_factor * tokens / experts`` rounded, at least
+``min_capacity``, at most the tokens of a group. ``experts`` are all that were trained, whatever a submodel keeps: an
+expert then has the slots that it had among all. See docs/sparse-mixer.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil, floor
 from typing import Literal
 
-from .....elastic import SEQUENCE
-from ....checkpoints.config import MOST_LAYERS, granularity_problem
-from ....checkpoints.own_folder import OwnConfig
+from ....bucket import Bucket
+from ....elastic import SEQUENCE, Submodel
+from ....errors import PlanError
+from ...checkpoints.config import MOST_LAYERS, granularity_problem
+from ...checkpoints.own_folder import OwnConfig
 
 # Hartley: real minus imaginary part of the DFT with negative exponents, as the reference code has it, or plus, as the
 # paper prints it; of the 2-D DFT, or of each axis by itself. Four different functions. With positive exponents plus is
 # minus, so each kind is the paper's formula under one sign of the DFT.
-Mixing = Literal[
+MixingKind = Literal[
     "linear",
     "circulant",
     "toeplitz",
@@ -45,12 +56,12 @@ Router = Literal["experts_choose", "tokens_choose"]
 Rounding = Literal["half_even", "floor", "ceil"]
 # ``pretraining`` has both heads of the paper's training: masked tokens, and labels of the pooled first position.
 Head = Literal["none", "masked_lm", "classifier", "pretraining"]
-
 CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"
 # The routes of a layer of experts are called by this and its number.
 ROUTES = "routes."
 # What a lower capacity is offered as where config.json does not say, in percent of tokens / experts.
 _DEFAULT_CAPACITIES = (25, 50, 75, 100)
+_ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {"half_even": round, "floor": floor, "ceil": ceil}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +85,7 @@ class SparseMixerConfig(OwnConfig):
     embedding_size: int | None = field(default=None, metadata={"min": 1})
     pad_token_id: int = field(default=0, metadata={"min": 0})
     layer_norm_eps: float = 1e-12
-    mixing: Mixing = "linear"
+    mixing: MixingKind = "linear"
     attention_layers: tuple[int, ...] = ()
     moe_layers: tuple[int, ...] = ()
     num_experts: int = field(default=0, metadata={"min": 0})
@@ -216,6 +227,64 @@ class SparseMixerConfig(OwnConfig):
             if key == "sequences" and self.mixing not in OF_ANY_LENGTH:
                 return f"sequences: {self.mixing} mixing serves {self.max_position_embeddings} tokens alone"
         return None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Static routing of one engine: ``groups`` of ``tokens``, where each of ``experts`` has ``capacity`` slots.
+
+    ``trained_experts`` are the experts that the router scores, ``percent`` is the capacity factor that was asked for.
+    """
+
+    percent: int
+    groups: int
+    tokens: int
+    capacity: int
+    experts: int
+    trained_experts: int
+
+    @property
+    def slots(self) -> int:
+        """Slots of all experts in all groups: what they compute, full or not."""
+        return self.groups * self.experts * self.capacity
+
+
+def routing(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Routing:
+    """The routing of ``submodel`` at ``bucket`` (its own: ``submodel.at(bucket)``). Raises PlanError for no slots."""
+    chosen = {axis.name: value for axis, value in submodel.values}
+    percent = chosen.get(CAPACITY, config.trained_capacity)
+    group_size = chosen.get(GROUP, config.group_size)
+    experts = chosen.get(EXPERTS, config.num_experts)
+    try:
+        return routing_of(config, bucket.tokens, percent, group_size, experts)
+    except PlanError as failure:
+        raise PlanError(f"bucket {bucket.label}: {failure}; raise {CAPACITY} (`levels`) or the bucket") from failure
+
+
+def routing_of(config: SparseMixerConfig, tokens: int, percent: int, group_size: int, experts: int) -> Routing:
+    """The routing of ``tokens`` in all to the first ``experts``. Raises PlanError for no slots."""
+    groups = token_groups(tokens, group_size)
+    slots = capacity(config, percent, tokens // groups)
+    if slots < 1:
+        raise PlanError(
+            f"{percent} % of {tokens // groups} tokens over {config.num_experts} experts rounds to 0 slots "
+            f"({config.capacity_rounding}, min_capacity {config.min_capacity})"
+        )
+    return Routing(percent, groups, tokens // groups, slots, experts, config.num_experts)
+
+
+def token_groups(tokens: int, group_size: int) -> int:
+    """How many groups ``tokens`` fall into: the least number from ``tokens // group_size`` on that divides them."""
+    groups = max(1, tokens // group_size)
+    while tokens % groups:
+        groups += 1
+    return groups
+
+
+def capacity(config: SparseMixerConfig, percent: int, tokens: int) -> int:
+    """Slots per expert in a group of ``tokens``, at a capacity factor of ``percent``."""
+    exact = Fraction(percent * tokens, 100 * config.num_experts)
+    return min(max(_ROUNDINGS[config.capacity_rounding](exact), config.min_capacity), tokens)
 
 
 def halves(size: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
-"""What attention of an MHE model costs, operation by operation, in each of its forms (no torch here).
+"""What a pass over an MHE model costs, operation by operation, and its attention in each form (no torch here).
 
-Shapes: ``B`` rows, ``S`` tokens, ``T = B * S``, ``H`` hidden, ``n`` heads of size ``d``.
+Attention of heads with embeddings, which engines may have in several forms, is left out of a pass: ``variant_ops`` has
+it. Shapes: ``B`` rows, ``S`` tokens, ``T = B * S``, ``H`` hidden, ``n`` heads of size ``d``.
 """
 
 from __future__ import annotations
@@ -8,14 +9,132 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from .....bucket import Bucket
-from .....workload import Op, elementwise, linear, self_attention
-from .config import MheConfig
+from ....bucket import Bucket
+from ....elastic import Submodel
+from ....workload import Op, elementwise, linear, lookup, self_attention
+from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
+from .forms import CROSS, ENCODER, Place, held_forms, layers_of, places_in, places_of, prompt_form
 
 _FLOAT32_BYTES = 4
 # Scores of so many bytes stay in the caches of a processor from one operation to the next. Of more, an operator that
 # never writes them saves as much as two passes of the softmax take.
 _IN_CACHES, _SOFTMAX_PASSES, _SAVED_PASSES = 4_000_000, 8, 2
+# Behind which a step is counted.
+_PROMPT_TOKENS = 64
+
+
+def encoder_ops(config: MheEncoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``MheEncoder``."""
+    d, t = config.hidden_size, bucket.tokens
+    ops = [lookup("embeddings", 2 * t * d), elementwise("embeddings.norm", t * d, passes=5)]
+    ops += _layer_ops(config, submodel, bucket)
+    if config.head == "masked_lm":
+        ops += [
+            linear("head.transform", t, d, d),
+            elementwise("head.norm", t * d, passes=6),  # with the activation before it
+            linear("head.decoder", t, d, config.vocab_size),
+        ]
+    if config.num_labels is not None:
+        ops += [linear("pooler", bucket.batch, d, d), linear("classifier", bucket.batch, d, config.num_labels)]
+    return ops
+
+
+def decoder_ops(config: MheDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``MheDecoder``, with the logits of every position."""
+    d, t = config.hidden_size, bucket.tokens
+    return [
+        lookup("embeddings", 2 * t * d),
+        *_layer_ops(config, submodel, bucket),
+        elementwise("norm", t * d, passes=4),
+        _head(config, bucket),
+    ]
+
+
+def encoder_decoder_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``MheEncoderDecoder`` over two texts of the bucket's length, with the logits of every position."""
+    d, t = config.hidden_size, bucket.tokens
+    tables = [lookup("encoder.embeddings", 2 * t * d), lookup("decoder.embeddings", 2 * t * d)]
+    return [*tables, *_layer_ops(config, submodel, bucket), _head(config, bucket)]
+
+
+def encoding_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket, spread: float = 0.0) -> list[Op]:
+    """The encoder, and the keys and values that the decoder reads of it. ``spread`` as of ``variant_ops``."""
+    ops = [lookup("encoder.embeddings", 2 * bucket.tokens * config.hidden_size)]
+    ops += [op for layer in layers_of(config) if _is_encoder(layer) for op in _between(config, submodel, bucket, layer)]
+    for place in places_of(config):
+        of = _sublayer(config, submodel, bucket, place)
+        if place.role == ENCODER:
+            ops += form_ops(of)[prompt_form(config, spread)] if config.has_tables else plain_ops(of)
+        elif place.role == CROSS:
+            ops += kept_ops(of)
+    return ops
+
+
+def step_ops(config: MheEncoderDecoderConfig, submodel: Submodel) -> list[Op]:
+    """One new token of the decoder, behind a short prompt."""
+    bucket = Bucket(1, 1)
+    ops = [lookup("decoder.embeddings", 2 * config.hidden_size)]
+    for layer in layers_of(config):
+        if not _is_encoder(layer):
+            own, cross = (_sublayer(config, submodel, bucket, place) for place in places_in(config, layer))
+            ops += [*kept_ops(own), *reading_ops(own), *reading_ops(cross._replace(source=_PROMPT_TOKENS))]
+            ops += _between(config, submodel, bucket, layer)
+    return [*ops, _head(config, bucket)]
+
+
+def variant_ops(
+    config: MheConfig, submodel: Submodel, bucket: Bucket, spread: float = 0.0
+) -> dict[str, dict[str, list[Op]]]:
+    """Attention of all layers by its role, in each form that the model may have; nothing where heads have no
+    embeddings. ``spread`` is what ``key_spread`` says of its weights."""
+    if not config.has_tables:
+        return {}
+    by_role: dict[str, dict[str, list[Op]]] = {}
+    for place in places_of(config):
+        ops = form_ops(_sublayer(config, submodel, bucket, place))
+        held = held_forms(config, spread, place.role)
+        offered = by_role.setdefault(place.role, {form: [] for form in held})
+        for form in held:
+            offered[form] += ops[form]
+    return by_role
+
+
+def _layer_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    ops = [op for layer in layers_of(config) for op in _between(config, submodel, bucket, layer)]
+    for place in places_of(config):
+        of = _sublayer(config, submodel, bucket, place)
+        if not config.has_tables:
+            ops += plain_ops(of)
+        if config.position == "rotary":
+            ops.append(elementwise(f"{place.at}.rotary", 2 * bucket.tokens * of.inner, passes=4))
+    return ops
+
+
+def _between(config: MheConfig, submodel: Submodel, bucket: Bucket, layer: str) -> list[Op]:
+    """What a layer has beside attention."""
+    d, t, width = config.hidden_size, bucket.tokens, submodel[f"{layer}.ffn"]
+    return [
+        *(elementwise(f"{place.at}_norm", t * d, passes=5) for place in places_in(config, layer)),
+        linear(f"{layer}.ffn.up", t, d, width),
+        elementwise(f"{layer}.ffn.activation", t * width, passes=2),
+        linear(f"{layer}.ffn.down", t, width, d),
+        elementwise(f"{layer}.ffn_norm", t * d, passes=5),
+    ]
+
+
+def _sublayer(config: MheConfig, submodel: Submodel, bucket: Bucket, place: Place) -> Sublayer:
+    kept = config.axis_size if place.axis is None else submodel[place.axis]
+    heads, size = (config.num_attention_heads, kept) if config.width_first else (kept, config.head_size)
+    return Sublayer(config, place.at, bucket, heads, size)
+
+
+def _head(config: MheConfig, bucket: Bucket) -> Op:
+    """The product with the vocabulary."""
+    return linear("lm_head", bucket.tokens, config.hidden_size, config.vocab_size, bias=False)
+
+
+def _is_encoder(layer: str) -> bool:
+    return layer.startswith("encoder.")
 
 
 class Sublayer(NamedTuple):

@@ -24,10 +24,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from ....onnx_translations import add_rows, one_hot, table_rows
-from ..architecture.capacity import capacity, token_groups
-from .moe import MoE
-from .router import DROPPED, Routes
+from ...onnx_translations import add_rows, one_hot, table_rows
+from .config import capacity, token_groups
+from .moe import DROPPED, MoE, Routes
 
 # The score of a token that chose another expert: below every softmax.
 _SCORE_OF_NOT_ASKED = -1.0

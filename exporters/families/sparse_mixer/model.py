@@ -7,18 +7,19 @@ Shapes: ``B`` rows, ``S`` tokens, ``d`` hidden, ``e`` embedding width, ``V`` voc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
-from torch.nn import functional
 
-from .....errors import InputError
-from ....modules.attention import NestedAttention
-from ..architecture.config import OF_ANY_LENGTH, SparseMixerConfig
-from .attention import attention_mask
-from .mixing import Mixing, SpectralMixing, make_mixings
-from .moe import MoE
-from .router import Routes
-from .spectral_tables import spectral_matrices
+from ....errors import InputError
+from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ...checkpoints.own_folder import read_config, with_weights
+from ...modules.attention import NestedAttention, additive_mask
+from ...modules.layers import Answering, Ffn, MaskedLmHead, draw_weights, on_same_weights
+from .config import OF_ANY_LENGTH, SparseMixerConfig
+from .mixing import FoldedMixing, HalfTables, Mixing, SpectralMixing, make_mixings, spectral_matrices
+from .moe import MoE, Routes
+from .static_moe import StaticMoE
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -39,9 +40,12 @@ class SparseMixer(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Layer(config, i, mixing) for i, mixing in enumerate(make_mixings(config)))
         hidden = config.hidden_size
         self.pooler = torch.nn.Linear(hidden, hidden) if config.pools else None
-        self.head = MaskedLmHead(config) if config.predicts_tokens else None
+        width, epsilon = config.embedding_width, config.layer_norm_eps
+        self.head = (
+            MaskedLmHead(hidden, width, config.vocab_size, epsilon, "gelu_tanh") if config.predicts_tokens else None
+        )
         self.classifier = torch.nn.Linear(hidden, config.num_labels) if config.num_labels else None
-        self._draw_weights()
+        draw_weights(self)
 
     def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None = None) -> Outputs:
         """``input_ids`` and ``token_type_ids`` [B, S] int64, by default all 0, to the head's outputs.
@@ -108,14 +112,6 @@ class SparseMixer(torch.nn.Module):
             outputs += [hidden, pooled] if self.classifier is None else [self.classifier(pooled)]
         return tuple(outputs)
 
-    @torch.no_grad()
-    def _draw_weights(self) -> None:
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.zeros_(parameter)
-            elif not name.endswith("norm.weight"):  # norms start at 1
-                torch.nn.init.normal_(parameter, std=0.02)
-
 
 class Embeddings(torch.nn.Module):
     """The sum of word, position and type, normalised, then projected from ``e`` to ``d``."""
@@ -147,7 +143,7 @@ class Layer(torch.nn.Module):
         self.attention = None if mixing is not None else NestedAttention(hidden, heads, config.head_dim, bias=True)
         self.mixing_norm = torch.nn.LayerNorm(hidden, config.layer_norm_eps)
         routes = config.routes(number)
-        self.ffn = None if routes else DenseFFN(hidden, config.intermediate_size)
+        self.ffn = None if routes else Ffn(hidden, config.intermediate_size, "gelu_tanh")
         self.moe = MoE(config) if routes else None
         self.ffn_norm = torch.nn.LayerNorm(hidden, config.layer_norm_eps)
 
@@ -171,29 +167,52 @@ class Layer(torch.nn.Module):
         return answer
 
 
-class DenseFFN(torch.nn.Module):
-    """``down(gelu(up(x)))``."""
+def attention_mask(input_ids: torch.Tensor, pad: int, like: torch.Tensor) -> torch.Tensor:
+    """``input_ids`` [B, S] to [B, 1, S, S] in the dtype of ``like``, added to scores: 0 where neither query nor key is
+    ``pad``; a pad sees nothing.
+    """
+    is_token = input_ids != pad
+    both = is_token[:, None, :, None] & is_token[:, None, None, :]
+    return additive_mask(both, like)
 
-    def __init__(self, hidden: int, width: int) -> None:
+
+class Lowered(torch.nn.Module):
+    """``model`` as ``Answering`` has it, whose outputs are followed by the routes of every layer of experts."""
+
+    def __init__(self, model: SparseMixer) -> None:
         super().__init__()
-        self.up = torch.nn.Linear(hidden, width)
-        self.down = torch.nn.Linear(width, hidden)
+        self.model = model
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        updated: torch.Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
-        return updated
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        outputs, routes = self.model.routed(input_ids, token_type_ids)
+        return (*outputs, *(routes[layer].chosen for layer in sorted(routes)))
 
 
-class MaskedLmHead(torch.nn.Module):
-    """Logits of the word at every position, through the word embeddings and a bias of its own."""
+def lower(module: Answering, variants: Mapping[str, str]) -> Lowered:
+    """A copy of ``module`` on the same weights, in ``variants`` (see variant_ops.py for which there are)."""
+    model = on_same_weights(module.model)
+    for layer in model.layers:
+        if isinstance(layer.moe, MoE):
+            layer.moe = StaticMoE(layer.moe, variants)
+    if variants.get("mixing") == "folded":
+        along = [HalfTables(size) for size in (model.sequence, model.config.hidden_size)]
+        for layer in model.layers:
+            if layer.mixing is not None:
+                layer.mixing = FoldedMixing(model.config, *along)
+    return Lowered(model)
 
-    def __init__(self, config: SparseMixerConfig) -> None:
-        super().__init__()
-        self.transform = torch.nn.Linear(config.hidden_size, config.embedding_width)
-        self.norm = torch.nn.LayerNorm(config.embedding_width, config.layer_norm_eps)
-        self.bias = torch.nn.Parameter(torch.empty(config.vocab_size))
 
-    def forward(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """``hidden`` [B, S, d] and ``words`` [V, e] to logits [B, S, V]."""
-        inner = functional.gelu(self.transform(hidden), approximate="tanh")  # [B, S, e]
-        return functional.linear(self.norm(inner), words, self.bias)
+def load_model(folder: Path) -> SparseMixer:
+    """The model in ``folder``, in eval mode and float32, without gradients, its mixing matrices held.
+
+    Raises CheckpointError for another folder, or one whose weights are missing, misfit or not finite.
+    """
+    checkpoint = open_checkpoint(folder)
+    return model_of(checkpoint, read_config(checkpoint, SparseMixerConfig))
+
+
+def model_of(checkpoint: Checkpoint, config: SparseMixerConfig) -> SparseMixer:
+    """What ``load_model`` returns, of an open checkpoint with its configuration."""
+    model = with_weights(lambda: SparseMixer(config), checkpoint)
+    model.hold_matrices()
+    return model

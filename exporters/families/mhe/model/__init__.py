@@ -1,1 +1,0 @@
-"""MHE models in PyTorch, and their attention in other forms."""

@@ -1,1 +1,0 @@
-"""What config.json says, and what follows from it without torch."""

@@ -1,0 +1,322 @@
+"""Every parameter of a Sparse Mixer, and which of them shrink with what: known from its configuration alone.
+
+Linear weights are ``[out, in]``, as torch stores them. Those of experts are stacked, ``[E, in, out]``, so that the
+first experts are a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ....bucket import Bucket
+from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
+from ....errors import CheckpointError
+from ....workload import Op, added_rows, elementwise, linear, lookup, one_hot_product, self_attention
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes
+from .config import CAPACITY, EXPERTS, SPECTRAL, SPECTRAL_FACTORS, Routing, SparseMixerConfig, halves, routing
+
+TABLES = ("embeddings.word.weight", "embeddings.position.weight", "embeddings.token_type.weight")
+_EXPERT_PARTS = ("up_weight", "up_bias", "down_weight", "down_bias")
+_FLOAT32_BYTES = 4
+
+
+def parameter_shapes(config: SparseMixerConfig) -> dict[str, Shape]:
+    """Parameters of ``SparseMixer``; the head's matrix back to the vocabulary is that of the words, and not among
+    them."""
+    d, width = config.hidden_size, config.embedding_width
+    rows = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
+    shapes: dict[str, Shape] = {name: (count, width) for name, count in zip(TABLES, rows, strict=True)}
+    shapes |= norm_shapes("embeddings.norm", width) | linear_shapes("embeddings.projection", width, d)
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}"
+        if config.mixes(layer):
+            shapes |= _mixing(config, f"{at}.mixing")
+        else:
+            for part in ("query", "key", "value", "output"):
+                shapes |= linear_shapes(f"{at}.attention.{part}", d, d)
+        shapes |= norm_shapes(f"{at}.mixing_norm", d)
+        if config.routes(layer):
+            shapes |= _experts(config, f"{at}.moe")
+        else:
+            shapes |= linear_shapes(f"{at}.ffn.up", d, config.intermediate_size)
+            shapes |= linear_shapes(f"{at}.ffn.down", config.intermediate_size, d)
+        shapes |= norm_shapes(f"{at}.ffn_norm", d)
+    if config.predicts_tokens:
+        shapes |= linear_shapes("head.transform", d, width) | norm_shapes("head.norm", width)
+        shapes["head.bias"] = (config.vocab_size,)
+    if config.pools:
+        shapes |= linear_shapes("pooler", d, d)
+    if config.num_labels is not None:
+        shapes |= linear_shapes("classifier", d, config.num_labels)
+    return shapes
+
+
+def _mixing(config: SparseMixerConfig, at: str) -> dict[str, Shape]:
+    """The learned parameters of mixing along the sequence and along the hidden axis; spectral mixing has none."""
+    sizes = {"sequence": config.max_position_embeddings, "hidden": config.hidden_size}
+    match config.mixing:
+        case "linear":
+            return {f"{at}.{side}": (size, size) for side, size in sizes.items()}
+        case "circulant":
+            return {f"{at}.{side}": (size,) for side, size in sizes.items()}
+        case "toeplitz":
+            return {f"{at}.{side}": (2 * size - 1,) for side, size in sizes.items()}
+    return {}
+
+
+def _experts(config: SparseMixerConfig, at: str) -> dict[str, Shape]:
+    count, d, f = config.num_experts, config.hidden_size, config.expert_width
+    shapes = ((count, d, f), (count, f), (count, f, d), (count, d))
+    stacked = {f"{at}.experts.{part}": shape for part, shape in zip(_EXPERT_PARTS, shapes, strict=True)}
+    return linear_shapes(f"{at}.router", d, count) | stacked
+
+
+def elastic_spec(config: SparseMixerConfig) -> ElasticSpec:
+    """The axes that ``config.choices`` offers; experts alone slice parameters. The router follows their order, and
+    keeps the scores of all.
+
+    Levels lower the capacity alone, unless ``config.granularities`` says otherwise: every other axis makes a model that
+    its training did not see.
+    """
+    choices = config.choices
+    axes = tuple(Axis(name, values[-1], values) for name, values in choices.items())
+    at = [f"layers.{layer}.moe" for layer in config.moe_layers if EXPERTS in choices]
+    slices = tuple(PrefixSlice(f"{layer}.experts.{part}", 0, EXPERTS) for layer in at for part in _EXPERT_PARTS)
+    scores = tuple(PrefixSlice(f"{layer}.router.{part}", 0, EXPERTS) for layer in at for part in ("weight", "bias"))
+    granularities = config.granularities
+    if granularities is None and choices:
+        capacities = choices.get(CAPACITY)
+        granularities = (
+            {CAPACITY: tuple(value / capacities[-1] for value in capacities)}
+            if capacities
+            else {next(iter(choices)): (1.0,)}
+        )
+    return ElasticSpec(
+        axes,
+        slices,
+        depth=config.num_hidden_layers,
+        widths=frozenset(),
+        granularities=granularities,
+        order_followers=scores,
+        per_layer_order=frozenset({EXPERTS}),  # an expert has nothing to do with those of its number in other layers
+    )
+
+
+def compare_weights(checkpoint: Checkpoint, config: SparseMixerConfig, shapes: Mapping[str, Shape]) -> None:
+    """Raises CheckpointError unless the weights hold exactly ``shapes``."""
+    where = checkpoint.folder / "config.json"
+    for layer in range(config.num_hidden_layers):
+        trained = _extent(checkpoint, f"layers.{layer}.moe.experts.up_weight")
+        if config.routes(layer) and trained not in (None, config.num_experts):
+            raise CheckpointError(
+                f"{where}: num_experts: {config.num_experts}, but the weights of layer {layer} hold {trained}"
+            )
+        trained = _extent(checkpoint, f"layers.{layer}.mixing.sequence")
+        if config.mixes(layer) and config.mixing == "toeplitz" and trained is not None:
+            trained = (trained + 1) // 2
+        if config.mixes(layer) and trained not in (None, config.max_position_embeddings):
+            raise CheckpointError(
+                f"{where}: max_position_embeddings: {config.max_position_embeddings}, but the {config.mixing} mixing "
+                f"of layer {layer} is bound to the {trained} tokens that it was trained for"
+            )
+    compare_with_headers(checkpoint, shapes)
+
+
+def _extent(checkpoint: Checkpoint, name: str) -> int | None:
+    """The first extent of a stored tensor, or None where there is no such tensor or it is a single number."""
+    header = checkpoint.tensors.get(name)
+    return header.shape[0] if header is not None and header.shape else None
+
+
+def forward_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of ``SparseMixer`` at ``bucket``. Raises PlanError for a capacity that rounds to no slots."""
+    d, width, t = config.hidden_size, config.embedding_width, bucket.tokens
+    ops = [
+        lookup("embeddings", 3 * t * width),
+        elementwise("embeddings.norm", t * width, passes=6),  # two sums and a norm
+        linear("embeddings.projection", t, width, d),
+    ]
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}"
+        if not config.mixes(layer):
+            ops += self_attention(f"{at}.attention", bucket, d, config.num_attention_heads, config.head_dim)
+        elif config.mixing not in SPECTRAL:
+            n = bucket.sequence
+            ops.append(linear(f"{at}.mixing.hidden", t, d, d, bias=False))
+            ops.append(linear(f"{at}.mixing.sequence", bucket.batch * d, n, n, bias=False))
+        ops.append(elementwise(f"{at}.mixing_norm", t * d, passes=5))
+        if config.routes(layer):
+            ops += _expert_ops(config, f"{at}.moe", routing(config, submodel, bucket))
+        else:
+            ops += [
+                linear(f"{at}.ffn.up", t, d, config.intermediate_size),
+                elementwise(f"{at}.ffn.activation", t * config.intermediate_size, passes=2),
+                linear(f"{at}.ffn.down", t, config.intermediate_size, d),
+            ]
+        ops.append(elementwise(f"{at}.ffn_norm", t * d, passes=5))
+    return ops + head_ops(config, bucket.batch, t)
+
+
+def head_ops(config: SparseMixerConfig, rows: int, positions: int) -> list[Op]:
+    """The heads, over ``rows`` pooled first positions and ``positions`` whose tokens are predicted."""
+    d, width, vocabulary = config.hidden_size, config.embedding_width, config.vocab_size
+    ops: list[Op] = []
+    if config.predicts_tokens:
+        ops += [
+            linear("head.transform", positions, d, width),
+            elementwise("head.norm", positions * width, passes=6),  # the activation and a norm
+            linear("head.decoder", positions, width, vocabulary),
+        ]
+    if config.pools:
+        ops += [linear("pooler", rows, d, d), elementwise("pooler.activation", rows * d, passes=2)]
+    if config.num_labels is not None:
+        ops.append(linear("classifier", rows, d, config.num_labels))
+    return ops
+
+
+def _expert_ops(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    """Router and experts of one layer, but for their products and what brings tokens there and back."""
+    d, t, slots = config.hidden_size, route.groups * route.tokens, route.slots
+    scores = t * route.trained_experts
+    return [
+        linear(f"{at}.router", t, d, route.trained_experts),
+        elementwise(f"{at}.router.softmax", scores, passes=8),
+        elementwise(f"{at}.router.top", scores, passes=4),
+        elementwise(f"{at}.experts.activation", slots * config.expert_width, passes=2),
+        elementwise(f"{at}.experts.gates", slots * d, passes=2),
+    ]
+
+
+def variant_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Variants:
+    """What is computed, to variant, to its operations over all layers; ``bucket`` is the submodel's own.
+
+    ``moe.dispatch`` and ``moe.combine`` bring tokens to experts and back: ``gather`` by index, ``one_hot`` as a product
+    with a matrix of zeros and ones, as the reference does; ``scatter`` adds expert by expert to rows of the answer.
+    ``moe.products``: experts ``batched`` over stacked weights, or ``per_expert``. ``mixing`` (spectral alone):
+    ``dense`` products with matrices of cosines and sines, or ``folded`` by their symmetry. static_moe.py and mixing.py
+    have the modules. The first variant is what figures without a device count.
+
+    Raises PlanError for a capacity that rounds to no slots.
+    """
+    variants: Variants = {}
+    if config.moe_layers:
+        route = routing(config, submodel, bucket)
+        variants = {
+            computed: {
+                variant: [op for layer in config.moe_layers for op in ops(config, f"layers.{layer}.moe", route)]
+                for variant, ops in of.items()
+            }
+            for computed, of in _EXPERT_OPS.items()
+        }
+    mixing = [layer for layer in range(config.num_hidden_layers) if config.mixes(layer)]
+    if mixing and config.mixing in SPECTRAL:
+        variants["mixing"] = {
+            variant: [op for layer in mixing for op in ops(config, f"layers.{layer}.mixing", bucket)]
+            for variant, ops in (("dense", _dense), ("folded", _folded))
+        }
+    return variants
+
+
+Variants = dict[str, dict[str, list[Op]]]
+
+
+def _gather(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    return [lookup(f"{at}.dispatch", route.slots * config.hidden_size)]
+
+
+def _one_hot(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    return one_hot_product(f"{at}.dispatch", route.slots, route.tokens, route.groups, config.hidden_size)
+
+
+def _batched(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    """ONNX Runtime packs a matrix once, when an engine is opened, and a stack of them at every pass."""
+    d, f = config.hidden_size, config.expert_width
+    return [
+        elementwise(f"{at}.experts.pack", 2 * route.experts * d * f, passes=2),
+        _stacked(f"{at}.experts.up", route, d, f),
+        elementwise(f"{at}.experts.up.bias", route.slots * f, passes=2),
+        _stacked(f"{at}.experts.down", route, f, d),
+        elementwise(f"{at}.experts.down.bias", route.slots * d, passes=2),
+    ]
+
+
+def _per_expert(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    d, f, rows = config.hidden_size, config.expert_width, route.groups * route.capacity
+    return [
+        op
+        for expert in range(route.experts)
+        for op in (
+            linear(f"{at}.experts.{expert}.up", rows, d, f),
+            linear(f"{at}.experts.{expert}.down", rows, f, d),
+            elementwise(f"{at}.experts.{expert}.stack", rows * d, passes=2),
+        )
+    ]
+
+
+def _gather_back(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    """Every token asks each expert that may have taken it for its slot; where tokens choose, that is one expert."""
+    asked = 1 if config.router == "tokens_choose" else route.experts
+    elements = route.groups * route.tokens * config.hidden_size
+    table = elementwise(f"{at}.combine.table", route.slots * config.hidden_size, passes=2)
+    read = [lookup(f"{at}.combine.{expert}", elements) for expert in range(asked)]
+    return [
+        table,
+        *read,
+        *(elementwise(f"{at}.combine.{expert}.sum", elements, passes=3) for expert in range(1, asked)),
+    ]
+
+
+def _scatter(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    """ONNX Runtime copies the whole answer for every expert."""
+    whole = route.groups * route.tokens * config.hidden_size
+    elements = route.groups * route.capacity * config.hidden_size
+    return [op for expert in range(route.experts) for op in added_rows(f"{at}.combine.{expert}", elements, whole)]
+
+
+def _one_hot_back(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
+    return one_hot_product(f"{at}.combine", route.slots, route.tokens, route.groups, config.hidden_size)
+
+
+def _stacked(name: str, route: Routing, inputs: int, outputs: int) -> Op:
+    """One product per expert, over all slots."""
+    weights = route.experts * (inputs + 1) * outputs * _FLOAT32_BYTES
+    moved = route.slots * (inputs + outputs) * _FLOAT32_BYTES
+    return Op(name, "gemm", 2 * route.slots * inputs * outputs, weights, moved)
+
+
+def _dense(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
+    """``X [C|S]`` along the hidden axis, then the matching pair along the sequence."""
+    pairs, d, n = SPECTRAL[config.mixing], config.hidden_size, bucket.sequence
+    return [
+        linear(f"{at}.hidden", bucket.tokens, d, pairs * d, bias=False),
+        linear(f"{at}.sequence", bucket.batch * d, pairs * n, n, bias=False),
+    ]
+
+
+def _folded(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
+    """Cosines are even and sines odd: ``x[k] + x[N-k]`` and ``x[k] - x[N-k]`` halve either side of each product."""
+    (even, odd), (rows_even, rows_odd) = halves(config.hidden_size), halves(bucket.sequence)
+    even_even, even_odd, odd_even, odd_odd = SPECTRAL_FACTORS[config.mixing]  # of the sequence, then of the hidden axis
+    elements, t = bucket.tokens * config.hidden_size, bucket.tokens
+    ops = [
+        elementwise(f"{at}.hidden.fold", elements, passes=4),
+        linear(f"{at}.hidden.even", t, even, even, bias=False),
+        linear(f"{at}.hidden.odd", t, odd, odd, bias=False),
+    ]
+    for side, columns, cosines, sines in (("even", even, even_even, odd_even), ("odd", odd, even_odd, odd_odd)):
+        part = bucket.batch * columns
+        ops.append(elementwise(f"{at}.sequence.{side}.fold", part * bucket.sequence, passes=4))
+        if cosines:
+            ops.append(linear(f"{at}.sequence.{side}.cosines", part, rows_even, rows_even, bias=False))
+        if sines:
+            ops.append(linear(f"{at}.sequence.{side}.sines", part, rows_odd, rows_odd, bias=False))
+        ops.append(elementwise(f"{at}.sequence.{side}.unfold", part * bucket.sequence, passes=4))
+    return [*ops, elementwise(f"{at}.hidden.unfold", elements, passes=4)]
+
+
+_EXPERT_OPS: Mapping[str, Mapping[str, Callable[[SparseMixerConfig, str, Routing], list[Op]]]] = {
+    "moe.dispatch": {"gather": _gather, "one_hot": _one_hot},
+    "moe.products": {"batched": _batched, "per_expert": _per_expert},
+    "moe.combine": {"gather": _gather_back, "scatter": _scatter, "one_hot": _one_hot_back},
+}
