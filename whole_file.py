@@ -1,7 +1,8 @@
-"""Files that appear whole or not at all, wherever their writer is stopped.
+"""Files that appear whole or not at all, wherever their writer is stopped, and locks between processes.
 
 A writer fills a file beside the destination, waits until it has reached the disk, and gives it its name in one step.
 Until then it holds a lock on that file. What a killed writer left has none; the next writer in the folder removes it.
+The system drops locks with the process that holds them, however it ends.
 """
 
 from __future__ import annotations
@@ -9,19 +10,31 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from . import file_lock
 from .errors import OutputError
+from .outside import printable
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _SUFFIX = ".nestforge-", ".writing"
 # Arguments of renameat2: paths as they are, and that they change places.
 _HERE, _EXCHANGE = -100, 2
+# How long a writer waits before it says so, and before it gives up: whoever may read a file may lock it for ever.
+_SILENT_SECONDS = 1.0
+_MOST_SECONDS = 60.0
+_BETWEEN_SECONDS = 0.05
+_logger = logging.getLogger("nestforge")
 
 
 def write_whole(
@@ -99,7 +112,7 @@ def remove_unfinished(folder: Path) -> None:
             with contextlib.suppress(OSError):  # its writer is at work, or it is not ours to remove
                 descriptor = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
-                    file_lock.take(descriptor)
+                    take_lock(descriptor)
                     _remove(left)
                 finally:
                     os.close(descriptor)
@@ -146,7 +159,7 @@ def _claimed(folder: Path, mode: int) -> Iterator[tuple[Path, int]]:
 def _is_ours(path: Path, descriptor: int) -> bool:
     """Locks the new file; False if another process took it, before that, for one that a killed writer left."""
     try:
-        file_lock.take(descriptor)
+        take_lock(descriptor)
     except BlockingIOError:
         return False
     except OSError:  # where there are no locks nobody removes it either
@@ -182,3 +195,68 @@ def _refused(path: Path, failure: OSError, lost: str = "") -> OutputError:
 
 def _exists(path: Path, hint: str = "") -> OutputError:
     return OutputError(f"{path}: exists already; choose another file{hint}")
+
+
+def take_lock(descriptor: int) -> None:
+    """Locks an open file or folder until it is closed.
+
+    Raises BlockingIOError if another process holds the lock, OSError where the system has none.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Waits until no other process is in this block with the same file or folder, where the system can lock it.
+
+    Says so after a second, to the logger ``nestforge``. Raises OutputError after a minute.
+    """
+    descriptor = None
+    try:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            _wait(path, descriptor)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def lock_holders(descriptor: int) -> str:
+    """Who has the open file locked, as far as the system tells: ``process 12 (python)``."""
+    status = os.fstat(descriptor)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    found = []
+    with contextlib.suppress(OSError), open("/proc/locks") as locks:
+        for line in locks:  # "1: FLOCK  ADVISORY  READ 12 fe:00:345 0 EOF"; one that waits has "->" in the second place
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[5:6] == [file]:
+                found.append(_named(words[4]))
+    return ", ".join(found) or "another process"
+
+
+def _wait(path: Path, descriptor: int) -> None:
+    started, is_said = time.monotonic(), False
+    while True:
+        try:
+            return take_lock(descriptor)
+        except BlockingIOError:
+            waited = time.monotonic() - started
+        if waited > _MOST_SECONDS:
+            raise OutputError(
+                f"{path}: locked by {lock_holders(descriptor)} for {waited:.0f} s; nothing was written; wait until "
+                "that is done, or end it, and try again"
+            )
+        if waited > _SILENT_SECONDS and not is_said:
+            is_said = True
+            who = lock_holders(descriptor)
+            _logger.warning("%s", printable(f"{path}: locked by {who}; waiting for at most {_MOST_SECONDS:g} s"))
+        time.sleep(_BETWEEN_SECONDS)
+
+
+def _named(process: str) -> str:
+    with contextlib.suppress(OSError):
+        return f"process {process} ({Path('/proc', process, 'comm').read_text().strip()})"
+    return f"process {process}"

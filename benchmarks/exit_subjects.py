@@ -18,9 +18,9 @@ from ..errors import CheckpointError
 from ..examples.commands import is_made_from
 from ..examples.cost_eff.report import read_texts
 from ..profiles.load_profile import load_profile
-from ..runtime.calibrate.budget import parse_budget
 from ..runtime.calibrate.calibrate import calibrate
 from ..runtime.calibrate.data import read_data, split
+from ..runtime.calibrate.simulate import parse_budget
 from ..runtime.exits.calibration import CalibratedPolicy
 from ..runtime.inputs.text import TextEncoder
 from .harness import CACHE

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ..argument_types import checked
 from ..errors import BundleCorruptError, BundleFormatError
-from ..path_kinds import is_hub_id, what_it_is
+from ..outside_file import is_hub_id, what_it_is
 from .build_record import BuildRecord
 from .entries.task_entry import MergedTask
 from .files import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256

@@ -9,7 +9,7 @@ from ..exporters.source import ModelSource
 from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import Precision
-from ..runtime.summary.cache_sizes import CacheSize, cache_sizes, sizes_at
+from ..runtime.summary import CacheSize, cache_sizes, sizes_at
 from ..workload import macs
 from .planning.variants import VariantView, variant_views, variant_workload
 from .request import resolve

@@ -25,8 +25,8 @@ from ..notebook import as_html
 from ..profiles.device_profile import profile_precisions
 from ..runtime.device.threads import threads_or_default
 from ..runtime.inputs.arrays import Arrays
+from ..runtime.load import verify_bytes
 from ..runtime.model import ElasticModel
-from ..runtime.verify_bytes import verify_bytes
 from .engines.cached import verify_cached
 from .engines.segments import verify_segments
 from .examples.rank_axes import text_encoder

@@ -45,10 +45,16 @@ from ..exporters.source import ModelSource
 from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.probe_host import probe_host
 from ..runtime.generation.sampling import Sampling
-from ..runtime.summary.engine_details import common_details, detail_tables
-from ..runtime.summary.short_names import ShortNames
-from ..runtime.summary.table import Table
-from ..runtime.summary.tables import bundle_facts, engine_table, stage_table, submodel_table
+from ..runtime.summary import (
+    ShortNames,
+    Table,
+    bundle_facts,
+    common_details,
+    detail_tables,
+    engine_table,
+    stage_table,
+    submodel_table,
+)
 from ..strict import unstructure
 from .planning.plan import Plan
 from .tensorrt.trtexec import build_commands

@@ -14,11 +14,11 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.figures import cell, heading
 from ..bundle.open_bundle import Bundle
 from ..runtime.calibrate.measure import time_in_turns
-from ..runtime.consistency.report import Consistency
+from ..runtime.consistency.measure import Consistency
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.runner import runner_for
 from ..runtime.inputs.arrays import random_feeds
-from ..runtime.summary.table import Table
+from ..runtime.summary import Table
 from ..tools.console import working
 
 _RUNS = 20

@@ -18,7 +18,7 @@ from ..bundle.open_bundle import open_bundle
 from ..compiler.write_bundle import markdown, source_entries
 from ..errors import NestforgeError, OutputError
 from ..exporters.source import open_source
-from ..runtime.summary.table import Table
+from ..runtime.summary import Table
 from ..tools.console import print_table
 
 C = TypeVar("C", bound=Callable[..., Any])

@@ -17,8 +17,8 @@ from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Encoded
 from ..runtime.model import ElasticModel
+from ..runtime.request import Texts
 from ..runtime.retrieval.identity import embedding_output
-from ..runtime.texts import Texts
 from .text_model import TextModel, listed
 
 # The least that torch.nn.functional.normalize divides by.

@@ -16,12 +16,12 @@ from ..bundle.figures import shortfall
 from ..bundle.manifest import Manifest, SubmodelEntry
 from ..errors import SelectionError
 from ..strict import nearest
-from .choosing.candidates import Candidate, Choice, listing, next_larger, noise_hint
-from .choosing.engine_table import EngineTable, check_sizes
-from .choosing.running_estimate import RunningEstimate
+from .candidates import Candidate, Choice, listing, next_larger, noise_hint
+from .engine_table import EngineTable, check_sizes
 from .engines.residency import Residency
 from .in_flight import LoadEstimate
 from .request import Request
+from .running_estimate import RunningEstimate
 
 _MAX_REMEMBERED_SIZES = 4096
 # By how much figures may be wrong for a limit to be tried: what they put further off would take too long to refuse.

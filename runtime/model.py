@@ -19,7 +19,7 @@ from ..profiles.precision import Precision
 from ..profiles.probe_host import probe_host
 from .answer import Answer
 from .answering import Answering
-from .choosing.candidates import Choice
+from .candidates import Choice
 from .description import Description, SubmodelInfo, describe, described_as_html
 from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
@@ -34,10 +34,8 @@ from .generation.session import Session
 from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array, InputChecker
-from .merged_tasks import packed
-from .request import Request, RequestContext
-from .tasks import Tasks
-from .texts import Texts
+from .request import Request, RequestContext, Texts
+from .tasks import Tasks, packed
 
 
 class ElasticModel:

@@ -11,7 +11,7 @@ import numpy as np
 from ..bucket import Bucket
 from ..errors import InputError, SelectionError
 from .answer import Answer
-from .choosing.batches import batches
+from .candidates import batches
 from .inputs.arrays import Array, InputChecker
 from .model import ElasticModel
 

@@ -17,11 +17,17 @@ from ..bundle.open_bundle import Bundle
 from ..profiles.backends import BACKENDS
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.latencies import HostLatencies, host_latencies
-from ..runtime.merged_tasks import merged_bytes
-from ..runtime.summary.cache_sizes import sizes_of
-from ..runtime.summary.engine_details import common_details, detail_tables
-from ..runtime.summary.short_names import ShortNames
-from ..runtime.summary.tables import bundle_facts, engine_table, latency_warnings, submodel_table
+from ..runtime.summary import (
+    ShortNames,
+    bundle_facts,
+    common_details,
+    detail_tables,
+    engine_table,
+    latency_warnings,
+    sizes_of,
+    submodel_table,
+)
+from ..runtime.tasks import merged_bytes
 from .console import in_options, print_facts, print_table, say
 
 # Of the CPU seconds of a compile; report.md has every stage.

@@ -20,11 +20,11 @@ from ..bundle.device_files.measurements import keep_measurement, read_measuremen
 from ..bundle.open_bundle import open_bundle
 from ..errors import InputError
 from ..progress import Progress, silent
-from ..runtime.calibrate.budget import parse_budget
 from ..runtime.calibrate.calibrate import calibrate as calibrate_exits
 from ..runtime.calibrate.drafts import DEFAULT_TEXTS
 from ..runtime.calibrate.drafts import calibrate_drafts as measure_drafts
-from ..runtime.consistency.report import Consistency, check_consistency
+from ..runtime.calibrate.simulate import parse_budget
+from ..runtime.consistency.measure import Consistency, check_consistency
 from ..runtime.engines.measure import BundleMeasurement, measure_bundle
 from ..runtime.engines.onnxruntime_gpu.provider import provider_named
 from ..runtime.engines.residency import Residency

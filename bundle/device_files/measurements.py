@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...bucket import Bucket
-from ...file_lock import alone
 from ...strict import unstructure
+from ...whole_file import alone
 from ..build_record import Noise
 from ..entries.engine_entry import Residency
 from ..manifest import MEASUREMENTS_NAME

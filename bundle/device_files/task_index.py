@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...errors import InputError
-from ...file_lock import alone
 from ...strict import unstructure
-from ...whole_file import write_whole
+from ...whole_file import alone, write_whole
 from ..entries.engine_entry import ParityReceipt
 from ..manifest import TASKS_NAME, FileEntry
 from ..open_bundle import Bundle

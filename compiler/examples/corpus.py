@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 from ...bundle.roles import Interface
 from ...errors import CheckpointError, InputError
 from ...exporters.source import ModelSource
-from ...runtime.consistency.array_samples import different_rows, read_array_samples
-from ...runtime.consistency.samples import ArraySamples
-from ...runtime.consistency.texts import keyed_texts
+from ...runtime.consistency.samples import ArraySamples, different_rows, keyed_texts, read_array_samples
 from ...strict import unstructure
 
 CALIBRATION = 128

@@ -18,7 +18,7 @@ from ...errors import CheckpointError
 from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
-from ...runtime.consistency.texts import keyed_texts
+from ...runtime.consistency.samples import keyed_texts
 from ...runtime.inputs.arrays import InputChecker
 from ...runtime.inputs.text import TextEncoder
 from ..examples.corpus import split_parts

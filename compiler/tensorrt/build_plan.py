@@ -20,10 +20,9 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.files import private_folder
 from ...bundle.shape_profile import ShapeProfile
 from ...errors import BuildError
-from ...file_lock import alone
 from ...profiles.device_profile import HardwareCompatibility, TensorRTOptions
 from ...runtime.engines.tensorrt.engine import Log
-from ...whole_file import write_whole
+from ...whole_file import alone, write_whole
 from ..work.clock import Progress
 from .progress import Phases
 

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ... import file_lock
 from ...bundle.files import to_json
 from ...errors import OutputError
 from ...strict import structure, unstructure
-from ...whole_file import exchange, sync_folder
+from ...whole_file import exchange, lock_holders, sync_folder, take_lock
 
 T = TypeVar("T")
 
@@ -173,10 +172,10 @@ def _locked(root: Path, output: Path, replaces: bool) -> IO[str]:
         try:
             descriptor = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
             lock = stack.enter_context(os.fdopen(descriptor, "w"))
-            file_lock.take(descriptor)
+            take_lock(descriptor)
             held = os.path.samestat(os.fstat(descriptor), (root / _LOCK_FILE).lstat())
         except BlockingIOError:
-            who = file_lock.holders(descriptor)
+            who = lock_holders(descriptor)
             raise OutputError(f"{root}: another compile is working on this output: {who}") from None
         except FileNotFoundError:  # it ended just now, and took its folder away
             held = False

@@ -22,7 +22,7 @@ from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ...exporters.families.coda.config import REDUCTION, KeysOf
 from ...exporters.source import open_source
 from ...runtime.load import load
-from ...runtime.summary.table import Table
+from ...runtime.summary import Table
 from ...tools.console import working
 from ...workload import macs
 from ..commands import compile_once, demonstrate, run, show

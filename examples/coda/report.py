@@ -17,7 +17,7 @@ from ...progress import Progress
 from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.inputs.arrays import Array
 from ...runtime.model import ElasticModel
-from ...runtime.summary.table import Table
+from ...runtime.summary import Table
 
 _TIMED = 8  # requests in one turn
 

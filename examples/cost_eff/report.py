@@ -18,7 +18,7 @@ from ...runtime.exits.choice import OFF, AskedExits
 from ...runtime.exits.policy import ExitPolicy
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
-from ...runtime.summary.table import Table
+from ...runtime.summary import Table
 
 # Thresholds of the sweep, as shares of the largest entropy that there is, ln C.
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)

@@ -16,9 +16,9 @@ from ...errors import OutputError
 from ...profiles.budget import BudgetSpec
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
-from ...runtime.consistency.report import check_consistency
+from ...runtime.consistency.measure import check_consistency
 from ...runtime.load import load
-from ...runtime.summary.table import Table
+from ...runtime.summary import Table
 from ...tools.console import print_table, working
 from ..budget_curve import BudgetPoint, budget_points, draw_curves, points_table
 from ..commands import compile_once, demonstrate, run

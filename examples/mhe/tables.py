@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from ...runtime.summary.table import Table
+from ...runtime.summary import Table
 
 BEST, LEAST = "mha", "sha"  # what PRR and PEoP are measured by
 CAVEAT = (

@@ -19,7 +19,7 @@ from ...bundle.open_bundle import Bundle
 from ...errors import InputError
 from ...progress import Progress
 from ...runtime.calibrate.measure import time_in_turns
-from ...runtime.consistency.distributions import log_softmax, negative_log_likelihood
+from ...runtime.consistency.tallies import log_softmax, negative_log_likelihood
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Array

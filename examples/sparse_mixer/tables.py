@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...bucket import Bucket
-from ...runtime.summary.table import Table
+from ...runtime.summary import Table
 from .report import Measured
 
 CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"

@@ -13,8 +13,7 @@ from safetensors import safe_open
 from ...bundle.files import stream_sha256
 from ...errors import CheckpointError
 from ...outside import library_errors
-from ...outside_file import read_file
-from ...path_kinds import is_hub_id, what_it_is
+from ...outside_file import is_hub_id, read_file, what_it_is
 from ...strict import parse_json
 
 MAX_CONFIG_BYTES = 8 * 2**20

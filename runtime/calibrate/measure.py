@@ -24,9 +24,8 @@ from ..exits.chain import ExitChain, SegmentRun
 from ..exits.policy import ExitPolicy, closed
 from ..inputs.arrays import Array, InputChecker, cut_back
 from ..request import Request
-from .budget import LATENCIES
-from .curve import SegmentCosts, latency_figure, monotone
 from .data import LabelledData
+from .simulate import LATENCIES, SegmentCosts, latency_figure, monotone
 
 # Called with a stage, how many of its parts are done, and how many there are.
 Progress = Callable[[str, int, int], None]

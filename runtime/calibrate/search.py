@@ -9,8 +9,7 @@ import numpy as np
 
 from ..exits.calibration import CurvePoint
 from ..inputs.arrays import Array
-from .budget import ExitBudget
-from .curve import CLOSED, Observed, SegmentCosts, thresholds_between
+from .simulate import CLOSED, ExitBudget, Observed, SegmentCosts, thresholds_between
 
 # An exit is tried closed first where the rows that leave there, at least this many, are answered worse than the last
 # exit would by more than this share of them, and by more than chance.

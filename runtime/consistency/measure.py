@@ -1,22 +1,194 @@
-"""Engines beside the universal model's on the same samples, batch by batch: a submodel's figures."""
+"""Submodels beside the universal model on the same samples: held-out ones of a compile, or the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import Quality
+from ...bundle.figures import cell, heading, present
+from ...bundle.manifest import Quality, SubmodelEntry
 from ...bundle.open_bundle import Bundle
 from ...bundle.roles import compared_outputs, continued_input
-from ..engines.runner import runner_for
+from ...errors import InputError, SelectionError
+from ...notebook import as_html
+from ...profiles.precision import Precision
+from ..device.threads import threads_or_default
+from ..engines.runner import runnable_engines, runner_for
 from ..inputs.arrays import cut_back
-from .samples import Batch, Samples
+from ..inputs.text import TextEncoder
+from .samples import Batch, Samples, TextSamples, different_rows, keyed, keyed_texts, read_array_samples
 from .tallies import Tally, tally_for
 
 # Engines that are open at once beside the universal model's, which runs again for the next ones.
 _ENGINES_OPEN_AT_ONCE = 8
+# More samples change figures in digits that nobody prints.
+MOST_SAMPLES = 2000
+LEAST_SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class SubmodelFigures:
+    """One submodel and its figures against the universal model, by the names of ``figures.FIGURES``.
+
+    ``errors`` are the standard errors of figures. A submodel of a shorter sequence was compared on the ``samples`` that
+    fit it; on none, it has no figures.
+    """
+
+    submodel: str
+    labels: tuple[str, ...]
+    parameters: int
+    samples: int
+    figures: Mapping[str, float]
+    errors: Mapping[str, float]
+
+
+@dataclass(frozen=True, repr=False)
+class Consistency:
+    """What was compared: ``outputs`` by their role, at ``bucket``, on ``samples`` of the ``given`` different ones.
+
+    ``universal_precision`` is that of the universal model's engine, with which everything is compared: where it is not
+    fp32 the figures leave out what that precision itself has cost.
+    ``positions`` is how many positions the figures per position rest on, None where outputs have none; ``truncated``
+    counts texts that were cut to the bucket; ``data_sha256`` is of the samples used.
+    """
+
+    bundle: str
+    universal: str
+    universal_precision: Precision
+    bucket: Bucket
+    outputs: Mapping[str, str]
+    samples: int
+    given: int
+    truncated: int
+    positions: int | None
+    data_sha256: str
+    submodels: tuple[SubmodelFigures, ...]
+
+    def __repr__(self) -> str:
+        return f"Consistency({self.bundle}: {len(self.submodels)} submodels, {self.samples} of {self.given} samples)"
+
+    def _repr_html_(self) -> str:
+        names = present(row.figures for row in self.submodels)
+        rows = [
+            ["/".join(row.labels) or "-", row.submodel, *(cell(row.figures, name, row.errors) for name in names)]
+            for row in self.submodels
+        ]
+        return as_html(repr(self), (), ["labels", "submodel", *map(heading, names)], rows)
+
+
+def check_consistency(
+    bundle: Bundle,
+    *,
+    text: Path | Sequence[str] | None = None,
+    data: Path | None = None,
+    submodels: Sequence[str] = (),
+    threads: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Consistency:
+    """Measures ``submodels`` (ids or labels; all of them by default) against the universal model, on this host.
+
+    Exactly one of ``text``, a UTF-8 file with one text per line, or texts, and ``data``, an NPZ file with an array per
+    input, rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have, or
+    have something in the place of. Where there are more than ``MOST_SAMPLES`` different samples, those with the
+    smallest hashes are used.
+    Raises InputError for data that do not fit or are too few, SelectionError for a submodel that the bundle does not
+    have, for a bundle without its universal model, and for a model without an output that can be compared.
+    """
+    manifest = bundle.manifest
+    compared = compared_outputs(manifest)
+    if not compared:
+        raise SelectionError(
+            f"bundle {bundle.path}: no output of this model is a vector or logits, so none is compared"
+        )
+    entries = [manifest.submodel(name) for name in submodels] or list(manifest.submodels)
+    known = [entry.id for entry in manifest.submodels]
+    entries = sorted({e.id: e for e in entries}.values(), key=lambda e: (e.parameters, known.index(e.id)))
+    universal, engines = _engines(bundle, entries)
+    samples, given = _samples(bundle, text, data)
+    stage = "compare"
+    progress(stage, 0, 1)
+    report = partial(progress, stage)
+    found = measure(bundle, universal, [universal, *engines], samples, threads_or_default(threads), report)
+    measured = {engine.submodel: quality for engine, quality in found}
+    progress(stage, 1, 1)
+    return Consistency(
+        bundle=str(bundle.path),
+        universal=universal.submodel,
+        universal_precision=universal.precision,
+        bucket=universal.bucket,
+        outputs={role: spec.name for role, spec in compared.items()},
+        samples=samples.size,
+        given=given,
+        truncated=samples.truncated(universal.bucket),
+        positions=measured[universal.submodel].positions,
+        data_sha256=samples.sha256,
+        submodels=tuple(
+            SubmodelFigures(
+                entry.id,
+                entry.labels,
+                entry.parameters,
+                measured[entry.id].samples if entry.id in measured else 0,
+                measured[entry.id].figures if entry.id in measured else {},
+                (measured[entry.id].errors or {}) if entry.id in measured else {},
+            )
+            for entry in entries
+        ),
+    )
+
+
+def _engines(bundle: Bundle, entries: Sequence[SubmodelEntry]) -> tuple[EngineEntry, list[EngineEntry]]:
+    """The universal model's engine and those of ``entries``, at one bucket that all have."""
+    whole = {(e.submodel, e.bucket): e for e in runnable_engines(bundle) if e.segment is None}
+    sizes: dict[str, list[int]] = {}
+    for axis in bundle.manifest.axes:
+        sizes.setdefault(axis.kind, []).append(axis.size)
+    full = {kind: tuple(values) for kind, values in sizes.items()}
+    universal = next((entry.id for entry in bundle.manifest.submodels if dict(entry.values) == full), None)
+    if universal is None or not any(name == universal for name, _ in whole):
+        raise SelectionError(
+            f"bundle {bundle.path}: has no engine of the universal model, with which submodels are compared; compile "
+            "it with one"
+        )
+    shared = [
+        bucket
+        for bucket in (bucket for name, bucket in whole if name == universal)
+        if all((entry.id, entry.at(bucket)) in whole for entry in entries)
+    ]
+    if not shared:
+        wanted = sorted({universal, *(entry.id for entry in entries)})
+        raise SelectionError(f"bundle {bundle.path}: no bucket has engines of all of {', '.join(wanted)}")
+    bucket = max(shared, key=lambda b: (b.sequence, -b.batch))
+    return whole[universal, bucket], [whole[entry.id, entry.at(bucket)] for entry in entries if entry.id != universal]
+
+
+def _samples(bundle: Bundle, text: Path | Sequence[str] | None, data: Path | None) -> tuple[Samples, int]:
+    """The samples to use, and of how many different ones."""
+    manifest = bundle.manifest
+    if (text is None) == (data is None):
+        raise InputError("text and data: expected exactly one of them")
+    if data is not None:
+        rows = read_array_samples(data, manifest)
+        numbers = [row for _, row in different_rows(rows)]
+        _check_enough(data, len(numbers), "rows")
+        return rows.take(numbers[:MOST_SAMPLES]), len(numbers)
+    assert text is not None
+    name = text if isinstance(text, Path) else "text"
+    if manifest.text is None:
+        raise InputError(f"{name}: bundle {bundle.path} has no tokenizer; pass arrays as .npz instead of text")
+    texts = [line for _, line in (keyed_texts(text, InputError) if isinstance(text, Path) else keyed(text))]
+    _check_enough(name, len(texts), "texts, one per line")
+    encoder = TextEncoder(bundle.file(manifest.text.file), manifest.text, manifest.inputs)
+    return TextSamples(encoder, tuple(texts[:MOST_SAMPLES])), len(texts)
+
+
+def _check_enough(path: Path | str, count: int, what: str) -> None:
+    if count < LEAST_SAMPLES:
+        raise InputError(f"{path}: {count} different {what}; expected at least {LEAST_SAMPLES}")
 
 
 def measure(

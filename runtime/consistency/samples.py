@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import Manifest
-from ...bundle.roles import continued_input, ids_input, mask_input
+from ...bundle.roles import Interface, continued_input, ids_input, label_classes, mask_input
 from ...errors import InputError
 from ..inputs.arrays import Array, InputChecker
+from ..inputs.files import LABELS, checked_labels, read_array_file, read_text_file
 from ..inputs.text import Encoded, TextEncoder
 
 
@@ -162,6 +164,47 @@ class ArraySamples:
             )
             labels = None if self.labels is None else self.labels[start : start + count]
             yield Batch(feeds, count, _counted(manifest, feeds, shape, filled)[:count], labels)
+
+
+def read_array_samples(path: Path, model: Manifest | Interface) -> ArraySamples:
+    """Reads the rows and, for a classifier, their labels.
+
+    Raises InputError for a file that does not fit the model, and for labels where rows have no class.
+    """
+    for spec in model.inputs:
+        if spec.dims[:1] != ("batch",):
+            raise InputError(f"{path}: input {spec.name}: {list(spec.dims)} has no rows to tell samples apart by")
+    file = read_array_file(path, model.inputs)
+    if file.labels is None:
+        return ArraySamples(file.feeds)
+    classes = label_classes(model)
+    if classes is None:
+        raise InputError(f"{path}: has {LABELS}, and this model gives rows no class; leave them out")
+    return ArraySamples(file.feeds, checked_labels(path, file.labels, file.rows, classes))
+
+
+def different_rows(samples: ArraySamples) -> list[tuple[bytes, int]]:
+    """The first of equal rows each, by the SHA-256 of its inputs and with it: any first part is a sample of all."""
+    return sorted({samples.row_sha256(row): row for row in reversed(range(samples.size))}.items())
+
+
+def keyed_texts(path: Path, error: Callable[[str], Exception]) -> list[tuple[bytes, str]]:
+    """The different lines of a UTF-8 file that are not blank, without outer spaces, sorted by their SHA-256, with it.
+
+    Raises ``error(message)`` for a file that ``read_text_file`` refuses.
+    """
+    return keyed(read_text_file(path, error).splitlines())
+
+
+def keyed(texts: Sequence[str]) -> list[tuple[bytes, str]]:
+    """The different ones of ``texts`` that are not blank, without outer spaces, sorted by their SHA-256, with it.
+
+    Raises InputError for what is no text.
+    """
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"text: expected a list of texts, got {texts!r:.80}")
+    stripped = {text.strip() for text in texts} - {""}
+    return sorted((hashlib.sha256(text.encode(errors="surrogatepass")).digest(), text) for text in stripped)
 
 
 def text_at_bucket(

@@ -1,8 +1,13 @@
-"""Figures gathered batch by batch, so that no more than one batch of either model's outputs is ever held."""
+"""Outputs of two models compared by hand-checkable formulas; figures are gathered batch by batch, so that no more than
+one batch of either output is ever held.
+
+Logits are ``[..., V]``, whose functions reduce the last dimension; embeddings are rows ``[n, H]``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,11 +16,10 @@ from ...bundle.entries.tensor_spec import Role, TensorSpec
 from ...bundle.figures import NEIGHBOURS
 from ...errors import InputError
 from ..inputs.arrays import Array
-from .distributions import kl_divergence, log_softmax, negative_log_likelihood, prefix_length, same_choice
-from .sample_mean import SampleMean, mean_over
 from .samples import Batch
-from .vectors import cosines, recalls_at
 
+# Scores of this many rows against all others are held at once.
+_ROWS_SCORED_AT_ONCE = 256
 # Logits of this many values are widened to float64 at once: so few stay in the processor's cache on their way through.
 _VALUES_WIDENED_AT_ONCE = 2**17
 
@@ -120,6 +124,102 @@ class DistributionTally:
             figures["matched_prefix"] = mean_over(np.array(self._prefixes))
             figures["loss"] = SampleMean(losses, counts)
         return figures
+
+
+@dataclass(frozen=True)
+class SampleMean:
+    """Of every sample the sum of a figure and over how many ``counts`` (positions, or 1), float64 ``[n]``."""
+
+    totals: Array
+    counts: Array
+
+    @property
+    def mean(self) -> float:
+        """Over all counts, so that a sample of more positions counts more."""
+        return float(self.totals.sum() / self.counts.sum())
+
+    @property
+    def error(self) -> float | None:
+        """Its standard error, of samples drawn independently (positions of one are not); None of a single sample.
+
+        That of a ratio of sums, to first order: Cochran, Sampling Techniques, section 6.3.
+        """
+        samples = len(self.counts)
+        if samples < 2:
+            return None
+        rest = self.totals - self.mean * self.counts
+        return float(np.sqrt(samples / (samples - 1) * np.square(rest).sum()) / self.counts.sum())
+
+
+def mean_over(values: Array) -> SampleMean:
+    """Of one value a sample, ``[n]``."""
+    return SampleMean(values.astype(np.float64), np.ones(len(values)))
+
+
+def log_softmax(logits: Array) -> Array:
+    """Log-probabilities ``[..., V]`` in nats, float64; logits of any finite size neither overflow nor vanish."""
+    shifted: Array = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def kl_divergence(p: Array, q: Array) -> Array:
+    """``KL(P || Q)`` ``[...]`` in nats, of log-probabilities ``[..., V]``; exactly 0 where both are the same."""
+    divergence: Array = np.sum(np.exp(p) * (p - q), axis=-1)
+    return np.maximum(divergence, 0.0)  # below 0 is rounding
+
+
+def same_choice(reference: Array, found: Array) -> Array:
+    """Whether both logits are largest at the same place ``[...]``; among equal ones the first counts."""
+    same: Array = reference.argmax(axis=-1) == found.argmax(axis=-1)
+    return same
+
+
+def negative_log_likelihood(p: Array, truth: Array) -> Array:
+    """``-log P(truth)`` ``[...]`` in nats, of log-probabilities ``[..., V]`` and whole numbers ``[...]``."""
+    taken: Array = np.take_along_axis(p, truth[..., None], axis=-1)
+    return -taken[..., 0]
+
+
+def prefix_length(same: Array) -> int:
+    """How many of the booleans ``[n]`` are true before the first that is not."""
+    differing = np.flatnonzero(~same)
+    return int(differing[0]) if len(differing) else len(same)
+
+
+def cosines(reference: Array, found: Array) -> Array:
+    """Cosine similarity of rows ``[n, H]``, float64 ``[n]``; of a row of zeros it is 0."""
+    similar: Array = np.sum(unit(reference) * unit(found), axis=1)
+    return similar
+
+
+def recalls_at(reference: Array, found: Array, k: int) -> Array:
+    """Share of each row's ``k`` nearest others by ``reference`` that are among its ``k`` by ``found``, float64 ``[n]``.
+
+    Nearness is cosine similarity, of equal ones the earlier row is nearer; ``k`` is at most ``n - 1``.
+    """
+    k = min(k, len(reference) - 1)
+    near = [_nearest(rows, k) for rows in (reference, found)]
+    return np.array([len(set(a) & set(b)) / k for a, b in zip(*near, strict=True)])
+
+
+def unit(rows: Array) -> Array:
+    """Rows ``[n, H]`` of length 1, float64."""
+    wide = rows.astype(np.float64)
+    scaled: Array = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
+    return scaled
+
+
+def _nearest(rows: Array, k: int) -> list[list[int]]:
+    directions = unit(rows)
+    nearest: list[list[int]] = []
+    for start in range(0, len(rows), _ROWS_SCORED_AT_ONCE):
+        scores = directions[start : start + _ROWS_SCORED_AT_ONCE] @ directions.T  # [rows, n]
+        own = np.arange(len(scores))
+        scores[own, start + own] = -np.inf
+        nearest += np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()
+    return nearest
 
 
 def _parts(steps: Array, values: int) -> Iterator[Array]:

@@ -16,8 +16,8 @@ from ...bundle.device_files.device_file import DEVICE_SCHEMA_VERSION, read_recor
 from ...bundle.manifest import CALIBRATION_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
-from ...file_lock import alone
 from ...strict import unstructure
+from ...whole_file import alone
 from .policy import Compare, ExitPolicy, Rule
 
 QualityKind = Literal["accuracy", "agreement_with_last_exit"]

@@ -23,12 +23,10 @@ from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ..engines.pool import EnginePool
 from ..inputs.arrays import Array, InputChecker
-from .batch_plan import BatchPlan, BatchPlanner, remembered
 from .device_workspace import DeviceWorkspace
-from .host_workspace import HostWorkspace
 from .policy import ExitPolicy, check_count
-from .segments import segments_of
-from .workspace import Workspace
+from .segments import BatchPlan, BatchPlanner, remembered, segments_of
+from .workspace import HostWorkspace, Workspace
 
 # Workspaces that wait for the next request. More requests at once make their own on the processor. On a device, where
 # runs follow each other anyway, they wait: what sessions captured for a workspace they keep, so the chain keeps it too.

@@ -17,8 +17,7 @@ from ..engines.latencies import host_latencies
 from ..engines.pool import EnginePool
 from .calibration import CalibratedPolicy, read_calibration
 from .chain import ExitChain
-from .drift import Drift
-from .monitor import ExitMonitor
+from .drift import Drift, ExitMonitor
 from .policy import ExitPolicy, thresholds_for
 
 # A policy, one threshold for every exit or one for each, the name of a calibrated policy, or "off".

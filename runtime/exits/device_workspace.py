@@ -20,10 +20,8 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ..device.device import Device, DeviceArray
 from ..engines.runner import DeviceCall, DeviceRunner, Runner
 from ..inputs.arrays import Array
-from .batch_plan import BatchPlan
-from .row_moves import Move, side_by_side, to_front
-from .steps import Step, StepKey
-from .workspace import Feeds, Workspace, put_rows
+from .segments import BatchPlan
+from .workspace import Feeds, Move, Step, StepKey, Workspace, put_rows, side_by_side, to_front
 
 
 class DeviceWorkspace(Workspace):

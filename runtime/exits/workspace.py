@@ -1,24 +1,113 @@
-"""What a chain of segments works in: buffers for a request and the state between two segments, on host or device.
-
-The state goes back and forth between two buffers: a segment reads one and writes the other. All buffers are flat and as
-large as the largest batch needs; a batch of ``R`` rows (spare ones included) and ``s`` steps is their beginning, so
-that engines of any bucket read and write in place.
-"""
+"""Which rows move where when some leave a batch: a pure decision, in as few copies as rows lie side by side."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
 
 from ...bucket import Bucket
 from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import InputError
-from ..engines.runner import Runner
+from ..engines.runner import DeviceCall, Runner
 from ..inputs.arrays import Array
-from .batch_plan import BatchPlan
-from .steps import Step, StepKey, Steps
+from .segments import BatchPlan
+
+
+class Move(NamedTuple):
+    """``rows`` rows from ``source`` on go to ``target`` on."""
+
+    target: int
+    source: int
+    rows: int
+
+
+def to_front(positions: Sequence[int]) -> tuple[list[int], list[Move]]:
+    """The rows at ``positions`` (rising) in place at the front: rows that lie there stay, others fill the gaps.
+
+    Returns the position that each row came from, and the moves, whose sources and targets do not overlap.
+    """
+    count = len(positions)
+    origin = list(range(count))
+    kept = [position for position in positions if position < count]
+    free = sorted(set(range(count)).difference(kept))
+    movers = list(positions[len(kept) :])
+    for place, mover in zip(free, movers, strict=True):
+        origin[place] = mover
+    return origin, side_by_side(free, movers)
+
+
+def side_by_side(targets: Sequence[int], sources: Sequence[int]) -> list[Move]:
+    """One move for each run of rows that are consecutive on both sides."""
+    moves: list[Move] = []
+    for target, source in zip(targets, sources, strict=True):
+        if moves:
+            last = moves[-1]
+            if (target, source) == (last.target + last.rows, last.source + last.rows):
+                moves[-1] = Move(last.target, last.source, last.rows + 1)
+                continue
+        moves.append(Move(target, source, 1))
+    return moves
+
+
+# In a range every size has steps of its own: about 0.1 ms for each segment when the size is first met, and 6 kB kept.
+_MAX_BOUND_STEPS = 512
+
+
+class StepKey(NamedTuple):
+    """Which step: segment number ``segment`` over ``plan``, reading state ``source``; whether it returns its own."""
+
+    segment: int
+    plan: BatchPlan
+    source: int
+    fetch_state: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One segment over one batch plan, ready to run: the calls in order, and what they write. ``logits`` [R, C],
+    ``entropy`` [R]; ``state`` gives the state [R, s, H], None where it is not fetched. ``bound`` are those of the calls
+    that keep something on a device."""
+
+    calls: tuple[Callable[[], None], ...]
+    logits: Array
+    entropy: Array
+    state: Callable[[], Array] | None
+    bound: tuple[DeviceCall, ...] = ()
+
+    def close(self) -> None:
+        """Gives back what the calls keep; none may be made afterwards."""
+        for call in self.bound:
+            call.close()
+
+
+class Steps:
+    """Steps by what they depend on, a bounded number of them: the ones that were asked for last."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Step] = {}
+
+    def get(self, key: Hashable, bind: Callable[[], Step]) -> Step:
+        """The step for ``key``, made by ``bind`` when it is first asked for; another may be closed for it."""
+        step = self._known.pop(key, None)
+        if step is None:
+            if len(self._known) >= _MAX_BOUND_STEPS:
+                self._known.pop(next(iter(self._known))).close()
+            step = bind()
+        self._known[key] = step  # the last now
+        return step
+
+    def close(self) -> None:
+        """Closes and forgets all of them."""
+        while self._known:
+            self._known.popitem()[1].close()
+
 
 # Inputs of a request by name.
 Feeds = Mapping[str, Array]
@@ -117,3 +206,109 @@ def put_rows(spec: TensorSpec, target: Array, given: Array) -> None:
     else:
         target[:rows] = given
     target[rows:] = 0
+
+
+_CACHE_LINE_BYTES = 64
+_MAX_REMEMBERED_SIZES = 1024
+
+
+class HostWorkspace(Workspace):
+    """Buffers for up to ``rows`` rows of ``sequence`` steps."""
+
+    def __init__(self, exits: ExitsEntry, rows: int, sequence: int) -> None:
+        super().__init__(exits)
+        most = Bucket(rows, sequence)
+        self._buffers = {spec.name: _flat(spec, most) for spec in self._inputs}
+        self._states = (_flat(self._state_spec, most), _flat(self._state_spec, most))
+        count = len(exits.segments)
+        self._answers = tuple(_flat(spec, most, count).reshape(count, *spec.shape(most)) for spec in self._answer_specs)
+        self._filled: dict[tuple[int, int], tuple[Array, ...]] = {}
+
+    def fill(self, feeds: Feeds, plan: BatchPlan) -> None:
+        size = (plan.rows, plan.sequence)
+        targets = self._filled.get(size)
+        if targets is None:
+            if len(self._filled) >= _MAX_REMEMBERED_SIZES:
+                self._filled.clear()
+            targets = tuple(_view(self._buffers[spec.name], spec, Bucket(*size)) for spec in self._inputs)
+            self._filled[size] = targets
+        for spec, target in zip(self._inputs, targets, strict=True):
+            put_rows(spec, target, feeds[spec.name])
+
+    def keep(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
+        count = len(positions)
+        before = _view(self._states[source], self._state_spec, Bucket(old.rows, old.sequence))
+        mask_spec = self._mask_spec
+        mask_buffer = self._buffers[mask_spec.name]
+        mask = _view(mask_buffer, mask_spec, Bucket(old.rows, old.sequence))
+        after = Bucket(new.rows, new.sequence)
+
+        if new.sequence == old.sequence:
+            # Only rows behind the front move, into the places of rows that left: never more than half of them.
+            origin = np.arange(count)
+            first_moved = int(np.searchsorted(positions, count))
+            movers = positions[first_moved:]
+            if len(movers):
+                is_free = np.ones(count, bool)
+                is_free[positions[:first_moved]] = False
+                free = np.flatnonzero(is_free)
+                origin[free] = movers
+                mask[free] = mask[movers]
+                for place, mover in zip(free.tolist(), movers.tolist(), strict=True):
+                    before[place] = before[mover]
+            if new.rows > old.rows:
+                _view(self._states[source], self._state_spec, after)[old.rows :] = 0
+                _view(mask_buffer, mask_spec, after)[old.rows :] = 0
+            return origin, source
+
+        steps = min(old.sequence, new.sequence)
+        state = _view(self._states[1 - source], self._state_spec, after)
+        for place, position in enumerate(positions.tolist()):
+            state[place, :steps] = before[position, :steps]
+        kept = mask[positions, :steps]
+        mask = _view(mask_buffer, mask_spec, after)
+        mask[:count, :steps] = kept
+        for target in (state, mask):
+            target[:count, steps:] = 0
+            target[count:] = 0
+        return positions, 1 - source
+
+    def _bind(self, key: StepKey, segment: SegmentEntry, runner: Callable[[Bucket], Runner]) -> Step:
+        index, plan, source, fetch_state = key
+        exits, size = self._exits, Bucket(plan.rows, plan.sequence)
+        feeds = {
+            spec.name: _view(
+                self._states[source] if spec.name == exits.state_in else self._buffers[spec.name], spec, size
+            )
+            for spec in segment.inputs
+        }
+        logits, entropy = (buffer[index, : plan.rows] for buffer in self._answers)
+        outputs = {exits.logits: logits, exits.entropy: entropy}
+        fetched = {spec.name: spec for spec in segment.outputs if fetch_state and spec.name == exits.state_out}
+        for name, spec in fetched.items():
+            outputs[name] = _view(self._states[1 - source], spec, size)
+        calls = []
+        for engine, begin, end in self._engines(plan, runner):
+            rows = slice(begin, end)
+            calls.append(
+                engine.bind({n: array[rows] for n, array in feeds.items()}, {n: a[rows] for n, a in outputs.items()})
+            )
+        state = outputs.get(exits.state_out)
+        return Step(tuple(calls), logits, entropy, None if state is None else lambda: state)
+
+    def close(self) -> None:
+        """Nothing is held but memory, which the garbage collector gives back."""
+
+
+def _flat(spec: TensorSpec, most: Bucket, copies: int = 1) -> Array:
+    """Elements for ``most``, from the beginning of a cache line on, as the backend's own buffers are."""
+    dtype = np.dtype(spec.dtype)
+    size = copies * prod(spec.shape(most)) * dtype.itemsize
+    room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
+    begin = -room.ctypes.data % _CACHE_LINE_BYTES
+    return room[begin : begin + size].view(dtype)
+
+
+def _view(buffer: Array, spec: TensorSpec, size: Bucket) -> Array:
+    shape = spec.shape(size)
+    return buffer[: prod(shape)].reshape(shape)

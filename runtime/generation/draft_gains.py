@@ -25,8 +25,8 @@ from ...bundle.device_files.device_file import (
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import DRAFTS_NAME
 from ...bundle.open_bundle import Bundle
-from ...file_lock import alone
 from ...strict import unstructure
+from ...whole_file import alone
 from .options import NGRAM
 from .step_times import RunTime, StepTimes
 

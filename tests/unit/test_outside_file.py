@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from nestforge.errors import CheckpointError
-from nestforge.outside_file import read_file
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.errors import BundleFormatError, CheckpointError
+from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
+from nestforge.outside_file import read_file, what_it_is
 
 NO_FILE = "expected a file, not a folder, a pipe or a device"
 
@@ -38,3 +40,57 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2**40)
     assert refusal(tmp_path / "sparse") == "1099511627776 bytes, more than the 8 allowed"
+
+
+def made(folder: Path, name: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.onnx", "an ONNX graph, .* takes the model's own folder"),
+        ("model.safetensors", "a file of a model folder; give the folder: .*/there$"),
+        ("config.json", "a file of a model folder; give the folder: .*/there$"),
+        ("manifest.json", "a file of a bundle; give the folder: .*/there$"),
+        ("weights.bin", "pickled weights, which are refused"),
+    ],
+)
+def test_a_file_says_what_it_is_wherever_it_is_given(tmp_path: Path, name: str, said: str) -> None:
+    file = made(tmp_path / "there", name) / name
+    with pytest.raises(BundleFormatError, match=rf"bundle {file}: is {said}"):
+        open_bundle(file)
+    with pytest.raises(CheckpointError, match=rf"model {file}: is {said}"):
+        open_checkpoint(file)
+
+
+def test_a_model_folder_is_no_bundle_and_a_bundle_no_model(tmp_path: Path) -> None:
+    model, bundle = made(tmp_path / "m", "config.json"), made(tmp_path / "b", "manifest.json")
+    with pytest.raises(BundleFormatError, match=f"is a model folder; `nestforge compile {model} --output my.bundle`"):
+        open_bundle(model)
+    with pytest.raises(CheckpointError, match=f"model {bundle}: is a bundle, which `nestforge run`"):
+        open_checkpoint(bundle)
+    with pytest.raises(CheckpointError, match=r"is an adapter of PEFT; .*--task NAME="):
+        open_checkpoint(made(tmp_path / "a", "adapter_config.json"))
+
+
+def test_nothing_is_said_of_what_no_command_knows(tmp_path: Path) -> None:
+    assert (
+        what_it_is(tmp_path) is what_it_is(tmp_path / "none") is what_it_is(made(tmp_path, "a.txt") / "a.txt") is None
+    )
+
+
+def test_an_id_of_the_hub_is_answered_with_the_commands_that_make_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    download = "`hf download intfloat/e5-small --local-dir e5-small` and then `nestforge compile e5-small --output "
+    with pytest.raises(
+        BundleFormatError, match=rf"bundle intfloat/e5-small: not a folder; .*{download}e5-small.bundle`"
+    ):
+        open_bundle("intfloat/e5-small")
+    (tmp_path / "intfloat").mkdir()  # then it is a path
+    with pytest.raises(BundleFormatError, match=r"not a folder; expected one that `nestforge compile` wrote$"):
+        open_bundle("intfloat/e5-small")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
+from nestforge import whole_file
 from nestforge import whole_file as whole_file_module
 from nestforge.errors import OutputError
 from nestforge.whole_file import exchange, folder_beside, require_new, write_whole
@@ -184,3 +187,54 @@ def test_a_file_may_be_replaced_where_that_was_asked_for_and_a_folder_never(tmp_
         require_new(tmp_path / "a", overwrite=False)
     with pytest.raises(OutputError, match="exists already"):
         require_new(tmp_path, overwrite=True)
+
+
+ME = f"process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[int]:
+    """Has the folder locked, as anybody who may read it can."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_writer_gives_up_and_says_who_has_the_lock(
+    tmp_path: Path, reader: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(whole_file, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(whole_file, "_MOST_SECONDS", 0.1)
+    with (
+        pytest.raises(OutputError) as refused,
+        whole_file.alone(tmp_path),
+    ):
+        raise AssertionError
+    assert str(refused.value) == (
+        f"{tmp_path}: locked by {ME} for 0 s; nothing was written; wait until that is done, or end it, and try again"
+    )
+    assert caplog.messages == [f"{tmp_path}: locked by {ME}; waiting for at most 0.1 s"]
+    fcntl.flock(reader, fcntl.LOCK_UN)
+    with whole_file.alone(tmp_path), pytest.raises(BlockingIOError):
+        fcntl.flock(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    fcntl.flock(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def test_a_writer_goes_on_when_the_lock_is_gone(
+    tmp_path: Path, reader: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(whole_file.time, "sleep", lambda _: fcntl.flock(reader, fcntl.LOCK_UN))
+    with whole_file.alone(tmp_path):
+        pass
+    assert caplog.messages == [], "nothing is said of a short wait"
+
+
+def test_a_folder_that_cannot_be_locked_is_written_all_the_same(tmp_path: Path) -> None:
+    with whole_file.alone(tmp_path / "none"):
+        pass
+
+
+def test_holders_that_the_system_does_not_tell(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        assert whole_file.lock_holders(file.fileno()) == "another process"

@@ -11,7 +11,7 @@ import click
 
 from ...profiles.host_load import is_busy, load_warning
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
-from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary import ShortNames
 from ..bundle_view import print_ids
 from ..console import print_facts, print_json, print_table, say, working
 from ..options import ShapeType, bundle_argument, json_option, merge_option, merged_tasks, provider_option, task_option

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ...runtime.calibrate.budget import parse_budget
+from ...runtime.calibrate.simulate import parse_budget
 from ...runtime.exits.calibration import CalibratedPolicy, Costs
 from ...runtime.exits.policy import Compare, Rule
-from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary import ShortNames
 from ...strict import unstructure
 from ...whole_file import require_new, write_whole
 from ..console import print_facts, print_json, print_table, say, working

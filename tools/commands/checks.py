@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import ParityError
-from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary import ShortNames
 from ..bundle_view import print_ids
 from ..console import let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
 from ..options import bundle_argument, json_option
 
 if TYPE_CHECKING:
     from ...compiler.parity.engine_verdict import EngineVerdict
-    from ...runtime.consistency.report import Consistency
+    from ...runtime.consistency.measure import Consistency
 
 
 _COUNTS = ("files", "bytes", "policies", "plans", "measurements", "tasks")
@@ -45,7 +45,7 @@ def verify_command(bundle: Path, against: Path | None, as_json: bool) -> None:
 
 
 def _verify_bytes(path: Path, as_json: bool) -> None:
-    from ...runtime.verify_bytes import verify_bytes  # a device checks bytes without torch
+    from ...runtime.load import verify_bytes  # a device checks bytes without torch
 
     checked = verify_bytes(path)
     if as_json:

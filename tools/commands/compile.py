@@ -12,7 +12,7 @@ import click
 
 from ...bundle.open_bundle import open_bundle
 from ...profiles.compile_request import CompileRequest
-from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary import ShortNames
 from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_ids, print_submodels, print_tasks
 from ..console import in_options, let_waiting_threads_sleep, print_json, print_table, resumable, say, working
 from ..options import TaskType, bundle_argument, field_options, json_option, model_argument

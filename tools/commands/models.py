@@ -14,9 +14,7 @@ from click.core import ParameterSource
 from ...bundle.manifest import MANIFEST_NAME
 from ...bundle.open_bundle import open_bundle
 from ...profiles.compile_request import CompileRequest
-from ...runtime.summary.cache_sizes import CacheSize, cache_facts
-from ...runtime.summary.short_names import ShortNames
-from ...runtime.summary.tables import describe_axes
+from ...runtime.summary import CacheSize, ShortNames, cache_facts, describe_axes
 from ...strict import unstructure
 from ..bundle_view import bundle_data, print_bundle, print_ids
 from ..console import in_options, print_facts, print_json, print_table, say, working

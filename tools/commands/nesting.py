@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...profiles.compile_request import CompileRequest
-from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary import ShortNames
 from ...strict import unstructure
 from ..bundle_view import print_ids
 from ..console import print_facts, print_json, print_table, resumable, say, working

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ...runtime.engines.residency import RESIDENCIES, Residency
-from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary import ShortNames
 from ...whole_file import require_new
 from ..console import in_options, print_facts, print_json, print_table, say, working
 from ..options import (

@@ -19,7 +19,7 @@ from ...runtime.engines.residency import RESIDENCIES, Residency
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.files import MAX_BYTES, read_npz
 from ...runtime.inputs.text import open_tokenizer
-from ...runtime.summary.short_names import ShortNames
+from ...runtime.summary import ShortNames
 from ...whole_file import require_new, write_whole
 from ..console import in_options, print_facts, print_json, print_table, say
 from ..options import (

@@ -91,7 +91,7 @@ class BundleSubject(Subject):
         return answers, fast
 
     def check_fully(self, folder: Path) -> None:
-        from nestforge.runtime.verify_bytes import verify_bytes
+        from nestforge.runtime.load import verify_bytes
 
         verify_bytes(folder)
 

@@ -16,8 +16,7 @@ from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.summary.engine_details import common_details
-from nestforge.runtime.summary.tables import bundle_facts, submodel_table
+from nestforge.runtime.summary import bundle_facts, common_details, submodel_table
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TEXT = "the quick brown fox jumps over the lazy dog"

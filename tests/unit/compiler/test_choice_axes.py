@@ -19,9 +19,9 @@ from nestforge.errors import SelectionError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.runtime.consistency.report import check_consistency
+from nestforge.runtime.consistency.measure import check_consistency
 from nestforge.runtime.inputs.text import TextEncoder
-from nestforge.runtime.summary.tables import submodel_table
+from nestforge.runtime.summary import submodel_table
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer
 from support.tiny_models import WORDS

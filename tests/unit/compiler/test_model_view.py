@@ -7,7 +7,7 @@ from nestforge.compiler.model_view import view_model
 from nestforge.compiler.request import plan
 from nestforge.exporters.source import open_source
 from nestforge.profiles.compile_request import CompileRequest
-from nestforge.runtime.summary.cache_sizes import CacheSize
+from nestforge.runtime.summary import CacheSize
 from nestforge.workload import macs
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board

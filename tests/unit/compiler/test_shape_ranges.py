@@ -24,7 +24,7 @@ from nestforge.runtime.engines.runner import runnable_engines
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.request import Request
-from nestforge.runtime.summary.tables import submodel_table
+from nestforge.runtime.summary import submodel_table
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest
 from support.tiny_matlm import save_tiny_matlm

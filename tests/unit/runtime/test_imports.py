@@ -36,7 +36,7 @@ from nestforge.runtime.engines.measure import memory_use, measure
 """,
     "compare": """
 import pathlib, tempfile, nestforge
-from nestforge.runtime.consistency.report import check_consistency
+from nestforge.runtime.consistency.measure import check_consistency
 with tempfile.TemporaryDirectory() as folder:
     texts = pathlib.Path(folder, "texts.txt")
     texts.write_text("\\n".join("a nest of models " * n + "a" for n in range(20)))

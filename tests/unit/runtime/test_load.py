@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import pytest
 from nestforge.bundle.device_files.device_file import this_host
 from nestforge.bundle.device_files.measurements import HostMeasurement, keep_measurement
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, write_plans
+from nestforge.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.errors import BundleError
+from nestforge.errors import BundleCorruptError, BundleError
 from nestforge.profiles.device_profile import TensorRTOptions
-from nestforge.runtime.exits.calibration import empty_calibration, write_calibration
+from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
 from nestforge.runtime.generation.draft_gains import HostDrafts, keep_drafts
+from nestforge.runtime.load import verify_bytes
 from support.exit_policies import policy
+from support.sealing import edit_sealed
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -59,3 +63,57 @@ def test_a_full_check_refuses_one_changed_byte_in_any_file(
             found.add(path.name)
     assert found >= {"tasks.json", "drafts.json", "plans.json", "x.plan", "calibration.json", "measurements.json"}
     assert found >= {"manifest.json", "build.json", "weights.safetensors", "ranking.safetensors", "report.md"}
+
+
+@pytest.fixture
+def calibrated(exits_bundle: Path, tmp_path: Path) -> Path:
+    """A bundle with one policy."""
+    folder = Path(shutil.copytree(exits_bundle, tmp_path / "own.bundle"))
+    bundle = open_bundle(folder)
+    write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
+    return folder
+
+
+def test_what_is_whole(calibrated: Path) -> None:
+    checked = verify_bytes(calibrated)
+    assert (checked.policies, checked.plans, checked.files) == (1, 0, len(checked.bundle.manifest.files))
+    assert str(checked).endswith(" MB, 1 calibrated policies, every hash and seal as written")
+
+
+def test_one_digit_of_a_threshold(calibrated: Path) -> None:
+    """Every row would leave at the first exit."""
+    path = calibrated / CALIBRATION_NAME
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"0.25", b"9.25", 1))
+    assert json.loads(path.read_bytes())["policies"][0] != json.loads(raw)["policies"][0]
+    for opens in (verify_bytes, nestforge.load):
+        with pytest.raises(BundleCorruptError, match=r"calibration\.json: its seal is not that of its content; remove"):
+            opens(calibrated)
+
+
+def test_the_report_is_compared_and_never_needed(calibrated: Path) -> None:
+    (calibrated / REPORT_NAME).write_text("# report")
+    digest = hashlib.sha256(b"# report").hexdigest()
+    edit_sealed(calibrated / BUILD_NAME, lambda record: record.update(report_sha256=digest))
+    verify_bytes(calibrated)
+    (calibrated / REPORT_NAME).write_text("# another")
+    with pytest.raises(BundleCorruptError, match=rf"report\.md: sha256 \w+, expected {digest}"):
+        verify_bytes(calibrated)
+    (calibrated / REPORT_NAME).unlink()
+    with pytest.raises(BundleCorruptError, match=r"report\.md: missing"):
+        verify_bytes(calibrated)
+    open_bundle(calibrated)
+
+
+def test_an_interrupted_calibration_leaves_what_was_there(calibrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, before = open_bundle(calibrated), verify_bytes(calibrated)
+    more = empty_calibration(bundle).with_policy(policy("other"), default=True)
+    for name in ("fsync", "replace"):  # before the disk has it, and before it has the file's name
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{name}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                write_calibration(bundle, more)
+        assert verify_bytes(calibrated) == before
+    write_calibration(bundle, more)
+    kept = read_calibration(verify_bytes(calibrated).bundle)
+    assert kept == more

@@ -115,7 +115,7 @@ def test_a_deadline_that_no_figure_keeps_is_tried_once(own_bundle: Path, feeds: 
 def test_what_was_tried_and_seen_refuses_at_once(
     own_bundle: Path, feeds: Feeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nestforge.runtime.choosing.running_estimate._SECONDS_FRESH", 1e9)
+    monkeypatch.setattr("nestforge.runtime.running_estimate._SECONDS_FRESH", 1e9)
     figures_times(own_bundle, 1e-3)  # 0.0004 ms are stated
     with nestforge.load(own_bundle, threads=1) as model:
         runner = model._pool.get(model.choose(1, 8, submodel="ffn16").engine)

@@ -89,7 +89,7 @@ def test_noisy_figures_are_named_and_what_to_do_where_they_refuse(three: Manifes
 
 def test_what_a_refusal_rests_on_is_tried_until_it_was_seen(three: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     chooser = dispatcher(three)
-    monkeypatch.setattr("nestforge.runtime.choosing.running_estimate.perf_counter", lambda: 100.0)
+    monkeypatch.setattr("nestforge.runtime.running_estimate.perf_counter", lambda: 100.0)
     for request in (Request(latency_ms=0.5), Request(deadline_ms=0.5), Request(latency_ms=0.5, memory_mb=12)):
         choice = chooser.to_try(request, 1, 8)
         assert choice is not None
@@ -102,7 +102,7 @@ def test_what_a_refusal_rests_on_is_tried_until_it_was_seen(three: Manifest, mon
         choice.ran(1.0, 100.0)
     assert chooser.to_try(Request(latency_ms=0.5), 1, 8) is None
     assert chooser.to_try(Request(latency_ms=0.5), 1, 100) is not None, "at another size"
-    monkeypatch.setattr("nestforge.runtime.choosing.running_estimate.perf_counter", lambda: 101.1)
+    monkeypatch.setattr("nestforge.runtime.running_estimate.perf_counter", lambda: 101.1)
     assert chooser.to_try(Request(latency_ms=0.5), 1, 8) is not None, "a second later"
     assert dispatcher(three, []).to_try(Request(latency_ms=0.5), 1, 8) is None, "nothing known to compare with"
 

@@ -25,7 +25,7 @@ from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.consistency.measure import measure
 from nestforge.runtime.consistency.samples import ArraySamples
-from nestforge.runtime.consistency.vectors import cosines, recalls_at
+from nestforge.runtime.consistency.tallies import cosines, recalls_at
 from nestforge.runtime.engines import measure as module
 from nestforge.runtime.engines.measure import measured_shapes
 from support.tiny_compile import BUCKET, board, builder_in, template_of

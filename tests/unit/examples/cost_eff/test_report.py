@@ -9,7 +9,7 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.examples.cost_eff.report import Texts, exit_report, read_texts
-from nestforge.runtime.summary.table import Table
+from nestforge.runtime.summary import Table
 
 BUNDLE = Path(__file__).parents[3] / "golden" / "bundle-exits"
 TEXTS = ["the quick brown fox", "jumps over", "the lazy dog", "fox", "the the the dog", "quick brown dog jumps"]

@@ -20,7 +20,7 @@ from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.consistency.report import check_consistency
+from nestforge.runtime.consistency.measure import check_consistency
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.tools.commands.run import best_answers
 from nestforge.workload import macs

@@ -16,12 +16,9 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.calibrate import calibrate as calibrate_exits
-from nestforge.runtime.calibrate import fit as fit_exits
 from nestforge.runtime.calibrate import measure as measure_exits
-from nestforge.runtime.calibrate.budget import parse_budget
-from nestforge.runtime.calibrate.calibrate import calibrate
-from nestforge.runtime.calibrate.curve import Observed, SegmentCosts
-from nestforge.runtime.calibrate.fit import Fitter
+from nestforge.runtime.calibrate.calibrate import Fitter, calibrate
+from nestforge.runtime.calibrate.simulate import Observed, SegmentCosts, parse_budget
 from nestforge.runtime.exits.calibration import CalibratedPolicy
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.arrays import Array
@@ -106,14 +103,20 @@ def test_the_record_says_what_it_rests_on(found: CalibratedPolicy, bundle: Bundl
     assert found.curve[0].simulated.histogram[2] == found.curve[-1].simulated.histogram[0] == found.measured.rows
 
 
+def timed(fitting: tuple[float, float], checking: tuple[float, float]) -> Callable[..., list[Array]]:
+    """``time_in_turns`` with these milliseconds of chain and whole engine, first while thresholds are fitted."""
+
+    def times(sets: Sequence[Sequence[object]], _: object, stage: str) -> list[Array]:
+        pair = fitting if stage == "measure thresholds" else checking
+        return [np.full((3, len(sets[0])), ms) for ms in pair * (len(sets) // 2)]
+
+    return times
+
+
 def test_figures_are_of_one_pace(bundle: Bundle, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That at which the first thresholds were measured; half as long again is what everything took later."""
 
-    def timed(chain: float, whole: float) -> Callable[..., list[Array]]:
-        return lambda sets, *_: [np.full((3, len(sets[0])), ms) for ms in (chain, whole) * (len(sets) // 2)]
-
-    monkeypatch.setattr(fit_exits, "time_in_turns", timed(2.0, 4.0))
-    monkeypatch.setattr(calibrate_exits, "time_in_turns", timed(3.0, 6.0))
+    monkeypatch.setattr(calibrate_exits, "time_in_turns", timed((2.0, 4.0), (3.0, 6.0)))
     found = calibrate(bundle, rows, parse_budget("mean_flops<=3500"), threads=1)
     assert found.held_out is not None
     assert found.held_out_whole is not None
@@ -221,11 +224,7 @@ def test_a_share_of_latency_is_of_the_whole_engine_timed_in_turns(
 ) -> None:
     """A chain of 2 ms for everything, whole engine 4 ms and later 6: half is met at once, and a note says 60 %."""
 
-    def timed(chain: float, whole: float) -> Callable[..., list[Array]]:
-        return lambda sets, *_: [np.full((3, len(sets[0])), ms) for ms in (chain, whole) * (len(sets) // 2)]
-
-    monkeypatch.setattr(fit_exits, "time_in_turns", timed(2.0, 4.0))
-    monkeypatch.setattr(calibrate_exits, "time_in_turns", timed(3.6, 6.0))
+    monkeypatch.setattr(calibrate_exits, "time_in_turns", timed((2.0, 4.0), (3.6, 6.0)))
     found = calibrate(bundle, rows, parse_budget("p95_latency_ms<=50 %"), threads=1)
     assert found.whole.costs.p95_latency_ms == pytest.approx(4.0)
     assert found.measured.costs.p95_latency_ms == pytest.approx(2.4)
@@ -285,10 +284,10 @@ def drifting_fitter(
         simulated = observed.request_ms(observed.leaving(thresholds), costs)
         factor = factors.pop(0) if len(factors) > 1 else factors[0]
         now = paces.pop(0) if len(paces) > 1 else paces[0]
-        chain = now * factor * simulated[fit_exits.spread(simulated)]
+        chain = now * factor * simulated[calibrate_exits.spread(simulated)]
         return [np.tile(chain, (3, 1)), np.full((3, len(chain)), now * 3.0)]
 
-    monkeypatch.setattr(fit_exits, "time_in_turns", measure)
+    monkeypatch.setattr(calibrate_exits, "time_in_turns", measure)
     budget = parse_budget(f"mean_latency_ms<={limit}")
     policy_of = lambda thresholds: ExitPolicy(tuple(map(float, thresholds)))  # noqa: E731 - as short as it is
     return Fitter(Bench(), [{}] * 1000, observed, costs, budget, 3, policy_of, lambda *_: None)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.calibrate.curve import Observed
 from nestforge.runtime.calibrate.data import LabelledData, read_data
 from nestforge.runtime.calibrate.measure import ExitBench, costs_of, measured_figure, spread, time_in_turns
+from nestforge.runtime.calibrate.simulate import Observed
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.policy import ExitPolicy
 from support.exit_bundles import every_exit, write_exits_bundle

@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.runtime.calibrate.budget import ExitBudget
-from nestforge.runtime.calibrate.curve import CLOSED, Observed, SegmentCosts
 from nestforge.runtime.calibrate.search import Problem, best_within, curve, everyone_first, global_thresholds, search
+from nestforge.runtime.calibrate.simulate import CLOSED, ExitBudget, Observed, SegmentCosts
 
 CLASSES = 3
 METRICS = ["mean_flops", "mean_latency_ms", "p95_latency_ms"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,14 @@ from nestforge.bundle.manifest import Manifest
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.bundle.roles import Interface
 from nestforge.errors import InputError
-from nestforge.runtime.consistency.array_samples import different_rows, read_array_samples
-from nestforge.runtime.consistency.samples import ArraySamples, TextSamples, text_at_bucket
+from nestforge.runtime.consistency.samples import (
+    ArraySamples,
+    TextSamples,
+    different_rows,
+    keyed_texts,
+    read_array_samples,
+    text_at_bucket,
+)
 from nestforge.runtime.inputs.text import TextEncoder
 
 TEXTS = ("a nest", "of", "a nest of models of a nest of models")
@@ -165,3 +172,20 @@ def test_rows_that_fit_a_shorter_sequence_are_cut_to_it(bundle: Bundle) -> None:
     assert short.labels is not None
     assert short.labels.tolist() == [0, 2]
     assert rows.fitting(bundle.manifest, 1) is None
+
+
+def test_different_lines_in_the_order_of_their_hashes(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("b\n\n  a \nb\nc\n")
+    found = keyed_texts(path, InputError)
+    assert sorted(text for _, text in found) == ["a", "b", "c"]
+    assert [key for key, _ in found] == sorted(hashlib.sha256(text.encode()).digest() for text in "abc")
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none: cannot be read \(No such file or directory\)"):
+        keyed_texts(tmp_path / "none", InputError)
+    path = tmp_path / "texts.txt"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"texts\.txt: line 1: not UTF-8; expected a UTF-8 text file"):
+        keyed_texts(path, InputError)

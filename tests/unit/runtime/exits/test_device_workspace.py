@@ -21,11 +21,11 @@ from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.engines.residency import Residency
-from nestforge.runtime.exits import steps
-from nestforge.runtime.exits.batch_plan import BatchPlan
+from nestforge.runtime.exits import workspace as steps
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun
 from nestforge.runtime.exits.device_workspace import DeviceWorkspace
 from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.exits.segments import BatchPlan
 from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
 from support.fake_cuda import World

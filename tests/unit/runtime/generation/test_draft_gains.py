@@ -18,7 +18,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
 from nestforge.runtime.generation.draft_gains import Gains, HostDrafts, JudgedDraft, RunTime, keep_drafts, read_drafts
 from nestforge.runtime.generation.step_times import StepTimes
-from nestforge.runtime.verify_bytes import verify_bytes
+from nestforge.runtime.load import verify_bytes
 from support.sealing import edit_sealed
 
 TARGET = EngineEntry(

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from nestforge.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.parity.engine_verdict import EngineVerdict
-from nestforge.runtime.summary.short_names import ShortNames
+from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.checks import _row
 from support.sealing import edit_manifest, edit_sealed

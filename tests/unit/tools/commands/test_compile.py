@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task  # noqa: F401  (a user without rights may not be able to import it)
 from nestforge.errors import BuildError
-from nestforge.runtime.summary.short_names import ShortNames
+from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.compile import build_command as command
 from support.fake_cuda import World

@@ -14,7 +14,7 @@ from nestforge.outside import printable
 from nestforge.runtime.generation.row import Generated, GeneratedRow, Run
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.summary.short_names import ShortNames
+from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.generate import say_endless, say_speed
 from support.generating import llama_folder

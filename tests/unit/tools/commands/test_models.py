@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.planning.variants import VariantView
 from nestforge.exporters.source import open_source
-from nestforge.runtime.summary.short_names import ShortNames
+from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.models import print_variants, shared_variants
 from safetensors.torch import load_file, save_file

@@ -1,25 +1,59 @@
-"""What a bundle holds, as facts and tables of text: the command line prints them, report.md keeps them."""
+"""The content of a bundle as facts and tables of text: the command line prints them, report.md has them."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import log
 
-from ...bucket import Bucket
-from ...bundle.build_record import BuildRecord, Latency, LatencyPoint, is_noisy, noisy_figures
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.figures import cell, heading, present, quality_warnings
-from ...bundle.manifest import Manifest, Quality
-from ...elastic import Axis
-from ...profiles.device_profile import budget_bucket_of, budget_shape_of
-from .cache_sizes import cache_facts, sizes_of
-from .short_names import ShortNames
-from .table import Table
+from ..bucket import Bucket
+from ..bundle.build_record import BuildRecord, Latency, LatencyPoint, is_noisy, noisy_figures
+from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.entries.generation_entry import CachedLayer, GenerationEntry, cache_bytes
+from ..bundle.figures import cell, heading, present, quality_warnings
+from ..bundle.manifest import Manifest, Quality
+from ..elastic import Axis
+from ..profiles.device_profile import budget_bucket_of, budget_shape_of
 
+# A capacity that many texts need.
+_TOKENS = 2048
+# Of metadata whose name does not say what it counts.
+_UNITS = {"capacity": "slots"}
 # Of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column headings, with units, and rows of text. ``chosen`` are the rows that a budget chose, by number."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    chosen: Sequence[int] = ()
+
+
+class ShortNames:
+    """Called with a text: the same with every submodel's id as its label, ``M+2@b1-s128`` of an engine's too."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        ids = "|".join(re.escape(name) for name in sorted(labels, key=len, reverse=True))
+        self._pattern = re.compile(rf"(?<![\w-])(?:{ids or '(?!)'})(?![\w-])")
+
+    @staticmethod
+    def of(manifest: Manifest) -> ShortNames:
+        return ShortNames({entry.id: entry.label for entry in manifest.submodels})
+
+    def __call__(self, text: str) -> str:
+        return self._pattern.sub(lambda found: self._labels[found[0]], text)
+
+    @property
+    def ids(self) -> Table:
+        """One row a submodel: its label and its id."""
+        return Table(["submodel", "id"], [[label, name] for name, label in self._labels.items()])
 
 
 def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]]:
@@ -115,6 +149,60 @@ def stage_table(build: BuildRecord) -> Table:
     return Table(["stage", "seconds", "CPU seconds"], rows)
 
 
+def describe_axes(axes: Iterable[Axis]) -> str:
+    """``6 x ffn 1536, 1 x moe.capacity_factor 100 %``, or ``none``."""
+    sizes: dict[tuple[str, int], int] = {}
+    for axis in axes:
+        sizes[axis.kind, axis.size] = sizes.get((axis.kind, axis.size), 0) + 1
+    return ", ".join(f"{n} x {kind} {size}{_AXIS_UNITS.get(kind, '')}" for (kind, size), n in sizes.items()) or "none"
+
+
+def common_details(manifest: Manifest) -> dict[str, str]:
+    """Metadata and variants that are the same in every whole engine, by name."""
+    wholes = [_details(engine) for engine in manifest.engines if engine.segment is None]
+    return {name: value for name, value in wholes[0].items() if all(other.get(name) == value for other in wholes)}
+
+
+def detail_tables(manifest: Manifest) -> dict[str, Table]:
+    """By heading, the tables that have rows: metadata and variants that differ between engines, and routes."""
+    tables = {"Metadata and variants": _metadata_table(manifest), "Routing": _routing_table(manifest)}
+    return {heading: table for heading, table in tables.items() if table.rows}
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """``bytes`` of the keys and values of one row with room for ``tokens``."""
+
+    tokens: int
+    bytes: int
+
+
+def cache_sizes(layers: Sequence[CachedLayer], positions: int, longest_run: int) -> tuple[CacheSize, ...]:
+    """At a common capacity and at the largest."""
+    capacities = sorted({min(_TOKENS, positions), positions})
+    return tuple(CacheSize(tokens, cache_bytes(layers, 1, tokens, longest_run)) for tokens in capacities)
+
+
+def sizes_at(layers: Sequence[CachedLayer], capacities: Iterable[int]) -> tuple[CacheSize, ...]:
+    """At capacities that are static, where every layer has so many places."""
+    return tuple(CacheSize(tokens, cache_bytes(layers, 1, tokens, tokens)) for tokens in sorted(set(capacities)))
+
+
+def sizes_of(entry: GenerationEntry | None) -> tuple[CacheSize, ...]:
+    """Of a bundle; none where it does not generate."""
+    if entry is None:
+        return ()
+    if capacities := [engine.capacity for engine in entry.engines if engine.capacity is not None]:
+        return sizes_at(entry.layers, capacities)
+    return cache_sizes(entry.layers, entry.positions, entry.longest_run)
+
+
+def cache_facts(sizes: Sequence[CacheSize]) -> list[tuple[str, str]]:
+    """Name and value; nothing for no ``sizes``."""
+    each = ", ".join(f"{size.bytes / 1e6:.1f} MB of {size.tokens} tokens" for size in sizes)
+    return [("cache of a row", each)] if sizes else []
+
+
 def _budget_at(manifest: Manifest) -> Bucket | None:
     """The shape at which the profile wanted budgets to be judged, as far as the manifest says so."""
     with contextlib.suppress(ValueError):
@@ -135,14 +223,6 @@ def _size(latencies: Mapping[str, Latency | LatencyPoint], engines: Iterable[Eng
     """Where the shown latencies of ``engines`` of ranges hold, which may lie beside the shape that was asked for."""
     shown = (latencies.get(engine.id) for engine in engines)
     return next((Bucket(one.batch, one.sequence) for one in shown if isinstance(one, LatencyPoint)), None)
-
-
-def describe_axes(axes: Iterable[Axis]) -> str:
-    """``6 x ffn 1536, 1 x moe.capacity_factor 100 %``, or ``none``."""
-    sizes: dict[tuple[str, int], int] = {}
-    for axis in axes:
-        sizes[axis.kind, axis.size] = sizes.get((axis.kind, axis.size), 0) + 1
-    return ", ".join(f"{n} x {kind} {size}{_AXIS_UNITS.get(kind, '')}" for (kind, size), n in sizes.items()) or "none"
 
 
 def _exit_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -188,3 +268,47 @@ def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency |
         return "-", "-"
     measured, mark = latency.measured_p50_ms, " noisy" if is_noisy(latency.noise) else ""
     return f"{latency.predicted_ms:.2f}", "-" if measured is None else f"{measured:.2f}{mark}"
+
+
+def _metadata_table(manifest: Manifest) -> Table:
+    """One row an engine, one column what not all engines share."""
+    common = common_details(manifest)
+    short = ShortNames.of(manifest)
+    details = {short(engine.id): _details(engine) for engine in manifest.engines}
+    names = [name for name in _names(details.values()) if name not in common]
+    rows = [[engine, *(own.get(name, "-") for name in names)] for engine, own in details.items() if own and names]
+    return Table(["engine", *names], rows)
+
+
+def _routing_table(manifest: Manifest) -> Table:
+    """One row a tensor of routes: the choices that its parity cases made, and how PyTorch judged them."""
+    short = ShortNames.of(manifest)
+    judged = [
+        (short(engine.id), routes)
+        for engine in manifest.engines
+        for routes in (engine.parity.routing if engine.parity else None) or ()
+    ]
+    shares = _names(routes.shares for _, routes in judged)
+    rows = [
+        [
+            engine,
+            routes.name,
+            str(routes.made),
+            str(routes.differing),
+            f"{routes.worst_score_gap:.1e}",
+            *(f"{100 * routes.shares[name]:.2f}" if name in routes.shares else "-" for name in shares),
+        ]
+        for engine, routes in judged
+    ]
+    columns = ["engine", "routes", "choices", "not PyTorch's own", "worst score gap"]
+    return Table([*columns, *(f"{name.replace('_', ' ')} %" for name in shares)], rows)
+
+
+def _details(engine: EngineEntry) -> dict[str, str]:
+    stated = {**(engine.metadata or {}), **(engine.variants or {})}
+    return {f"{name} ({_UNITS[name]})" if name in _UNITS else name: str(value) for name, value in stated.items()}
+
+
+def _names(tables: Iterable[Mapping[str, object]]) -> list[str]:
+    """Every key, in the order of first use."""
+    return list(dict.fromkeys(name for table in tables for name in table))

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.errors import InputError
-from nestforge.runtime.exits.batch_plan import BatchPlan
-from nestforge.runtime.exits.host_workspace import HostWorkspace
+from nestforge.runtime.exits import workspace as module
+from nestforge.runtime.exits.segments import BatchPlan
+from nestforge.runtime.exits.workspace import HostWorkspace, Move, Step, Steps, side_by_side, to_front
 from support.exit_bundles import HIDDEN, exits_entry
 
 
@@ -97,3 +98,68 @@ def test_an_input_without_padding_must_have_the_steps() -> None:
         InputError, match=r"input input_ids: cannot be padded, and shape \[2, 4\] has not the bucket's 8"
     ):
         workspace.fill(feeds, plan(2, 8))
+
+
+class Call:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def __call__(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def step_of(*calls: Call) -> Step:
+    return Step(calls, np.empty((1, 2)), np.empty(1), None, calls)
+
+
+def test_a_step_is_bound_once_and_closed_with_the_others() -> None:
+    steps, calls = Steps(), [Call(), Call()]
+    bound: list[str] = []
+
+    def bind() -> Step:
+        bound.append("bind")
+        return step_of(*calls)
+
+    assert steps.get("a", bind) is steps.get("a", bind)
+    assert bound == ["bind"]
+    steps.close()
+    steps.close()
+    assert [call.closed for call in calls] == [1, 1]
+    steps.get("a", bind)
+    assert bound == ["bind"] * 2
+
+
+def test_a_step_beyond_the_bound_closes_the_one_that_was_asked_for_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_BOUND_STEPS", 3)
+    steps, calls = Steps(), [Call() for _ in range(5)]
+    for number in (0, 1, 2, 0, 3, 4):
+        steps.get(number, lambda call=calls[number]: step_of(call))
+    assert [call.closed for call in calls] == [0, 1, 1, 0, 0]
+
+
+@given(st.sets(st.integers(0, 40), min_size=1).map(sorted))
+def test_rows_come_to_the_front_and_those_there_stay(positions: list[int]) -> None:
+    origin, moves = to_front(positions)
+    count = len(positions)
+    assert sorted(origin) == positions
+    assert all(origin[place] == place for place in positions if place < count)
+    rows = list(range(41))
+    for target, source, number in moves:
+        assert target + number <= count <= source  # no copy overlaps another
+        rows[target : target + number] = rows[source : source + number]
+    assert rows[:count] == origin
+
+
+def test_rows_that_lie_together_go_in_one_copy() -> None:
+    assert to_front([0, 4, 5, 6]) == ([0, 4, 5, 6], [Move(1, 4, 3)])
+    assert to_front([1, 6, 8, 9]) == ([6, 1, 8, 9], [Move(0, 6, 1), Move(2, 8, 2)])
+    assert to_front([0, 1, 2]) == ([0, 1, 2], [])
+    assert side_by_side(range(5), [0, 1, 4, 5, 6]) == [Move(0, 0, 2), Move(2, 4, 3)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
+def test_moves_are_the_pairs_in_order(pairs: list[tuple[int, int]]) -> None:
+    moves = side_by_side([target for target, _ in pairs], [source for _, source in pairs])
+    assert [(t + n, s + n) for t, s, count in moves for n in range(count)] == pairs

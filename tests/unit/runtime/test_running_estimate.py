@@ -8,7 +8,7 @@ from time import perf_counter
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.runtime.choosing.running_estimate import RunningEstimate
+from nestforge.runtime.running_estimate import RunningEstimate
 
 AT = Bucket(1, 32)
 
@@ -111,7 +111,7 @@ def test_a_size_is_fresh_for_a_second_after_enough_runs(counted: Counted, monkey
         assert (estimate.is_new, estimate.is_fresh) == (number == 0, False)
         estimate.add(1.0, 1.0, 100.0)
     for now, fresh in ((100.9, True), (101.1, False)):
-        monkeypatch.setattr("nestforge.runtime.choosing.running_estimate.perf_counter", lambda now=now: now)
+        monkeypatch.setattr("nestforge.runtime.running_estimate.perf_counter", lambda now=now: now)
         assert estimate.is_fresh is fresh
         assert not counted.running.of("a", Bucket(1, 128)).is_fresh
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import copysign, exp, log
 from time import perf_counter
 
-from ...bucket import Bucket
+from ..bucket import Bucket
 
 # Of an engine at sizes like one: the first run after it was opened finds neither memory nor caches ready.
 _UNCOUNTED_RUNS = 1

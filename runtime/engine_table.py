@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...bucket import Bucket
-from ...bundle.build_record import Latency
-from ...bundle.manifest import Manifest
-from ...errors import InputError, SelectionError
-from ..engines.residency import Residency
-from .batches import Split, split
-from .candidates import Candidate, Engine, by_padding, in_runs, stated_latency
+from ..bucket import Bucket
+from ..bundle.build_record import Latency
+from ..bundle.manifest import Manifest
+from ..errors import InputError, SelectionError
+from .candidates import Candidate, Engine, Split, by_padding, in_runs, split, stated_latency
+from .engines.residency import Residency
 from .running_estimate import RunningEstimate
 
 _MAX_DIMENSION = 2**31

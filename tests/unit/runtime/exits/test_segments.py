@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.runtime.exits.batch_plan import BatchPlanner
+from nestforge.runtime.exits.segments import BatchPlanner
 
 STATIC = [Bucket(batch, sequence) for batch in (1, 4, 8) for sequence in (16, 32)]
 RANGE = Bucket(8, 32, 1, 1)

@@ -1,1 +1,0 @@
-"""Which engine answers how many rows: what engines take at a size, by figures and by their own runs."""

@@ -1,1 +1,0 @@
-"""What a bundle holds, as tables for people."""
