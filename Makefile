@@ -18,7 +18,7 @@ TRAINED := demo/exits/slender/model.safetensors
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test pytest hostile gpu-tests lint format typecheck bench pages docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
+.PHONY: help setup test check pytest hostile gpu-tests lint format typecheck bench pages docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ demo-coda: $(SETUP)  ## train a dense ViT, make it conditional, train two tasks 
 	$(BIN)/python -m nestforge.examples.coda
 
 test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
+
+check: lint typecheck  ## lint, types and the tests that compile nothing: before every commit
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m "not compiles" --numprocesses auto --dist loadfile
 
 # A process of tests for every core, so one thread in each.
 pytest: $(SETUP)  ## the tests alone
