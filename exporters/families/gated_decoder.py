@@ -116,6 +116,9 @@ _GEMMA3: dict[str, Any] = {
 }
 LAYOUTS: dict[str, Layout] = {
     "llama": Layout(_classes("Llama", "transformer"), reads_attention_bias=True, reads_mlp_bias=True),
+    "granite": Layout(
+        {"GraniteModel": None, "GraniteForCausalLM": NEXT_TOKEN}, reads_attention_bias=True, reads_mlp_bias=True
+    ),
     "mistral": Layout(
         _classes("Mistral", "model"),
         window=every_layer,

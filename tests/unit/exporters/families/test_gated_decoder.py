@@ -299,6 +299,7 @@ _LLAMA3 = {**_LONGER, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_
 # One layer where all are alike, for speed; kinds of rotary positions shared out; gemma3n_text has its own test below.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 1, "rope_parameters": _LLAMA3},
+    "granite": {"num_hidden_layers": 1},
     "mistral": {"num_hidden_layers": 1},
     "qwen3": {"num_hidden_layers": 1, "rope_parameters": {**_LONGER, "rope_type": "yarn"}},
     "phi3": {
