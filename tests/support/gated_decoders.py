@@ -29,8 +29,11 @@ _ALTERNATING = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_
 OWN: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "granite": {
-        **{"attention_bias": True, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
-        **{"attention_multiplier": 0.4, "logits_scaling": 2.0},
+        "attention_bias": True,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.4,
+        "logits_scaling": 2.0,
     },
     "mistral": {"sliding_window": 3},
     "qwen2": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},

@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint
+from nestforge.exporters.families.gated_decoder import read_decoder_model
+from nestforge.exporters.family import family_of
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.gated_decoders import edit_config
 from support.hugging_face_classes import (
     DECODER_CLASSES,
+    DECODERS,
     ENCODER_CLASSES,
+    ENCODERS,
+    VISION,
     VISION_CLASSES,
     rename,
     save_class,
@@ -194,3 +200,41 @@ def test_names_are_resolved_as_transformers_resolves_them(tmp_path: Path, name: 
     change(folder)
     universal = check(folder)
     assert [spec.name for spec in universal.source.signature.outputs] == outputs
+
+
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "image_size", "patch_size", "d_model", "d_kv", "d_ff", "num_heads"),
+)
+_MODEL_TYPES = sorted({*ENCODERS, *DECODERS, *VISION, "gpt2", "t5"})
+
+
+@pytest.mark.parametrize("model_type", _MODEL_TYPES)
+def test_defaults_are_those_of_transformers(model_type: str) -> None:
+    """A folder that states its sizes alone is read as one that states every key of the class."""
+    import transformers
+
+    stated = {
+        **transformers.AutoConfig.for_model(model_type).to_dict(),
+        "model_type": model_type,
+        "architectures": None,
+    }
+    if model_type == "t5":
+        stated["architectures"] = ["T5EncoderModel"]
+    sizes = {key: stated[key] for key in ("model_type", "architectures", *_SIZES) if key in stated}
+    read = [
+        family_of(checkpoint).read(checkpoint)
+        for checkpoint in (Checkpoint(Path("m"), config, {}, missing="not trained") for config in (sizes, stated))
+    ]
+    for told in ("parameter_shapes", "spec", "signature"):
+        assert getattr(read[0], told) == getattr(read[1], told), told
+
+
+@pytest.mark.parametrize("model_type", sorted(DECODERS))
+def test_default_windows_are_those_of_transformers(model_type: str) -> None:
+    import transformers
+
+    stated = {**transformers.AutoConfig.for_model(model_type).to_dict(), "model_type": model_type}
+    sizes = {key: stated[key] for key in ("model_type", *_SIZES) if key in stated}
+    read = [read_decoder_model(Checkpoint(Path("m"), config, {}, missing="no")) for config in (sizes, stated)]
+    assert read[0] == read[1]
