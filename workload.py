@@ -1,4 +1,4 @@
-"""What a submodel asks of a device, operation by operation, before anything is traced (no torch here)."""
+"""A submodel's demands on a device, operation by operation, before anything is traced (no torch here)."""
 
 from __future__ import annotations
 

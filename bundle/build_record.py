@@ -19,7 +19,7 @@ MOST_SPREAD = 0.25
 
 @dataclass(frozen=True)
 class Noise:
-    """Of a measured median: over ``runs`` timed runs the ``spread``, their interquartile range over the median;
+    """Noise of a measured median: over ``runs`` timed runs the ``spread``, their interquartile range over the median;
     ``repeat_ratio``, the A/A ratio: the engine was measured again in the same minutes, in turns with others, and this
     is the next best median over the best; and ``others_share``, how much of this process's CPUs other programs used
     meanwhile, 0 to 1. The latter two are None where they are not known.
@@ -95,13 +95,13 @@ class Latency:
 
     @property
     def noises(self) -> tuple[Noise, ...]:
-        """Of every measured figure of this engine, as far as they are known."""
+        """Noise of every measured figure of this engine, as far as it is known."""
         return tuple(one.noise for one in self.points or (self,) if one.noise is not None)
 
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """What differs between two compiles of the same inputs: time, host, and everything measured.
+    """Everything that differs between two compiles of the same inputs: time, host, and everything measured.
 
     ``build`` maps the graphs of engines for TensorRT to the ``trtexec`` command that makes a plan of each.
     ``report_sha256`` is the hash of report.md. ``seconds`` and ``cpu_seconds``, those of all threads, are by stage.

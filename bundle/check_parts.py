@@ -1,4 +1,4 @@
-"""What the types of a manifest do not say about exits, generation and tasks: parts that fit each other, and engines
+"""Checks of exits, generation and tasks beyond the types of a manifest: parts that fit each other, and engines
 that fit them."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def exit_problems(manifest: Manifest) -> Iterable[str]:
-    """What keeps the chain of segments from running, and engines of one file that differ."""
+    """Problems that keep the chain of segments from running, and engines of one file that differ."""
     yield from _chain_problems(manifest)
     yield from _sharing_problems(manifest)
 
@@ -129,7 +129,7 @@ def _described(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def generation_problems(manifest: Manifest) -> Iterable[str]:
-    """What keeps the bundle from generating; nothing where it does not."""
+    """Problems that keep the bundle from generating; nothing where it does not."""
     entry = manifest.generation
     if entry is None:
         return
@@ -181,7 +181,7 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
 
 
 def _kept(engine: EngineEntry) -> dict[str, tuple[int, ...] | None]:
-    """What an engine says of its cache and of prompts, by the names of the manifest."""
+    """The engine's statements on its cache and on prompts, by the names of the manifest."""
     return dict(zip(("cache_heads", "cache_sizes", "source_heads", "source_sizes"), engine.kept, strict=True))
 
 

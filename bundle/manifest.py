@@ -80,7 +80,7 @@ class SubmodelEntry:
 
     @property
     def sequence(self) -> int | None:
-        """What its engines have in the place of a bucket's sequence, of models that are another function at each."""
+        """The sequence of its engines in the place of a bucket's, for models that are another function at each."""
         return self.values[SEQUENCE][0] if self.values.get(SEQUENCE) else None
 
     def at(self, bucket: Bucket) -> Bucket:

@@ -54,7 +54,7 @@ class Bundle:
         return self.path / name
 
     def sha256(self, name: str) -> str | None:
-        """What the manifest, or the build record, states of the file ``name``; None where neither lists it."""
+        """The statement of the manifest or build record on the file ``name``; None where neither lists it."""
         listed = {entry.path: entry.sha256 for entry in self.manifest.files}
         return self.build.manifest_sha256 if name == MANIFEST_NAME else listed.get(name)
 
@@ -79,7 +79,7 @@ class Bundle:
 
     @contextmanager
     def held(self, *names: str) -> Iterator[None]:
-        """What the block reads of the files ``names`` is what was opened. Raises BundleCorruptError."""
+        """Holds the files ``names`` that the block reads to those that were opened. Raises BundleCorruptError."""
         self.require_unchanged(*names)
         yield
         self.require_unchanged(*names)

@@ -89,7 +89,7 @@ def is_plain_name(path: str) -> bool:
 
 
 def _problems(manifest: Manifest) -> Iterable[str]:
-    """What the types alone do not say: names confined to the folder, references that resolve, sane shapes."""
+    """Checks beyond the types: names confined to the folder, references that resolve, sane shapes."""
     files = [f.path for f in manifest.files]
     for entry in manifest.files:
         if not is_plain_name(entry.path):

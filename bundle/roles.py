@@ -23,7 +23,7 @@ _DISTRIBUTIONS: tuple[Role, ...] = ("classes", "tokens", "next_tokens")
 
 @dataclass(frozen=True)
 class Interface:
-    """What decides how a model is compared: its inputs and outputs, and what text and exits say of them."""
+    """Inputs of the choice how a model is compared: its inputs and outputs, and what text and exits say of them."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -74,7 +74,7 @@ class ShapeProfile:
 
     @property
     def key(self) -> list[str | int]:
-        """What of it a plan follows from."""
+        """The part that a plan follows from."""
         chosen = (part for name, most in sorted(self.most.items()) for part in (name, most))
         usual = (part for name, size in sorted(self.usual.items()) for part in (name, size))
         return [str(self.bucket), str(self.tuned), *chosen, *usual]

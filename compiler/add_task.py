@@ -144,7 +144,7 @@ def frozen_sha256(universal: UniversalModel) -> str:
 
 
 def tasks_entry(universal: UniversalModel, store: Store, base_sha256: str) -> TasksEntry | None:
-    """What the manifest states of tasks: the tensors of theirs that engines read. None for a model without tasks."""
+    """The manifest's part on tasks: the tensors of theirs that engines read. None for a model without tasks."""
     form, spec = universal.source.tasks, universal.spec
     if form is None:
         return None

@@ -50,7 +50,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What every way of assigning makes of one budget. ``metric`` is the budget's unit, ``loss_unit`` the loss's.
+    """Submodels of one budget, by way of assigning. ``metric`` is the budget's unit, ``loss_unit`` the loss's.
 
     The search chose by the loss on ``search_texts`` texts; ``losses`` are on ``texts`` others.
     """
@@ -77,7 +77,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an assignment may cost: from ``floor`` to ``limit`` of ``size``, which rises with every level."""
+    """Bounds of an assignment's size: from ``floor`` to ``limit`` of ``size``, which rises with every level."""
 
     size: Callable[[Submodel], float]
     floor: float

@@ -1,4 +1,4 @@
-"""What a model offers, as ``inspect MODEL`` shows it: the sizes and work of its levels on one device."""
+"""A model's levels and axes, as ``inspect MODEL`` shows it: the sizes and work of its levels on one device."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelView:
 
 
 def cache_of(source: ModelSource, device: DeviceProfile) -> tuple[CacheSize, ...]:
-    """What keys and values of a row of ``source`` take, compiled for ``device`` to generate; nothing where it cannot
+    """Bytes of keys and values of a row of ``source``, compiled for ``device`` to generate; nothing where it cannot
     be."""
     form = source.architecture.cached
     if form is None or form.problem is not None:
@@ -69,7 +69,7 @@ def cache_of(source: ModelSource, device: DeviceProfile) -> tuple[CacheSize, ...
 
 
 def view_model(request: CompileRequest) -> ModelView:
-    """What the model of ``request`` offers its profile; reads headers alone. Raises as ``resolve``."""
+    """The view of ``request``'s model on its profile; reads headers alone. Raises as ``resolve``."""
     resolved = resolve(request)
     source, device, steps = resolved.source, resolved.profile, resolved.levels
     shapes = list(dict.fromkeys(bucket.nearest(device.budget_shape) for bucket in device.buckets))

@@ -56,7 +56,7 @@ class Resolved:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the profile does not say of this request, as the manifest keeps it."""
+        """Settings of this request beside the profile, as the manifest keeps it."""
         request = self.request
         options: dict[str, Any] = {
             "include": request.include,
@@ -125,7 +125,7 @@ def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[
 
 
 def _notes(source: ModelSource, given: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:
-    """What of ``given`` this model cannot have: ranges, and the shape at which budgets are judged."""
+    """Settings of ``given`` that this model cannot have: ranges, and the shape at which budgets are judged."""
     asked, shape = profile.budget_at, profile.budget_shape
     if asked is not None and source.signature.max_sequence is None:
         asked = Bucket(asked.batch, 1)  # of such a model only batches differ
@@ -220,7 +220,7 @@ def _require_shape(shape: Bucket, device: DeviceProfile) -> None:
 
 
 def require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
-    """What cannot generate is refused before any work."""
+    """Refuses models that cannot generate, before any work."""
     if source.cached is None:
         raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
     if source.cached.problem is not None:
@@ -260,7 +260,7 @@ def require_that_generate(source: ModelSource, profile: DeviceProfile, submodels
 
 
 def generation_notes(source: ModelSource, profile: DeviceProfile) -> tuple[str, ...]:
-    """What the model's folder says of generation and engines do not follow, and what it does not say."""
+    """Settings of generation in the model's folder that engines do not follow, and those that it lacks."""
     if source.cached is None:
         return ()
     vocabulary = source.cached.vocabulary

@@ -180,7 +180,7 @@ def _verify(
 
 
 def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
-    """What engines of each bucket of ``bundle`` are proven on."""
+    """Cases of each bucket of ``bundle`` on which engines are proven."""
     encoder = text_encoder(universal)
     buckets = {engine.bucket for engine in bundle.manifest.engines}
     return {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in buckets}

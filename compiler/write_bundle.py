@@ -215,7 +215,7 @@ def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
 
 
 def stated_entry(source: ModelSource) -> tuple[GenerationEntry, str | None]:
-    """What ``draft_entry`` returns of a model that is to generate, and its chat template."""
+    """The entry of ``draft_entry`` for a model that is to generate, and its chat template."""
     assert source.cached is not None
     stated = read_generation_defaults(source.checkpoint, source.cached.vocabulary)
     template = read_chat_template(source.checkpoint.folder)

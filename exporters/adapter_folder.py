@@ -67,7 +67,7 @@ class AdapterConfig:
         return int(_of(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What the product of the pair is multiplied by: ``alpha / r``, or rank-stabilized ``alpha / sqrt(r)``."""
+        """Factor of the pair's product: ``alpha / r``, or rank-stabilized ``alpha / sqrt(r)``."""
         rank, alpha = self.rank_of(module), _of(self.alphas, module, self.alpha)
         return alpha / sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
@@ -232,7 +232,7 @@ def _is_saved(parameter: str, config: AdapterConfig) -> bool:
 
 
 def _perhaps_tied(module: str) -> str:
-    """What may be why the model has no ``module`` of its own."""
+    """Possible reason why the model has no ``module`` of its own."""
     return " of its own (one that it ties to its table of tokens is none)" if _ends(module, _HEAD) else ""
 
 

@@ -151,7 +151,7 @@ class Routing(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a folder holds of one task: float32 ``tensors`` by the names of ``TaskForm.tensors``, with the steps of each
+    """One task of a folder: float32 ``tensors`` by the names of ``TaskForm.tensors``, with the steps of each
     axis where the checkpoint has them.
 
     ``choices`` are the values that the task was made for, of axes with choices. ``base_sha256`` is the hash that the

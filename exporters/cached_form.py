@@ -39,7 +39,7 @@ class KeptAxes(NamedTuple):
     size: str | None = None
 
     def of(self, layer: CachedLayer, submodel: Submodel) -> CachedLayer:
-        """What ``layer`` keeps in ``submodel``."""
+        """Cache of ``layer`` in ``submodel``."""
         heads = layer.heads if self.heads is None else submodel[self.heads]
         return replace(layer, heads=heads, size=layer.size if self.size is None else submodel[self.size])
 
@@ -66,7 +66,7 @@ class EncoderForm:
 
     @property
     def bucket(self) -> Bucket:
-        """What its engines take: one prompt."""
+        """Inputs of its engines: one prompt."""
         return Bucket(1, self.positions, None, 1)
 
     @property
@@ -125,7 +125,7 @@ class CachedForm:
 
     @property
     def bucket(self) -> Bucket:
-        """What its engines take: rows of one new token, or one row of several."""
+        """Inputs of its engines: rows of one new token, or one row of several."""
         return Bucket(MOST_ROWS, min(MOST_NEW_TOKENS, self.positions), 1, 1)
 
     @property
@@ -172,7 +172,7 @@ class CachedForm:
 
 
 def _narrowed(layers: Sequence[CachedLayer], kept: Sequence[KeptAxes], submodel: Submodel) -> tuple[CachedLayer, ...]:
-    """What ``layers`` keep in ``submodel``."""
+    """Caches of ``layers`` in ``submodel``."""
     if not kept:
         return tuple(layers)
     return tuple(axes.of(layer, submodel) for layer, axes in zip(layers, kept, strict=True))

@@ -45,7 +45,7 @@ class Part:
     elastic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def structure(self, submodel: Submodel) -> tuple[tuple[str, int], ...]:
-        """What of the structure of ``submodel`` changes its graph."""
+        """The part of ``submodel``'s structure that changes its graph."""
         return tuple((axis, value) for axis, value in submodel.structure if axis in self.axes)
 
     def of(self, submodel: Submodel) -> Part:

@@ -116,7 +116,7 @@ def _compare_configs(source: ModelSource, claimed: ModelSource, folder: Path) ->
 
 
 def _behind(source: ModelSource) -> object:
-    """What is computed behind the model."""
+    """Computation behind the model."""
     return None if source.modules is None else (dict(source.modules.modules), source.modules.width)
 
 

@@ -1,4 +1,4 @@
-"""What goes into a universal model and what comes out of it (no torch here)."""
+"""Inputs and outputs of a universal model (no torch here)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Signature:
             )
 
     def _usual(self, bucket: Bucket) -> list[Bucket]:
-        """What a profile's own ``bucket`` is for this model."""
+        """This model's version of a profile's own ``bucket``."""
         if self.max_sequence is not None:
             if self.bound is not None:
                 bucket = replace(bucket, sequence=self.max_sequence, min_sequence=None)

@@ -96,7 +96,7 @@ class ModelSource:
 
     @cached_property
     def parts(self) -> Mapping[str, Part]:
-        """What gets engines of its own beside the whole model, by name."""
+        """Parts that get engines of their own beside the whole model, by name."""
         parts = list(self.exits.parts) if self.exits else []
         if self.cached is not None:
             parts += self.cached.parts(self.workload)
@@ -191,12 +191,12 @@ class ModelSource:
         return [*ops, *(op for computed, options in offered.items() for op in options[chosen[computed]])]
 
     def variants(self, submodel: Submodel, bucket: Bucket) -> Variants:
-        """What an engine may compute in several equal ways, to variant, to its operations."""
+        """Operations by computation and by variant, where there are several equal ones."""
         return self.architecture.variants(submodel, bucket) if self.architecture.variants is not None else {}
 
     @property
     def variant_problems(self) -> Mapping[str, Mapping[str, str]]:
-        """What this model cannot compute in a variant that others of its family have, to variant, to why."""
+        """Reasons by computation and by variant, where this model lacks one that others of its family have."""
         return self.architecture.variant_problems
 
     @property

@@ -130,7 +130,8 @@ def _free_dims(module: torch.nn.Module, interface: Interface, bucket: Bucket) ->
 
 
 def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket, model: ir.Model) -> None:
-    """What was to be free is free: where the module fixes a size, torch.onnx.export goes back to a static graph."""
+    """Checks that free dimensions are free: where the module fixes a size, torch.onnx.export goes back to a static
+    graph."""
     for spec, value in zip(interface.inputs, model.graph.inputs, strict=True):
         found = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape or ())
         if found != spec.declared(bucket):

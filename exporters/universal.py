@@ -42,7 +42,7 @@ class UniversalModel:
         return self.parameters().keys() | self.spec.folded.keys() | self.buffers().keys()
 
     def stored(self) -> Callable[[str], torch.Tensor]:
-        """What gives a parameter, or a tensor made of them, by its name."""
+        """Source of a parameter, or a tensor made of them, by its name."""
         parameters, folded = {**self.parameters(), **self.buffers()}, self.source.architecture.folded
 
         def tensor(name: str) -> torch.Tensor:

@@ -41,7 +41,7 @@ class TensorRTOptions:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a plan follows from, as plain data: everything but how long its build may take."""
+        """Settings that a plan follows from, as plain data: everything but how long its build may take."""
         data: dict[str, Any] = unstructure(replace(self, time_limit_s=None))
         return data
 

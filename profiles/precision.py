@@ -35,7 +35,7 @@ LEAST_OUTPUTS = 16
 
 @dataclass(frozen=True)
 class LayerTolerance:
-    """What an engine may differ by for each layer of its depth (``min_cosine``: in all), by the rule in
+    """Largest difference of an engine for each layer of its depth (``min_cosine``: in all), by the rule in
     compiler/parity/compare.py."""
 
     atol: float

@@ -47,7 +47,8 @@ _DEFAULT_BUDGETS: Mapping[str, Mapping[str, str | bool]] = {
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What this process may use. ``memory_mb`` is the machine's or the container's, ``backends`` name to version."""
+    """Resources that this process may use. ``memory_mb`` is the machine's or the container's, ``backends`` name to
+    version."""
 
     cpu: str
     architecture: str
@@ -150,7 +151,7 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
 
 
 def _fingerprint(facts: HostFacts) -> str:
-    """What must be the same for latencies that were measured to hold."""
+    """Conditions under which measured latencies hold."""
     return _hash([facts.cpu, facts.architecture, facts.cores, facts.backends.get(ONNXRUNTIME.name)])
 
 

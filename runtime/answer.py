@@ -1,4 +1,4 @@
-"""What a request gets back: outputs, and which engine answered, why, and how its input was changed."""
+"""Answer to a request: outputs, and which engine answered, why, and how its input was changed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from .tasks import Tasks
 
 
 class EngineRuns(NamedTuple):
-    """What came back, owned by the caller: ``outputs`` by name, and the routes, ``routing``, where they
+    """Result, owned by the caller: ``outputs`` by name, and the routes, ``routing``, where they
     were asked for.
 
     ``engine`` ran, the first of a chain. Inputs of ``shape`` were brought to ``filled``. Opening engines took

@@ -154,7 +154,7 @@ class Engine:
 def stated_latency(
     mine: Sequence[Latency], residency: Residency, elsewhere: str | None
 ) -> Callable[[Bucket], tuple[RunTime, str]]:
-    """What one engine is stated to take at a shape, and how that is known."""
+    """Stated time of one engine at a shape, and its source."""
     if not mine:
         return lambda _: (RunTime(math.inf, math.inf, False), "no latency known")
     best = min(mine, key=lambda one: (one.measured_p50_ms is None, one.residency != residency))
@@ -219,7 +219,7 @@ def listing(candidates: Sequence[Candidate]) -> str:
 
 
 def noise_hint(candidates: Sequence[Candidate]) -> str:
-    """What to do about noisy figures, where some of ``candidates`` have them."""
+    """Advice about noisy figures, where some of ``candidates`` have them."""
     noisy = any(candidate.is_noisy for candidate in candidates)
     return "; noisy figures are not to be trusted: `nestforge measure BUNDLE` measures again" if noisy else ""
 

@@ -141,8 +141,8 @@ class Dispatcher:
     def to_try(
         self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None = None
     ) -> Choice | None:
-        """Of a request that was refused for its limit in time: the engine that is stated to take the least, for its run
-        to show whether that is so; None where that was seen lately, or is stated to be far beyond the limit.
+        """Reason of a request that was refused for its limit in time: the engine that is stated to take the least, for
+        its run to show whether that is so; None where that was seen lately, or is stated to be far beyond the limit.
 
         Raises as ``choose`` does for a request that is malformed, or too large.
         """

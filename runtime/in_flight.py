@@ -166,7 +166,7 @@ class InFlight:
             return is_alone
 
     def load(self) -> LoadEstimate:
-        """What is in flight now."""
+        """Requests in flight now."""
         with self._lock:
             return self._estimate(self._advance())
 

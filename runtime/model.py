@@ -175,7 +175,7 @@ class ElasticModel:
         return self._dispatcher.longest_sequence(batch, Request(submodel=submodel))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """What stands before a text of a request with these arguments; empty for nothing. Raises InputError."""
+        """Prompt before a text of a request with these arguments; empty for nothing. Raises InputError."""
         return self._texts.prompt(prompt, prompt_name)
 
     @checked

@@ -23,7 +23,7 @@ _COUNTED_AT_ONCE = 256
 
 
 class Request(NamedTuple):
-    """What a request can afford: a named budget, or one submodel, or limits (all must hold); nothing asks for the
+    """Limits of a request: a named budget, or one submodel, or limits (all must hold); nothing asks for the
     largest submodel. ``memory_mb`` limits what the engine needs for itself: weights, private initializers, activations.
     A limit in time is one of two: ``latency_ms`` for the run alone, or ``deadline_ms`` for the run among the
     requests that are in flight.
@@ -96,7 +96,7 @@ class Texts:
         self._lock = threading.Lock()
 
     def prompt(self, prompt: str | None, prompt_name: str | None) -> str:
-        """What stands before a text of a request with these arguments; empty for nothing. Raises InputError."""
+        """Prompt before a text of a request with these arguments; empty for nothing. Raises InputError."""
         return self._entry().prompt(prompt, prompt_name)
 
     def token_counts(self, texts: Sequence[str], prompt: str | None) -> list[int]:

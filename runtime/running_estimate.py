@@ -1,4 +1,4 @@
-"""What engines take while a model answers: figures made elsewhere, or in bad minutes, correct themselves.
+"""Times of engines while a model answers: figures made elsewhere, or in bad minutes, correct themselves.
 
 A run gives the ratio of its time over the figure that the bundle states for it. Its logarithm is followed as the sum of
 three running means: of the bundle (this host is slower, or busy), of the engine, and of the engine at sizes like the
@@ -42,7 +42,7 @@ class _Mean:
 
 
 class SizeEstimate:
-    """What one engine takes at sizes like one, over what the bundle states. Thread-safe."""
+    """Time of one engine at sizes like one, over what the bundle states. Thread-safe."""
 
     __slots__ = ("_all", "_bundle", "_engine", "_lock", "_published", "_size", "_uncounted", "ran_at")
 
@@ -55,7 +55,7 @@ class SizeEstimate:
 
     @property
     def ratio(self) -> float:
-        """What a run takes over the stated figure, exactly 1 where that figure stands."""
+        """Time of a run over the stated figure, exactly 1 where that figure stands."""
         total = self._bundle.value + self._engine.value + self._size.value
         return 1.0 if self._bundle.runs < _ENOUGH_RUNS or abs(total) <= _SMALLEST_RATIO else exp(total)
 

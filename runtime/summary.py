@@ -189,7 +189,7 @@ def sizes_at(layers: Sequence[CachedLayer], capacities: Iterable[int]) -> tuple[
 
 
 def sizes_of(entry: GenerationEntry | None) -> tuple[CacheSize, ...]:
-    """Of a bundle; none where it does not generate."""
+    """Cache sizes of a bundle; none where it does not generate."""
     if entry is None:
         return ()
     if capacities := [engine.capacity for engine in entry.engines if engine.capacity is not None]:
@@ -211,7 +211,7 @@ def _budget_at(manifest: Manifest) -> Bucket | None:
 
 
 def _at(latency: Latency, shape: Bucket) -> Latency | LatencyPoint:
-    """What is known of an engine at the one of its shapes that comes nearest to ``shape``."""
+    """Latency of an engine at the one of its shapes that comes nearest to ``shape``."""
 
     def distance(point: LatencyPoint) -> float:
         return abs(log(point.batch / shape.batch)) + abs(log(point.sequence / shape.sequence))

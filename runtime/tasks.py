@@ -50,7 +50,7 @@ class Tasks:
 
     @property
     def entries(self) -> Mapping[str, TaskEntry]:
-        """What the bundle states of each, by name."""
+        """The bundle's entry of each, by name."""
         return self._entries
 
     def open(self, name: str) -> OpenTask:
@@ -82,7 +82,7 @@ class Tasks:
 
 
 def bytes_of_tasks(bundle: Bundle, memory_mb: float, of_merged: int) -> int:
-    """What all tasks of ``bundle`` take, with ``of_merged`` bytes of engines that some are merged into.
+    """Bytes of all tasks of ``bundle``, with ``of_merged`` bytes of engines that some are merged into.
 
     Raises SelectionError where the cap ``memory_mb`` leaves nothing beside.
     """
@@ -129,7 +129,7 @@ def packed(bundle: Bundle) -> dict[str, Residency]:
 
 
 def merged_bytes(merged: Iterable[Bundle]) -> int:
-    """What the whole engines of all of ``merged`` hold once they are open."""
+    """Bytes of the whole engines of all of ``merged`` once they are open."""
     return sum(need.weight_bytes + need.own_bytes for one in merged for need in engine_needs(one, one.manifest.engines))
 
 

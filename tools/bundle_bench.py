@@ -1,4 +1,4 @@
-"""What every engine of a bundle costs on this host, in each residency, beside what was predicted for it."""
+"""Cost of every engine of a bundle on this host, in each residency, beside what was predicted for it."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def _shapes(bundle: Bundle, engines: Sequence[EngineEntry], at: Bucket | None) -
 
 
 def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:
-    """What the runtime gives such an engine: a plan owns its weights on the GPU, and one of int4 a packed copy,
-    however they were asked for."""
+    """Residencies that the runtime gives such an engine: a plan owns its weights on the GPU, and one of int4 a packed
+    copy, however they were asked for."""
     if provider is not None:
         return ("shared",) if provider.shares else ("packed",)
     (need,) = engine_needs(bundle, [engine])

@@ -52,7 +52,7 @@ def bundle_data(bundle: Bundle) -> dict[str, Any]:
 
 
 def bundle_warnings(bundle: Bundle) -> list[str]:
-    """What to be warned of: submodels that keep little of the universal model, and figures by which the runtime
+    """Warnings: submodels that keep little of the universal model, and figures by which the runtime
     chooses here and which are not to be trusted."""
     return [*quality_warnings(bundle.manifest), *latency_warnings(_here(bundle).latencies)]
 

@@ -109,7 +109,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _problem(failure: BaseException) -> str | None:
-    """What the user can mend; None for a bug, and for what click ends by itself."""
+    """A problem that the user can mend; None for a bug, and for what click ends by itself."""
     if isinstance(failure, NestforgeError):
         return str(failure)
     if isinstance(failure, ModuleNotFoundError):
@@ -123,7 +123,7 @@ def _problem(failure: BaseException) -> str | None:
 
 
 def _drop_lost_output() -> None:
-    """What standard output holds and cannot write goes nowhere, so that Python can end."""
+    """Drops output that standard output cannot write, so that Python can end."""
     try:
         sys.stdout.flush()
     except OSError:

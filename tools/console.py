@@ -70,7 +70,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], chosen: C
 
 
 def let_waiting_threads_sleep() -> None:
-    """Of PyTorch, in a process that has not imported it yet, unless the environment says otherwise.
+    """Lets PyTorch's waiting threads sleep, in a process that has not imported it yet, unless the environment says
+    otherwise.
 
     Threads that spin while they wait took three times the processor's time of a compile where other programs wanted it.
     """
@@ -172,7 +173,7 @@ def print_on_terminal(
 
 
 def _least_width(cells: Sequence[str]) -> int:
-    """What the heading's words and cells take that are not broken."""
+    """Width of the heading's words and of cells that are not broken."""
     heading, *others = cells
     whole = heading.split()
     for cell in others:

@@ -108,7 +108,7 @@ def compare(
     prompt_name: str | None = None,
     progress: Progress = silent,
 ) -> Comparison:
-    """What every submodel finds in ``index``, beside what it saves: ``nestforge search --compare``.
+    """The findings of every submodel in ``index``, beside its savings: ``nestforge search --compare``.
 
     ``labels`` ``[Q]`` are the queries' classes, of an index that has labels. Raises as ``search`` does.
     """
@@ -260,7 +260,8 @@ def calibrate_drafts(
     submodel: str | None = None,
     progress: Progress = silent,
 ) -> HostDrafts:
-    """What drafts are worth to a bundle that generates, kept in it by host: ``nestforge calibrate`` of such a bundle.
+    """Acceptance and times of drafts of a bundle that generates, kept in it by host: ``nestforge calibrate`` of such a
+    bundle.
 
     Raises InputError for a bundle that does not generate, OutputError where nothing can be kept.
     """

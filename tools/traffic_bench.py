@@ -54,7 +54,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one submodel answered: ``per_second`` counts requests of all threads, ``latency_ms`` is that of a request
+    """The answers of one submodel: ``per_second`` counts requests of all threads, ``latency_ms`` is that of a request
     from call to answer. ``truncated`` counts texts that were cut, each as often as it was sent. ``others_share`` is how
     much of the CPUs other programs used meanwhile, 0 to 1, None where that is not known."""
 

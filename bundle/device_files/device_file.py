@@ -33,7 +33,7 @@ Record = TypeVar("Record", bound=_OfManifest)
 
 @dataclass(frozen=True)
 class MeasuredHost:
-    """What must be the same for figures to hold: the processor, the cores that may be used, and ONNX Runtime; of plans
+    """Conditions under which figures hold: the processor, the cores that may be used, and ONNX Runtime; of plans
     also ``others``, the GPU with its release of TensorRT, or what else engines of another back end run on."""
 
     cpu: str
@@ -48,7 +48,7 @@ class MeasuredHost:
 
 
 class HostRecord(Protocol):
-    """What ``host`` found with ``threads`` cores per run; ``created`` is the time in UTC."""
+    """Findings of ``host`` with ``threads`` cores per run; ``created`` is the time in UTC."""
 
     @property
     def host(self) -> MeasuredHost: ...
@@ -150,7 +150,7 @@ def with_record(records: Sequence[R], new: R, path: Path) -> tuple[R, ...]:
 
 
 def record_problems(schema_version: int, records: Sequence[HostRecord]) -> Iterator[str]:
-    """What the types alone do not say of such a file."""
+    """Checks of such a file beyond its types."""
     if schema_version != DEVICE_SCHEMA_VERSION:
         yield f"schema_version {schema_version}, expected {DEVICE_SCHEMA_VERSION}"
     if len(records) > _MAX_HOSTS:

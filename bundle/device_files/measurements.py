@@ -53,7 +53,7 @@ class MeasuredEngine:
 
 @dataclass(frozen=True)
 class HostMeasurement:
-    """What ``host`` measured with ``threads`` cores per run; ``created`` is the time in UTC."""
+    """Measurements of ``host`` with ``threads`` cores per run; ``created`` is the time in UTC."""
 
     host: MeasuredHost
     threads: int = field(metadata={"min": 1})
@@ -70,7 +70,7 @@ class Measurements:
     hosts: tuple[HostMeasurement, ...]
 
     def of(self, host: MeasuredHost, threads: int) -> HostMeasurement | None:
-        """What ``host`` measured with this number of threads, or the nearest to it."""
+        """The measurements of ``host`` with this number of threads, or the nearest to it."""
         return nearest_record(self.hosts, host, threads)
 
 
@@ -96,7 +96,7 @@ def keep_measurement(bundle: Bundle, measurement: HostMeasurement) -> Path:
 
 
 def _problems(found: Measurements, bundle: Bundle) -> Iterable[str]:
-    """What the types alone do not say: engines that exist, shapes that they have, one figure for each."""
+    """Checks beyond the types: engines that exist, shapes that they have, one figure for each."""
     engines = {engine.id: engine for engine in bundle.manifest.timed_engines}
     yield from record_problems(found.schema_version, found.hosts)
     for number, measurement in enumerate(found.hosts):

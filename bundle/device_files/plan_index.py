@@ -37,7 +37,8 @@ _AMPERE_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a plan is bound to: the GPU, its compute capability such as ``8.7``, and the release of TensorRT."""
+    """Identity that a plan is bound to: the GPU, its compute capability such as ``8.7``, and the release of
+    TensorRT."""
 
     name: str
     compute_capability: str

@@ -109,7 +109,7 @@ def require_new_name(tasks: Iterable[TaskEntry], name: str) -> None:
 
 
 def task_file(name: str, tensors: bytes) -> str:
-    """What the file of a task with these bytes is called."""
+    """File name of a task with these bytes."""
     return f"{TASK_FILE_PREFIX}{name}.{hashlib.sha256(tensors).hexdigest()[:16]}{TASK_FILE_SUFFIX}"
 
 
@@ -119,7 +119,7 @@ def _is_task_file(name: str) -> bool:
 
 
 def _problems(index: TaskIndex, bundle: Bundle) -> Iterable[str]:
-    """What the types alone do not say: names confined to the folder, submodels and engines that exist."""
+    """Checks beyond the types: names confined to the folder, submodels and engines that exist."""
     if index.tasks and bundle.manifest.tasks is None:
         yield "the engines of this bundle take no tasks"
     submodels = {entry.id for entry in bundle.manifest.submodels}

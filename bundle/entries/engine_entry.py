@@ -184,7 +184,7 @@ class EngineEntry:
 
     @property
     def kept(self) -> tuple[tuple[int, ...] | None, ...]:
-        """What tells its cache, and what it reads of a prompt, from those of other engines: heads and sizes of both."""
+        """Key of its cache, and of its part of a prompt, among those of other engines: heads and sizes of both."""
         cache = (self.kind.cache_heads, self.kind.cache_sizes) if isinstance(self.kind, Decode) else (None, None)
         if not isinstance(self.kind, Decode | Encoder):
             return (*cache, None, None)
@@ -197,7 +197,7 @@ class EngineEntry:
         return all(own == there for own, there in sizes) and all(_are_first(own, there) for own, there in heads)
 
     def row_flops(self, sequence: int) -> int:
-        """What a row of ``sequence`` steps costs: its share of the bucket, of a range also by its length. That counts
+        """Cost of a row of ``sequence`` steps: its share of the bucket, of a range also by its length. That counts
         attention as the longest row has it, so that a shorter one takes a little less."""
         length = self.bucket.nearest(Bucket(1, sequence)).sequence
         return self.flops * length // (self.bucket.sequence * self.bucket.batch)

@@ -26,8 +26,8 @@ PROMPT_TOKENS = 512
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """What a layer keeps of each token: keys and values of ``heads`` heads of ``size`` numbers. Its tokens see the last
-    ``window`` ones, themselves included, or all before them."""
+    """A layer's share of the cache for each token: keys and values of ``heads`` heads of ``size`` numbers. Its tokens
+    see the last ``window`` ones, themselves included, or all before them."""
 
     heads: int = field(metadata={"min": 1})
     size: int = field(metadata={"min": 1})
@@ -51,7 +51,7 @@ def places_of(layers: Sequence[CachedLayer], capacity: int, longest_run: int | N
 
 
 def cache_bytes(layers: Sequence[CachedLayer], rows: int, capacity: int, longest_run: int) -> int:
-    """What keys and values of ``rows`` rows take that have room for ``capacity`` tokens each, in float32."""
+    """Bytes of keys and values of ``rows`` rows that have room for ``capacity`` tokens each, in float32."""
     places = places_of(layers, capacity, longest_run)
     return 4 * 2 * rows * sum(own * layer.heads * layer.size for layer, own in zip(layers, places, strict=True))
 
@@ -143,7 +143,7 @@ class GenerationEntry:
         return tuple(sizes[: enough + 1])
 
     def cache_bytes(self, rows: int, capacity: int) -> int:
-        """What keys and values of ``rows`` rows take that have room for ``capacity`` tokens each; of caches that have
+        """Bytes of keys and values of ``rows`` rows that have room for ``capacity`` tokens each; of caches that have
         one size those of the last one that a text needs, and of the one before, from which tokens move."""
         sizes = self.capacities_for(capacity)[-2:]
         if not sizes:
@@ -151,19 +151,19 @@ class GenerationEntry:
         return sum(cache_bytes(self.layers, rows, size, size) for size in sizes)
 
     def source_bytes(self, rows: int, tokens: int) -> int:
-        """What keys and values of the prompts of ``rows`` rows take, of up to ``tokens`` each; where caches have one
+        """Bytes of keys and values of the prompts of ``rows`` rows, of up to ``tokens`` each; where caches have one
         size those of one prompt more, which is read beside the rows."""
         beside = 1 if self.capacities_for(1) else 0
         return 4 * 2 * (rows + beside) * tokens * sum(layer.heads * layer.size for layer in self.source_layers)
 
     @property
     def source_layers(self) -> tuple[CachedLayer, ...]:
-        """What each layer reads of a token of a prompt."""
+        """Each layer's share of a token of a prompt."""
         return self.layers if self.encoder is None or self.encoder.layers is None else self.encoder.layers
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Of each layer's cache and, behind an encoder, of what each reads of a prompt."""
+        """Bytes of each layer's cache and, behind an encoder, of its share of a prompt."""
         return tuple(layer.heads for layer in self._kept)
 
     @property
@@ -191,7 +191,7 @@ class GenerationEntry:
         return replace(self, layers=layers, encoder=encoder)
 
     def encoder_of(self, engine: EngineEntry) -> EngineEntry | None:
-        """What reads the prompts of ``engine``, if the model has an encoder."""
+        """The encoder that reads the prompts of ``engine``, if the model has an encoder."""
         others = self.encoder.engines if self.encoder else ()
         return next((other for other in others if other.submodel == engine.submodel), None)
 

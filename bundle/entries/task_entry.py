@@ -36,7 +36,7 @@ class TaskTensor:
 
 @dataclass(frozen=True)
 class TasksEntry:
-    """What the tasks of a bundle have in common. The base's own ``tensors`` lie in the weight store, by these names.
+    """Everything that the tasks of a bundle share. The base's own ``tensors`` lie in the weight store, by these names.
 
     ``base_sha256`` is the hash of the frozen weights, everything that is no task's: tasks of another base are refused.
     ``merged`` are engines that take no such inputs, one beside each that does: the tensors of a task, merged into the

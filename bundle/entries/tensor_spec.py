@@ -57,7 +57,7 @@ class TensorSpec:
         return tuple([sizes[dim] if isinstance(dim, str) else dim for dim in self.dims])
 
     def declared(self, bucket: Bucket) -> tuple[str | int, ...]:
-        """What an engine at ``bucket`` declares: a free dimension by its name."""
+        """Dimensions that an engine at ``bucket`` declares: a free dimension by its name."""
         sizes = {"batch": bucket.batch, "sequence": bucket.sequence}
         fixed = {name: size for name, size in sizes.items() if name not in bucket.free}
         return tuple(fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in self.dims)

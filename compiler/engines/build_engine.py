@@ -61,7 +61,7 @@ class EngineBuilder:
 
     @property
     def source(self) -> ModelSource:
-        """What is known of the model, with the cost of a pass of these engines."""
+        """Facts of the model, with the cost of a pass of these engines."""
         return self.universal.source
 
     def named(self, submodel: Submodel, part: str | None, bucket: Bucket) -> tuple[str, str]:
@@ -87,7 +87,7 @@ class EngineBuilder:
 
     @property
     def cases(self) -> Mapping[Bucket, Sequence[Case]]:
-        """What engines of each bucket are proven on."""
+        """Cases of each bucket on which engines are proven."""
         return self.references.cases
 
     @cached_property

@@ -99,7 +99,7 @@ def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list
 def _once(
     builder: EngineBuilder, submodel: Submodel, part: str, bucket: Bucket, build: Callable[[str, str], EngineEntry]
 ) -> EngineEntry:
-    """What ``build`` makes of the name of an engine and its file, or made in an earlier run."""
+    """The result of ``build`` for the name of an engine and its file, or made in an earlier run."""
     name, stem = builder.named(submodel, part, bucket)
     file = f"{stem}.onnx"
     return builder.stage.memo(stem, EngineEntry, lambda: build(name, file), [file])
@@ -181,7 +181,7 @@ def _other(
 
 
 def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submodel, precision: Precision) -> int:
-    """What activations of the longest run take. Attention is one operator and keeps its scores once. Logits are left
+    """Bytes of activations in the longest run. Attention is one operator and keeps its scores once. Logits are left
     out, the last product: a run computes few of them, into buffers of the caller's."""
     tokens = max(form.bucket.sequence, form.bucket.batch)
     ops = builder.universal.source.workload(submodel, Bucket(1, tokens))
@@ -231,7 +231,7 @@ def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
 
 
 class JudgedEngine(NamedTuple):
-    """What PyTorch says of ``engine`` on ``cases``."""
+    """PyTorch's verdict on ``engine`` for ``cases``."""
 
     engine: EngineEntry
     verdict: Verdict

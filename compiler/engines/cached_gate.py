@@ -41,7 +41,7 @@ def judge_cached(
     found: Sequence[Arrays],
     routes: PromptRoutes | None = None,
 ) -> Verdict:
-    """What ``engine`` answered to ``batches`` against the pass of its submodel, with the ``routes`` that the encoder
+    """The answers of ``engine`` to ``batches`` against the pass of its submodel, with the ``routes`` that the encoder
     before it took."""
     universal = references.universal
     reference = cached_reference(references, universal.spec.parse(engine.submodel), form)
@@ -65,7 +65,7 @@ def judge_rows(
 
 @dataclass(frozen=True)
 class CachedRun:
-    """What was run, and what it was compared with: a ``graph`` whose weight store lies in ``folder``, and whose value
+    """A run and its reference: a ``graph`` whose weight store lies in ``folder``, and whose value
     ``modules[name]`` is what the module ``name`` of ``reference`` returns. ``read`` is what an encoder returned of each
     prompt, by the name of its case, and ``routes`` are what it took there; ``capacity`` is that of a cache of one
     size."""

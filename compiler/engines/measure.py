@@ -1,4 +1,4 @@
-"""What is measured of engines: latencies on this host, of a few rungs, to correct predictions, and of every engine, for
+"""Measurements of engines: latencies on this host, of a few rungs, to correct predictions, and of every engine, for
 the dispatcher; and how much of the universal model a submodel keeps, on texts or rows that no stage has seen."""
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _latency(
     corrections: Corrections,
     measured: Sequence[Measured] | None,
 ) -> Latency:
-    """What is known of ``engine``; ``measured`` are the figures at its shapes, in order."""
+    """Latencies of ``engine``; ``measured`` are the figures at its shapes, in order."""
     points = []
     for number, shape in enumerate(measured_shapes(engine.bucket)):
         point = LatencyPoint(shape.batch, shape.sequence, _predicted(builder, engine, shape, corrections))
@@ -140,7 +140,7 @@ def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corre
 
 
 def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: str | None = None) -> Cost:
-    """Of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
+    """Time of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
     source, profile = builder.source, builder.profile
     if segment is None:
         ops: Sequence[Op] = variant_workload(source, submodel, bucket, profile)

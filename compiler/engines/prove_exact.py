@@ -98,7 +98,7 @@ class ExactProof:
 
 
 def in_torch(module: torch.nn.Module, cases: Sequence[Case], specs: Sequence[TensorSpec]) -> list[Arrays]:
-    """What ``module``, in float64, answers to ``cases``: outputs by the names of ``specs``."""
+    """Answers of ``module``, in float64, to ``cases``: outputs by the names of ``specs``."""
     reference, found = Reference(None, module, specs), list[Arrays]()
     for case in cases:
         tensors, _ = reference.run(reference.wide, case.feeds, None, {})

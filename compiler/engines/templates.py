@@ -26,7 +26,7 @@ from ..work.staging import Stage
 
 @dataclass(frozen=True, order=True)
 class TemplateKey:
-    """What tells one template from another; the graph of a ``part`` of the model has a structure of its own."""
+    """Key of a template; the graph of a ``part`` of the model has a structure of its own."""
 
     bucket: Bucket
     structure: tuple[tuple[str, int], ...] = ()

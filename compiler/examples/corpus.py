@@ -31,7 +31,7 @@ class Corpus:
 
     @property
     def key(self) -> Any:
-        """What an interrupted compile must share with the one that goes on."""
+        """Key that an interrupted compile shares with the one that goes on."""
         return unstructure(self)
 
 
@@ -44,7 +44,7 @@ class ArrayCorpus:
 
     @property
     def key(self) -> Any:
-        """What an interrupted compile must share with the one that goes on."""
+        """Key that an interrupted compile shares with the one that goes on."""
         return [self.calibration.sha256, self.held_out.sha256]
 
 
@@ -81,6 +81,6 @@ def read_array_corpus(path: Path, source: ModelSource) -> ArrayCorpus:
 
 
 def split_parts(keyed: Sequence[tuple[bytes, T]]) -> tuple[list[T], list[T]]:
-    """What may calibrate or train, and what is held out: each item's own key decides."""
+    """Items to calibrate or train on, and those held out: each item's own key decides."""
     held_out = [item for key, item in keyed if key[-1] % _HELD_OUT_ONE_IN == 0]
     return [item for key, item in keyed if key[-1] % _HELD_OUT_ONE_IN], held_out

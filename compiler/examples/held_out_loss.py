@@ -64,7 +64,7 @@ class HeldOutLoss:
 
     @property
     def unit(self) -> str:
-        """What the number is."""
+        """Name of the number."""
         return "nats per token" if self._of_tokens else f"1 - cosine of {self._output.name} to the universal model's"
 
     def __call__(self, submodel: Submodel) -> float:

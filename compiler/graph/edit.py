@@ -89,7 +89,7 @@ def _live(nodes: Iterable[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, and what graphs inside it read."""
+    """Values that a node and the graphs inside it read."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:

@@ -59,7 +59,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Taught:
-    """What a training came to: ``losses`` are those of the steps of this call, in order."""
+    """Result of a training: ``losses`` are those of the steps of this call, in order."""
 
     steps: int
     seconds: float
@@ -158,7 +158,7 @@ def difference(signature: Signature, student: Pass, teacher: Pass, weights: torc
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Of vectors ``[B, S, H]`` with weights ``[B, S]``, or ``[B, H]``, where all count."""
+    """Difference of vectors ``[B, S, H]`` with weights ``[B, S]``, or ``[B, H]``, where all count."""
     errors = (found - expected).square().sum(-1) / expected.square().sum(-1).clamp(min=_MIN_SQUARED_NORM)
     return errors.mean() if weights is None else (errors * weights).sum() / weights.sum().clamp(min=1)
 

@@ -61,7 +61,7 @@ class NestedLevel:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a finished training is reported by."""
+    """Figures of a finished training."""
 
     levels: tuple[NestedLevel, ...]
     steps: int
@@ -70,7 +70,8 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class NestReport:
-    """What ``nest`` did and what it is worth; ``steps`` and ``seconds`` count the training of interrupted calls too."""
+    """Report of ``nest``: training and quality; ``steps`` and ``seconds`` count the training of interrupted calls
+    too."""
 
     output: Path
     levels: tuple[NestedLevel, ...]
@@ -268,7 +269,7 @@ def _sha256(texts: Sequence[str]) -> str:
 
 
 def _companions(folder: Path, modules: SentenceModules | None) -> list[Path]:
-    """What the original folder holds besides weights, configuration and prose."""
+    """Files of the original folder besides weights, configuration and prose."""
     found = {path for pattern in _COPIED_PATTERNS for path in folder.glob(pattern)} - {folder / _CONFIG}
     found |= set(modules.files if modules else ())
     return sorted(path for path in found if path.is_file() and not _SHARD_INDEX.fullmatch(path.name))

@@ -57,7 +57,7 @@ class Row:
 
     @property
     def prompt(self) -> Case:
-        """What the encoder before it reads."""
+        """Prompts of the encoder before it."""
         return Case(self.case.name, {"input_ids": self.case.feeds["source_ids"]})
 
 
@@ -66,8 +66,8 @@ Batch = tuple[Row, ...]
 
 
 def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
-    """What a text of ``S`` tokens gives: logits, and keys and values of each layer, behind a window of the last tokens
-    alone."""
+    """Reference of a text of ``S`` tokens: logits, and keys and values of each layer, behind a window of the last
+    tokens alone."""
     kept = [
         TensorSpec(
             f"{kind}_{number}",
@@ -128,7 +128,7 @@ def _beyond_window(entry: GenerationEntry) -> int:
 
 
 def unproven_window(entry: GenerationEntry, batches: Sequence[Batch]) -> str | None:
-    """What a receipt says of a model whose window is longer than every text of ``batches``; else None."""
+    """Receipt's note on a model whose window is longer than every text of ``batches``; else None."""
     longest = max(len(row.ids) for batch in batches for row in batch)
     window = window_of(entry.layers)
     if window is None or not longest <= window < entry.positions:
@@ -142,7 +142,7 @@ def cases_of(batches: Sequence[Batch]) -> list[Case]:
 
 
 def prompts_of(batches: Sequence[Batch]) -> list[Case]:
-    """What an encoder reads before every row."""
+    """An encoder's prompt before every row."""
     return [row.prompt for batch in batches for row in batch]
 
 
@@ -154,12 +154,12 @@ class PromptRoutes(NamedTuple):
 
 
 def read_prompts(runner: Runner, entry: GenerationEntry, batches: Sequence[Batch]) -> dict[str, list[Array]]:
-    """What the open ``runner`` of an encoder returns of the prompt of every row, by the name of its case."""
+    """Outputs of an encoder's open ``runner`` for the prompt of every row, by the name of its case."""
     return {case.name: read_source(runner, entry, case.feeds["input_ids"][0]) for case in prompts_of(batches)}
 
 
 def prompt_routes(runner: Runner, engine: EngineEntry, batches: Sequence[Batch]) -> PromptRoutes | None:
-    """What the open ``runner`` of an encoder's ``engine`` decides on the way; None where it decides nothing."""
+    """Decisions of the open ``runner`` of an encoder's ``engine`` on the way; None where it decides nothing."""
     if not engine.routing:
         return None
     names = [entry.name for entry in engine.routing]
@@ -192,7 +192,7 @@ def run_batches(
 
 
 def _source(entry: GenerationEntry, batch: Batch, read: Mapping[str, Sequence[Array]]) -> Source:
-    """What an encoder ``read`` for the rows of ``batch``."""
+    """An encoder's output in ``read`` for the rows of ``batch``."""
     assert entry.encoder is not None
     most = max(row.prompt.tokens for row in batch) + SPARE
     source = Source.empty(entry, len(batch), min(most, entry.encoder.positions))
@@ -239,7 +239,7 @@ def _run(
 
 
 def _logits(cached: CachedEngine, batch: Batch) -> list[list[np.ndarray]]:
-    """Of each row those behind its pieces, ``[tokens, vocabulary]`` each."""
+    """Logits of each row behind its pieces, ``[tokens, vocabulary]`` each."""
     for number, row in enumerate(batch):
         if row.again:
             cached.extend(number, row.ids[::-1].copy(), 0, [])
@@ -259,7 +259,7 @@ def _logits(cached: CachedEngine, batch: Batch) -> list[list[np.ndarray]]:
 
 
 def _kept(entry: GenerationEntry, cache: AnyCache[Any], row: int, tokens: int) -> Arrays:
-    """What ``cache`` has of a row of so many ``tokens``, as ``run_batches`` returns it."""
+    """Part of ``cache`` of a row of so many ``tokens``, as ``run_batches`` returns it."""
     found: dict[str, np.ndarray] = {}
     for number, layer in enumerate(entry.layers):
         for place, kind in enumerate(("key", "value")):

@@ -84,7 +84,7 @@ def tolerance_for(precision: Precision, depth: int) -> Tolerance:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What PyTorch's own float32 differs by from the reference, on one output of one case: at most, and rms.
+    """Difference of PyTorch's own float32 from the reference, on one output of one case: at most, and rms.
 
     Float64 ``[B, S]`` or ``[B]``, a figure per place; a single one stands for every place.
     """
@@ -113,7 +113,7 @@ Roundings = Mapping[str, Rounding]
 
 
 def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
-    """Of one output; infinite in places where ``float32`` is not finite."""
+    """Tolerance of one output; infinite in places where ``float32`` is not finite."""
     finite = np.isfinite(float32)
     difference = np.where(finite, float32, np.inf).astype(np.float64) - np.where(finite, reference, 0.0)
     within_place = tuple(range(places(reference), reference.ndim))
@@ -252,7 +252,7 @@ def _sizes_agree(r: np.ndarray, f: np.ndarray, limit: Tolerance, own: Rounding) 
 
 
 def _stretched(r: np.ndarray, f: np.ndarray) -> float:
-    """What the size of a row differs by at most, relative to that of the reference."""
+    """Largest difference of a row's size, relative to that of the reference."""
     if not comparable(r, f):
         return math.inf
     size, found = (_rms_of(array, _dims_of_rows(r)) for array in (r, f))

@@ -98,7 +98,7 @@ def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:
 
 @dataclass(frozen=True)
 class ProofRun:
-    """What was run, and what it was compared with.
+    """A run and its reference.
 
     ``graph`` ran in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
     module ``name`` of ``reference`` returns. ``routes`` are the ones that the engine returns, beside ``outputs``.

@@ -77,7 +77,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class JudgedOutputs:
-    """What is known of the outputs: their ``specs``, the ones ``computed`` from another, and the input that
+    """Facts of the outputs: their ``specs``, the ones ``computed`` from another, and the input that
     masks positions."""
 
     specs: Sequence[TensorSpec]

@@ -206,7 +206,8 @@ def _composed(
 def _difference(
     one: ChainRun, other: ChainRun, order: np.ndarray, kept: np.ndarray, own: np.ndarray, atol: float
 ) -> float:
-    """Of the rows ``order`` of ``one`` and all of ``other``; infinite where a kept row left at another exit."""
+    """Largest difference between the rows ``order`` of ``one`` and all of ``other``; infinite where a kept row left at
+    another exit."""
     if (one.index[order] != other.index)[kept].any():
         return math.inf
     off = np.abs(one.logits[order] - other.logits).max(axis=-1)  # [rows]
@@ -258,7 +259,7 @@ def _entropy_error(segments: Sequence[EngineEntry], entry: ExitsEntry) -> float:
 
 
 def _receipts(segments: Sequence[EngineEntry], name: str) -> list[ParityOutput]:
-    """What the receipts of ``segments`` say of one output."""
+    """Figures of one output in the receipts of ``segments``."""
     found = [output for engine in segments if engine.parity for output in engine.parity.outputs]
     return [output for output in found if output.name == name]
 

@@ -1,4 +1,4 @@
-"""What an engine must equal: a pass of the PyTorch submodel in float64, with the engine's routes where it has any.
+"""Reference of an engine: a pass of the PyTorch submodel in float64, with the engine's routes where it has any.
 
 Where a model routes tokens to experts, a score that differs in its last bit may send a token elsewhere, and what
 follows differs by far more than rounding though nothing is wrong. So the PyTorch submodel takes the engine's routes in
@@ -172,7 +172,7 @@ def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> 
 
 
 def _of_gaps(exact: JudgedRoutes, float32: JudgedRoutes) -> Rounding:
-    """What rounding moves a score gap by, which is what it moves scores by."""
+    """Effect of rounding on a score gap, the same as on scores."""
     off = abs(exact.score_gap - float32.score_gap)
     return Rounding(off, off)
 

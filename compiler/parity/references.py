@@ -1,4 +1,4 @@
-"""What a universal model's submodels answer in PyTorch, passed once for all their engines and all stages.
+"""PyTorch's answers of a universal model's submodels, passed once for all their engines and all stages.
 
 A pass in float64 is the dearest part of the gate, and nothing in it is an engine's own, except where one routes.
 """
@@ -75,7 +75,7 @@ class References:
         return self._once(_Pass(self._in_torch(submodel), bucket))
 
     def universal_outputs(self, bucket: Bucket) -> list[Arrays]:
-        """What the universal model answers on the cases of ``bucket``, rounded to float32: every submodel's outputs are
+        """The universal model's answers on the cases of ``bucket``, rounded to float32: every submodel's outputs are
         compared with it, so that it is always kept."""
         if bucket not in self._universal:
             exact = self.replayed(self.universal.spec.universal(), bucket).outputs

@@ -82,7 +82,7 @@ class Candidate:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What budgets limit, by the names that they have there."""
+        """Limited quantities, by the names that they have there."""
         return {
             "latency_ms": self.budget_cost.latency_ms,
             "memory_mb": self.memory_mb,
@@ -138,5 +138,5 @@ def candidate_of(
 
 
 def figures_of(source: Source, profile: DeviceProfile, submodel: Submodel) -> dict[str, float]:
-    """What budgets limit, of any submodel, at the profile's ``budget_shape``; the latency is predicted."""
+    """Limited quantities of any submodel, at the profile's ``budget_shape``; the latency is predicted."""
     return candidate_of(source, profile, {}, submodel, (), None).figures

@@ -1,4 +1,4 @@
-"""What a submodel costs on a device before it exists: a roofline over its operations.
+"""Cost of a submodel on a device before it exists: a roofline over its operations.
 
 Per operation: the longer of computing (FLOPs at the rate of its kind) and moving its bytes, plus a fixed overhead.
 ``Cost.predicted_ms`` is that sum, from the profile's figures alone. Where a few rungs were measured, a ``Correction``

@@ -194,7 +194,7 @@ def _letter(number: int) -> str:
 
 
 def _axes(spec: ElasticSpec) -> list[Axis]:
-    """What levels move: a precision is chosen beside them."""
+    """Axis kinds that levels move: a precision is chosen beside them."""
     return [axis for axis in spec.axes if axis.name != BITS]
 
 

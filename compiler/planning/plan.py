@@ -44,7 +44,7 @@ class BudgetPlan:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What to compile for one model and one device profile.
+    """Submodels to compile for one model and one device profile.
 
     Limits hold at the shape ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which
     latency they were judged by. ``notes`` states what was rounded, what is unusual about submodels that were asked for

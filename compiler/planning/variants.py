@@ -40,7 +40,7 @@ class HasVariants(Protocol):
 
 
 def chosen_variants(source: HasVariants, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> dict[str, str]:
-    """What is computed, to the variant that engines of ``submodel`` at ``bucket`` get on the device of ``profile``.
+    """Variant of each computation that engines of ``submodel`` at ``bucket`` get on the device of ``profile``.
 
     Of equal costs the first listed wins. Raises PlanError for a variant that the profile asks for and that does not
     exist, or does not hold for this model or on this device.

@@ -183,7 +183,7 @@ def _texts(entry: GenerationEntry, engine: EngineEntry) -> list[Batch]:
 
 
 def graph_in_onnx_runtime(engine: EngineEntry) -> str:
-    """What a plan of ``engine`` is compared with. Raises BuildError where ONNX Runtime is missing."""
+    """Reference of a plan of ``engine``. Raises BuildError where ONNX Runtime is missing."""
     if util.find_spec("onnxruntime") is None:
         raise BuildError(f"engine {engine.id}: a plan is checked against ONNX Runtime here; install onnxruntime")
     import onnxruntime

@@ -39,7 +39,7 @@ _CONSTANT_INPUTS = {"CumSum": 1, "OneHot": 1, "Slice": 3, "Squeeze": 1, "TopK": 
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """What the parser of TensorRT ``release`` takes: types by operator, and the first and last opset."""
+    """Operators of the parser of TensorRT ``release``: types by operator, and the first and last opset."""
 
     release: tuple[int, ...]
     opsets: tuple[int, int]
@@ -86,7 +86,7 @@ def unsupported(model: onnx.ModelProto, tensorrt: str | None = None) -> list[str
 
 @dataclass(frozen=True)
 class _Values:
-    """What is known in a graph, outer graphs included: element types and constants by name."""
+    """Facts in a graph, outer graphs included: element types and constants by name."""
 
     types: Mapping[str, str]
     constants: Mapping[str, onnx.TensorProto]

@@ -1,4 +1,4 @@
-"""What TensorRT reports while it builds, as progress; and the way to stop a build that takes too long."""
+"""TensorRT's reports while it builds, as progress; and the way to stop a build that takes too long."""
 
 from __future__ import annotations
 

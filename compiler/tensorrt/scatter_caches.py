@@ -77,13 +77,13 @@ class _Edit:
 
 
 def _bias_of(node: onnx.NodeProto) -> str:
-    """What ``node`` adds to its scores; empty for nothing."""
+    """Addends of ``node``'s scores; empty for nothing."""
     has_one = node.op_type == _CACHED_ATTENTION and len(node.input) > _BIAS
     return str(node.input[_BIAS]) if has_one else ""
 
 
 def _lowered(edit: _Edit, where: str, node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]], capacity: int) -> None:
-    """What ``node`` computes, under the names of its outputs; without new keys it reads what another one wrote."""
+    """The computation of ``node``, under the names of its outputs; without new keys it reads what another one wrote."""
     stated = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     heads, shared, out = stated["num_heads"], stated["kv_num_heads"], node.output[0]
     query, caches = node.input[0], list(node.input[3:5])

@@ -27,7 +27,7 @@ _SHAPE_OPTIONS = ("minShapes", "optShapes", "maxShapes")
 
 
 def profile_options(manifest: Manifest) -> TensorRTOptions:
-    """What the profile of the compile asked of TensorRT, or the defaults. Raises BuildError."""
+    """TensorRT settings in the compile's profile, or the defaults. Raises BuildError."""
     data = manifest.provenance.profile.get("tensorrt") or {}
     return structure(TensorRTOptions, data, "manifest.json: provenance: profile: tensorrt", BuildError)
 

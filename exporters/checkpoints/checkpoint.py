@@ -66,11 +66,11 @@ class Checkpoint:
         return self.missing is None
 
     def misfit(self, problem: str) -> CheckpointError:
-        """What to raise for a ``problem`` of its configuration."""
+        """Error for a ``problem`` of its configuration."""
         return CheckpointError(f"{self.folder / 'config.json'}: {problem}")
 
     def not_finite(self, tensor: str) -> CheckpointError:
-        """What to raise for a ``tensor`` that no engine could answer with."""
+        """Error for a ``tensor`` that no engine could answer with."""
         return CheckpointError(f"{self.folder}: tensor {tensor} holds NaN or infinite values")
 
     def require_weights(self) -> None:
@@ -149,7 +149,7 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
 
 
 def _no_such_folder(folder: Path) -> str:
-    """What to say of a model that is not there."""
+    """Message for a model that is not there."""
     what = f"{folder}: no such folder; expected config.json and model.safetensors in it; nothing is downloaded here"
     if is_hub_id(folder):
         return f"{what}: run `hf download {folder} --local-dir {folder.name}` and give {folder.name}"

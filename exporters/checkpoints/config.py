@@ -34,7 +34,8 @@ class Nesting:
 
 
 def read_nesting(checkpoint: Checkpoint, kinds: Sequence[str]) -> Nesting:
-    """What config.json says of a model with axes of ``kinds``. Raises CheckpointError for what makes no sense."""
+    """Configuration in config.json of a model with axes of ``kinds``. Raises CheckpointError for what makes no
+    sense."""
     where = str(checkpoint.folder / "config.json")
     stated = {key: checkpoint.config[key] for key in ("nested", "granularities") if key in checkpoint.config}
     nesting = structure(Nesting, stated, where, CheckpointError)
@@ -75,12 +76,12 @@ def read_number(
 
 
 def known_keys(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``config`` has of the fields of the dataclass ``cls``."""
+    """The fields of the dataclass ``cls`` that ``config`` has."""
     return {key.name: config[key.name] for key in fields(cls) if key.name in config}
 
 
 def granularity_problem(table: Granularities, kinds: Sequence[str]) -> str | None:
-    """What makes no sense among the levels of a model with axes of ``kinds``, or None."""
+    """First problem among the levels of a model with axes of ``kinds``, or None."""
     for kind, steps in table.items():
         if kind not in kinds:
             return f"granularities: this model has no axis kind {kind[:80]!r}{nearest(kind[:80], kinds)}"

@@ -79,8 +79,8 @@ class _Stated:
 
 
 def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> GenerationDefaults:
-    """Of ``generation_config.json``, or of ``config.json`` where that file is missing, as transformers has it, for a
-    model of so many tokens.
+    """The defaults in ``generation_config.json``, or in ``config.json`` where that file is missing, as transformers has
+    it, for a model of so many tokens.
 
     Raises CheckpointError for a file that cannot be read and for values that make no sense.
     """
@@ -147,7 +147,8 @@ class StatedTemplate:
 
 
 def read_chat_template(folder: Path) -> StatedTemplate | None:
-    """What transformers' tokenizer of ``folder`` would render chats with, or None where it has no default template.
+    """Template with which transformers' tokenizer of ``folder`` would render chats, or None where it has no default
+    template.
 
     A token that only a class of transformers would name is not among the special tokens.
     Raises CheckpointError for files that cannot be read, and for a template that the runtime would not take.

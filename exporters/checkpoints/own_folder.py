@@ -29,7 +29,7 @@ class OwnConfig(ABC):
 
     @abstractmethod
     def problem(self) -> str | None:
-        """What makes no sense among the values, as ``key: problem``, or None."""
+        """First problem among the values, as ``key: problem``, or None."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``config.json`` holds, which reads back as this configuration."""

@@ -78,7 +78,7 @@ def tokenizer_content(file: Path) -> bytes:
 
 
 def _converted(file: Path) -> bytes:
-    """What transformers makes of the vocabulary beside ``file``, which is not there."""
+    """Transformers' reading of the vocabulary beside ``file``, which is not there."""
     for path in file.parent.glob("*.model"):
         if find_spec("sentencepiece") is None:
             raise CheckpointError(
@@ -109,7 +109,7 @@ class _Transformers:
     remedy: str
 
     def loaded(self) -> Any:
-        """What ``AutoTokenizer`` makes of the folder."""
+        """The folder's ``AutoTokenizer``."""
         transformers = offline_transformers()
         for path in (self.file.with_name(SETTINGS_FILE), self.file.with_name("config.json")):
             self._refuse_other_classes(path, read_json(path) if path.is_file() else {}, transformers)

@@ -140,7 +140,7 @@ LAYOUTS: dict[str, Layout] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BertModel(TextModel):
-    """What determines the graph. ``positions`` are the tokens of the longest text; the table of positions has
+    """Settings that determine the graph. ``positions`` are the tokens of the longest text; the table of positions has
     ``reserved`` more."""
 
     layout: Layout

@@ -193,7 +193,7 @@ class _Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderModel(TextModel):
-    """What determines the graph. ``widths`` are FFN neurons by layer.
+    """Settings that determine the graph. ``widths`` are FFN neurons by layer.
 
     ``qkv_bias``, ``output_bias`` and ``ffn_bias`` say which linear layers have one. ``score_cap`` and ``logit_cap``:
     attention scores or logits are bent by a tanh. ``gemma3n`` is what only that model has, or None. ``positions`` are

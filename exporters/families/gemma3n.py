@@ -1,4 +1,4 @@
-"""What Gemma 3n adds to a gated decoder: alternating updates, LAuReL, per-layer embeddings, sparse activations.
+"""Parts that Gemma 3n adds to a gated decoder: alternating updates, LAuReL, per-layer embeddings, sparse activations.
 
 AltUp keeps several streams of the residual: each layer predicts all of them, works on one, and corrects the others.
 LAuReL is a low-rank branch beside attention. A second embedding table gives every layer an input of its own.
@@ -67,7 +67,7 @@ class Gemma3nParts:
         return shapes
 
     def first_ops(self, bucket: Bucket, hidden: int, layers: int) -> list[Op]:
-        """What happens once before the layers: per-layer inputs, and the other streams."""
+        """Work done once before the layers: per-layer inputs, and the other streams."""
         tokens, own = bucket.tokens, layers * self.layer_hidden
         return [
             lookup("layer_inputs.embedding", tokens * own),
@@ -77,7 +77,7 @@ class Gemma3nParts:
         ]
 
     def last_ops(self, bucket: Bucket, hidden: int) -> list[Op]:
-        """What happens once behind the layers: the streams are averaged."""
+        """Work done once behind the layers: the streams are averaged."""
         return self._streams("streams.gather", bucket.tokens, hidden)
 
     def layer_ops(self, at: str, bucket: Bucket, hidden: int) -> list[Op]:
@@ -131,7 +131,7 @@ class _Stated:
 
 
 def read_parts(checkpoint: Checkpoint, layers: int) -> Gemma3nParts:
-    """What config.json says of a model of so many ``layers``. Raises CheckpointError for what makes no sense."""
+    """Configuration in config.json of a model of so many ``layers``. Raises CheckpointError for what makes no sense."""
     where = str(checkpoint.folder / "config.json")
     stated = structure(_Stated, known_keys(_Stated, checkpoint.config), where, CheckpointError)
     if stated.num_kv_shared_layers >= layers:

@@ -55,7 +55,7 @@ _UNUSED_TENSOR = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2Model(TextModel):
-    """What determines the graph. ``widths`` are FFN neurons by layer."""
+    """Settings that determine the graph. ``widths`` are FFN neurons by layer."""
 
     heads: int
     widths: tuple[int, ...]

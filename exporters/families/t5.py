@@ -56,7 +56,8 @@ _PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class T5Model:
-    """What determines the graph. ``decoder_layers`` is 0 for the encoder alone, which answers with its hidden states.
+    """Settings that determine the graph. ``decoder_layers`` is 0 for the encoder alone, which answers with its hidden
+    states.
 
     ``head_dim`` times ``heads`` may differ from ``hidden``. ``gated``: the FFN has a gate beside it. ``tied``: the
     matrix back to the vocabulary is the table of tokens. The decoder's first token is ``start``.

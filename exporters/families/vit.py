@@ -72,7 +72,8 @@ _RENAMED_PARTS = (
 
 @dataclass(frozen=True)
 class VitModel:
-    """What determines the graph. ``widths`` are FFN neurons by layer; sizes of image and patch are ``(H, W)`` pixels.
+    """Settings that determine the graph. ``widths`` are FFN neurons by layer; sizes of image and patch are ``(H, W)``
+    pixels.
 
     ``prefix`` stands before the names of the base model under a task head. ``head`` is the module that makes the
     ``classes`` logits, or pixels of the patches that are masked; ``pooled`` is the pooler's size. Either is None where

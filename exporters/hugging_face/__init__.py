@@ -1,1 +1,1 @@
-"""What folders of Hugging Face say, and the classes of transformers that they name."""
+"""Folders of Hugging Face, and the classes of transformers that they name."""

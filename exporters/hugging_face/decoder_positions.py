@@ -61,7 +61,7 @@ def fix_frequencies(rotary: Any, positions: int, checkpoint: Checkpoint) -> None
 
 
 def _tables(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What ``config`` says of rotary positions, by their present name or the earlier one, for all layers or by type."""
+    """Rotary positions in ``config``, by their present name or the earlier one, for all layers or by type."""
     for key in ("rope_parameters", "rope_scaling"):
         table = config.get(key)
         if isinstance(table, Mapping):

@@ -104,7 +104,7 @@ def _attention(model: Any, attend: Callable[..., torch.Tensor]) -> Iterator[None
 def _attend(
     _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **how: Any
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: ``[B, A, S, D]`` and ``[B, K, S, D]`` to ``[B, S, A, D]``."""
+    """The function that transformers calls: ``[B, A, S, D]`` and ``[B, K, S, D]`` to ``[B, S, A, D]``."""
     return _attending[-1](query, key, value, how), None
 
 
@@ -164,12 +164,12 @@ def empty_cache() -> Any:
 
 
 def own_keys(cache: Any) -> tuple[torch.Tensor, ...]:
-    """What a pass left in ``cache`` of the decoder's own tokens: per layer keys and values [B, A, S, D]."""
+    """The decoder's own tokens in ``cache`` behind a pass: per layer keys and values [B, A, S, D]."""
     return tuple(tensor for layer in cache.self_attention_cache.layers for tensor in (layer.keys, layer.values))
 
 
 def source_keys(decoder: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What the layers of ``decoder`` read of an encoder's answer [1, N, H], as ``T5Encoder`` returns it."""
+    """The layers' share, in ``decoder``, of an encoder's answer [1, N, H], as ``T5Encoder`` returns it."""
     found: list[torch.Tensor] = []
     for block in decoder.block:
         cross = block.layer[1].EncDecAttention
@@ -219,7 +219,7 @@ def _own_attention(
 
 
 def _position_bias(attention: Any, position_ids: torch.Tensor, places: CachePlaces) -> torch.Tensor:
-    """What is added to every score for the distance of its tokens: [B, A, S, T], T the tokens of the longest row."""
+    """Addend of every score for the distance of its tokens: [B, A, S, T], T the tokens of the longest row."""
     distance = tokens_so_far(places) - position_ids[:, :, None]  # [B, S, T]
     buckets = attention._relative_position_bucket(
         distance,

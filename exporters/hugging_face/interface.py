@@ -1,4 +1,4 @@
-"""What classes of transformers have behind the base model, take and return, and how they generate (no torch here)."""
+"""Classes of transformers: heads behind the base model, inputs, outputs and generation (no torch here)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Head:
-    """What a class has behind the base model, and what it returns: ``outputs`` by name, with their dimensions behind
+    """A class's head behind the base model, and its outputs: ``outputs`` by name, with their dimensions behind
     the batch, ``layers`` and ``norms`` by module name.
 
     ``roles`` are those of outputs whose shape does not tell it (bundle/roles.py). ``pooled``: the head reads a pooler.
@@ -109,7 +109,7 @@ class TextModel:
 
     @property
     def prefix(self) -> str:
-        """What stands before the base model's names: nothing where it is the whole model."""
+        """Prefix of the base model's names: nothing where it is the whole model."""
         return "" if self.head is None else f"{self.head.prefix}."
 
     def size(self, size: Size) -> int:
@@ -171,7 +171,7 @@ class TextModel:
         return Signature(tuple(inputs), tuple(self._outputs()), positions, mask, text, shortened=shortened)
 
     def _outputs(self) -> Iterator[TensorSpec]:
-        """What the class that config.json names returns."""
+        """Outputs of the class that config.json names."""
         if self.head is None:
             yield TensorSpec(HIDDEN, "float32", ("batch", "sequence", self.hidden))
             return

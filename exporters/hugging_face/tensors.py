@@ -18,12 +18,12 @@ Shape = tuple[int, ...]
 
 
 def linear_shapes(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, Shape]:
-    """Of a linear layer called ``name``."""
+    """Tensors of a linear layer called ``name``."""
     return {f"{name}.weight": (outputs, inputs), **({f"{name}.bias": (outputs,)} if bias else {})}
 
 
 def norm_shapes(name: str, width: int) -> dict[str, Shape]:
-    """Of a LayerNorm called ``name``."""
+    """Tensors of a LayerNorm called ``name``."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 

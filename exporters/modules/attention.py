@@ -35,7 +35,7 @@ def causal_mask(length: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def hidden_beyond(lengths: torch.Tensor, most: int) -> torch.Tensor:
-    """What is added to scores of ``most`` tokens, [B, 1, 1, most]: 0 for the first ``lengths`` [B] of a row, and the
+    """Mask added to scores of ``most`` tokens, [B, 1, 1, most]: 0 for the first ``lengths`` [B] of a row, and the
     lowest number behind them."""
     is_seen = torch.arange(most) < lengths[:, None]
     return torch.where(is_seen, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]

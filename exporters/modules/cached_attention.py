@@ -63,8 +63,8 @@ def cached_attention(
     window: int | None = None,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Cache]:
-    """What ``query`` [B, A, S, D] reads of the ``past`` and the ``new`` tokens [B, K, S, D], as [B, S, A, D], and the
-    cache with those. Every token sees those up to itself, the last ``window`` of them where that is given; scores
+    """Attention of ``query`` [B, A, S, D] over the ``past`` and the ``new`` tokens [B, K, S, D], as [B, S, A, D], and
+    the cache with those. Every token sees those up to itself, the last ``window`` of them where that is given; scores
     are bent to ``soft_cap``. ``bias`` [B, A, S, T] is added to scores, of all ``T`` tokens so far.
 
     For an export alone: ONNX Runtime's operator, which writes into the past where both are one buffer. Of several rows
@@ -91,8 +91,8 @@ def reading_attention(
     soft_cap: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """What ``query`` [B, A, S, D] reads of a ``cache`` that has the new tokens already, as [B, S, A, D]; the rest as of
-    ``cached_attention``. Nothing is written: to the operator there are no new keys and values."""
+    """Attention of ``query`` [B, A, S, D] over a ``cache`` that has the new tokens already, as [B, S, A, D]; the rest
+    as of ``cached_attention``. Nothing is written: to the operator there are no new keys and values."""
     rows, heads, tokens, size = query.shape
     shared, flat = cache.keys.shape[1], _flat(query)
     none = flat[:, :0, : shared * size]

@@ -1,4 +1,4 @@
-"""What models of ours are made of beside attention: FFNs, matrices back to the vocabulary, and how weights are drawn.
+"""Modules of our models beside attention: FFNs, matrices back to the vocabulary, and how weights are drawn.
 
 Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``F`` neurons of an FFN, ``V`` vocabulary.
 """

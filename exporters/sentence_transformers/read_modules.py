@@ -83,7 +83,7 @@ class SentenceModules:
 
 
 def name_in_file(parameter: str) -> str:
-    """What the file of a module calls one of its parameters, given the universal model's name of it."""
+    """Name of one of a module's parameters in its file, given the universal model's name of it."""
     return parameter.split(".", 2)[2]
 
 

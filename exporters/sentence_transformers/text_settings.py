@@ -50,7 +50,7 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """What the file says; the defaults where there is none. Raises CheckpointError for what is not understood."""
+    """The file's settings; the defaults where there is none. Raises CheckpointError for what is not understood."""
     path = folder / _CONFIG_FILE
     data = read_json(path) if path.is_file() else {}
     _refuse_other_kinds(path, data.get("model_type", _MODEL_TYPE))

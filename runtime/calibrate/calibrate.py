@@ -139,7 +139,7 @@ def _exits(bundle: Bundle) -> ExitsEntry:
 
 
 def _parts(rows: LabelledData, batch: int) -> tuple[LabelledData, LabelledData | None]:
-    """What to calibrate on, and what to check on; each holds a whole request."""
+    """Rows to calibrate on, and rows to check on; each holds a whole request."""
     if rows.rows < batch:
         raise InputError(
             f"{rows.rows} rows are less than one request of {batch}; send more, or choose smaller requests"
@@ -188,7 +188,7 @@ def _notes(
     measured: Figures,
     whole: Figures,
 ) -> Iterator[str]:
-    """What a reader of the figures must know."""
+    """Notes for a reader of the figures."""
     if rows.labels is None:
         yield "no labels: quality is agreement with the last exit"
     if rows.truncated:
@@ -229,7 +229,7 @@ class Fit:
 
 @dataclass(eq=False)
 class Fitter:
-    """What is known of the rows to calibrate on, and the chain that answers their ``requests``.
+    """Facts of the rows to calibrate on, and the chain that answers their ``requests``.
 
     ``policy_of`` makes a policy of thresholds, ``classes`` is the model's number of them.
     """
@@ -307,8 +307,8 @@ class Fitter:
         )
 
     def _measured_over_simulated(self, thresholds: Array) -> float:
-        """Of the budget's figure, or of the mean latency where the budget is no latency, on the same requests; at the
-        pace of the first measurement."""
+        """Ratio of the budget's figure, or of the mean latency where the budget is no latency, on the same requests; at
+        the pace of the first measurement."""
         metric = self.budget.metric if self.budget.is_latency else "mean_latency_ms"
         policy = self.policy_of(thresholds)
         simulated = self.observed.request_ms(self.observed.leaving(thresholds), self.costs)

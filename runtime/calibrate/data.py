@@ -67,7 +67,7 @@ def split(data: LabelledData) -> tuple[LabelledData, LabelledData | None]:
 
 
 def _hash(data: LabelledData, names: Sequence[str], row: int) -> int:
-    """Of a row without its padding, so that it does not depend on how long other rows are."""
+    """Hash of a row without its padding, so that it does not depend on how long other rows are."""
     length = int(data.lengths[row])
     content = hashlib.sha256()
     for name in names:

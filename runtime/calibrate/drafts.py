@@ -1,4 +1,5 @@
-"""What drafts are worth on this host: texts continued with each of them, as the engines that generate run here."""
+"""Acceptance and times of drafts on this host: texts continued with each of them, as the engines that generate run
+here."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def calibrate_drafts(
     threads: int | None = None,
     progress: Progress = lambda *_: None,
 ) -> HostDrafts:
-    """What is accepted of the tokens that each smaller submodel and n-gram draft for ``submodel`` (an id or a level, by
+    """Acceptance of the tokens that each smaller submodel and n-gram draft for ``submodel`` (an id or a level, by
     default the largest) behind ``texts``, 16 at most, and what runs take. Nothing is written.
 
     Raises InputError for no texts, a bundle that does not generate or one without a tokenizer, SelectionError for a

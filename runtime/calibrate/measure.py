@@ -43,7 +43,7 @@ _CALLS_PER_TURN = 16
 
 @dataclass(frozen=True, eq=False)
 class ExitAnswers:
-    """What every exit said of every row: ``entropy`` float32 and ``predicted`` (class) int64, both ``[n, m]``."""
+    """The output of every exit for every row: ``entropy`` float32 and ``predicted`` (class) int64, both ``[n, m]``."""
 
     entropy: Array
     predicted: Array
@@ -131,7 +131,7 @@ class ExitBench:
         samples: dict[tuple[int, tuple[Bucket, ...]], list[float]],
         progress: Progress,
     ) -> SegmentCosts:
-        """What segments cost by rows and length class: FLOPs by the manifest, times by ``samples`` and further runs.
+        """Cost of segments by rows and length class: FLOPs by the manifest, times by ``samples`` and further runs.
 
         Where engines have ranges, few of many sizes are timed, and the others lie between those.
         """
@@ -196,7 +196,7 @@ class ExitBench:
         return cut_back(outputs, self._bundle.manifest.outputs, given)
 
     def whole_flops(self, requests: Sequence[dict[str, Array]]) -> Array:
-        """What the whole engine spends on every row of these requests: int64 ``[n]``. Nothing runs."""
+        """FLOPs of the whole engine on every row of these requests: int64 ``[n]``. Nothing runs."""
         shapes = [self._inputs.shape_of(feeds) for feeds in requests]
         each = [self._whole_engine(given).row_flops(given.sequence) for given in shapes]
         return np.repeat(each, [given.batch for given in shapes])
@@ -277,5 +277,5 @@ def measured_figure(times: Array, metric: str) -> float:
 
 
 def costs_of(times: Array, flops: Array) -> Costs:
-    """Of measured ``times`` ``[rounds, requests]``, milliseconds, and FLOPs by row."""
+    """Costs of measured ``times`` ``[rounds, requests]``, milliseconds, and FLOPs by row."""
     return Costs(float(flops.mean()), *(measured_figure(times, metric) for metric in LATENCIES))

@@ -95,8 +95,8 @@ class SegmentCosts:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What every exit said of every row: ``gate`` float32 ``[n, m]``, the entropy (nats) that decides whether the row
-    leaves there; ``good`` bool ``[n, m]``, whether the answer there is right; ``length_class`` ``[n]``.
+    """The output of every exit for every row: ``gate`` float32 ``[n, m]``, the entropy (nats) that decides whether the
+    row leaves there; ``good`` bool ``[n, m]``, whether the answer there is right; ``length_class`` ``[n]``.
 
     Rows are in the order in which requests of ``batch`` of them are formed; a last, smaller request counts for quality
     and FLOPs but not for latency.

@@ -49,7 +49,8 @@ class SubmodelFigures:
 
 @dataclass(frozen=True, repr=False)
 class Consistency:
-    """What was compared: ``outputs`` by their role, at ``bucket``, on ``samples`` of the ``given`` different ones.
+    """Subject of the comparison: ``outputs`` by their role, at ``bucket``, on ``samples`` of the ``given`` different
+    ones.
 
     ``universal_precision`` is that of the universal model's engine, with which everything is compared: where it is not
     fp32 the figures leave out what that precision itself has cost.

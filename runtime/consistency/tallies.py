@@ -128,7 +128,7 @@ class DistributionTally:
 
 @dataclass(frozen=True)
 class SampleMean:
-    """Of every sample the sum of a figure and over how many ``counts`` (positions, or 1), float64 ``[n]``."""
+    """The sum of a figure for every sample and over how many ``counts`` (positions, or 1), float64 ``[n]``."""
 
     totals: Array
     counts: Array
@@ -152,7 +152,7 @@ class SampleMean:
 
 
 def mean_over(values: Array) -> SampleMean:
-    """Of one value a sample, ``[n]``."""
+    """Mean of one value a sample, ``[n]``."""
     return SampleMean(values.astype(np.float64), np.ones(len(values)))
 
 

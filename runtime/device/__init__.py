@@ -1,1 +1,1 @@
-"""What engines run on: the memory of a device and the cores of the processor."""
+"""Hardware of engines: the memory of a device and the cores of the processor."""

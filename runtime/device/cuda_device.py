@@ -28,7 +28,7 @@ class DeviceThread:
         self._start()
 
     def perform(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns or raises. It performs nothing itself, and takes no lock that the caller holds."""
+        """Result or error of ``work``. It performs nothing itself, and takes no lock that the caller holds."""
         done = self._executor.submit(work)
         try:
             return done.result()

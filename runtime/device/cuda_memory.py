@@ -144,7 +144,7 @@ class Stream:
         checked("running the engine", cudart.cudaStreamSynchronize(self._stream))
 
     def capture(self, work: Callable[[], bool]) -> Graph | None:
-        """What ``work`` queues, as a graph, or None where it cannot be captured; nothing runs."""
+        """The operations of ``work``, as a graph, or None where it cannot be captured; nothing runs."""
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         checked("starting a capture", cudart.cudaStreamBeginCapture(self._stream, mode))
         try:

@@ -83,7 +83,7 @@ class Device(Protocol):
         ...
 
     def perform(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns or raises, done by the one thread that runs sessions here; called under ``lock``."""
+        """Result or error of ``work``, done by the one thread that runs sessions here; called under ``lock``."""
         ...
 
     def end_capture(self) -> None:
@@ -129,7 +129,7 @@ class HostDevice:
 
     @property
     def allocated_bytes(self) -> int:
-        """What ``allocate`` handed out and ``free`` did not take back."""
+        """Memory that ``allocate`` handed out and ``free`` did not take back."""
         return sum(block.nbytes - ALIGNMENT for block in self._memory.values())
 
     def allocate(self, size: int) -> int:
@@ -187,7 +187,7 @@ class HostDevice:
 
 
 class Closable(Protocol):
-    """What ``SharedValues`` keeps."""
+    """An entry of ``SharedValues``."""
 
     def close(self) -> None:
         """Called once, after its last user gave it back."""

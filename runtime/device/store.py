@@ -42,7 +42,7 @@ class DeviceStore:
 
     @property
     def bytes(self) -> int:
-        """What lies on the device so far."""
+        """Bytes on the device so far."""
         return sum(end - begin for begin, end in self._addresses)
 
     def views(self, initializers: Iterable[Initializer], where: str) -> dict[str, DeviceView]:

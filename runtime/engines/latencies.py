@@ -74,7 +74,7 @@ def _slow(point: LatencyPoint, p50_ms: float) -> float:
 
 
 def predicted_at(latency: Latency) -> Callable[[Bucket], float]:
-    """What was predicted for an engine in milliseconds, as a function of the shape that it runs at."""
+    """Predicted latency of an engine in milliseconds, as a function of the shape that it runs at."""
     if latency.points is None:
         return lambda _: latency.predicted_ms
     return interpolated({(point.batch, point.sequence): point.predicted_ms for point in latency.points})
@@ -116,7 +116,7 @@ def _neighbours(sizes: Sequence[int], size: int, scale: Callable[[int], float]) 
 
 @dataclass(frozen=True)
 class HostLatencies:
-    """What is known of each engine; ``elsewhere`` is the processor that measured, or None where it is this host's or
+    """Latencies of each engine; ``elsewhere`` is the processor that measured, or None where it is this host's or
     nothing was measured. ``measurement`` is this host's own, which ``latencies`` then have."""
 
     latencies: tuple[Latency, ...]

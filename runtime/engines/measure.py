@@ -85,7 +85,7 @@ def times_of(call: Callable[[], object], *, warmup: int, min_runs: int, max_seco
 
 
 def latency_stats(times: Sequence[float]) -> LatencyStats:
-    """Of ``times`` in milliseconds, at least one."""
+    """Statistics of ``times`` in milliseconds, at least one."""
     p25, p50, p75, p95, p99 = map(float, np.percentile(times, [25, 50, 75, 95, 99]))
     return LatencyStats(len(times), p50, p95, p99, (p75 - p25) / p50 if p50 else 0.0)
 
@@ -166,7 +166,7 @@ def _best(rounds: Sequence[Sequence[float]], others: float | None) -> Measured:
 
 @dataclass(frozen=True)
 class BundleMeasurement:
-    """What was measured; ``left_out`` says of engines that were not, by id, why."""
+    """Measurements; ``left_out`` says of engines that were not, by id, why."""
 
     measurement: HostMeasurement
     left_out: Mapping[str, str]

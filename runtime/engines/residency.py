@@ -24,7 +24,7 @@ RESIDENCIES: tuple[Residency, ...] = get_args(Residency)
 
 @dataclass(frozen=True)
 class EngineNeed:
-    """What one engine asks of memory, in bytes, and how much it matters.
+    """Memory needs of one engine, in bytes, and how much it matters.
 
     ``widths`` are the submodel's axis values in one fixed order, 0 for those of layers that the engine has not;
     ``layers`` are the first and, exclusive, the last that it has. ``own_bytes`` are private initializers and
@@ -103,7 +103,7 @@ def assign_residencies(
 
 
 def _groups(needs: Sequence[EngineNeed]) -> list[list[EngineNeed]]:
-    """What is admitted together."""
+    """Engines admitted together."""
     groups: dict[str, list[EngineNeed]] = {}
     for need in needs:
         groups.setdefault(need.engine if need.group is None else need.group, []).append(need)
@@ -121,7 +121,7 @@ def _rank(group: Sequence[EngineNeed]) -> tuple[float, int, int, str]:
 
 
 def _alone_bytes(group: Sequence[EngineNeed]) -> int:
-    """What its engines take where no other is open."""
+    """Bytes of its engines where no other is open."""
     return sum(need.weight_bytes + need.own_bytes for need in group)
 
 

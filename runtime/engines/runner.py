@@ -1,4 +1,4 @@
-"""What the runtime asks of a backend: one protocol, and the door that opens an engine with the right one."""
+"""Interface of a back end to the runtime: one protocol, and the door that opens an engine with the right one."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class CacheRunner(Protocol):
 
 
 class Opener(Protocol):
-    """What the module that a back end names as its ``opener`` has; importing it imports nothing of the back end."""
+    """Interface of the module that a back end names as its ``opener``; importing it imports nothing of the back end."""
 
     take_device: Callable[[], Device] | None
     """Opens the device on which runners are DeviceRunners; None where engines run on the processor."""
@@ -134,7 +134,7 @@ class Opener(Protocol):
         ...
 
     def described(self) -> str:
-        """What it runs on here, for people. Raises BundleError where there is none of it."""
+        """Device that it runs on here, for people. Raises BundleError where there is none of it."""
         ...
 
 

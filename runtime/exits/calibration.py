@@ -30,7 +30,7 @@ _SHARE_RANGE = {"min": 0, "max": 1}
 
 @dataclass(frozen=True)
 class Costs:
-    """What answering costs: latencies in milliseconds per request of the policy's ``batch`` rows, FLOPs per row."""
+    """Costs of answering: latencies in milliseconds per request of the policy's ``batch`` rows, FLOPs per row."""
 
     mean_flops: float = field(metadata={"min": 0})
     mean_latency_ms: float = field(metadata={"min": 0})
@@ -51,7 +51,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What one ``threshold`` (nats) at every exit would do, by simulation on the calibration part."""
+    """Result of one ``threshold`` (nats) at every exit, by simulation on the calibration part."""
 
     threshold: float
     simulated: Figures
@@ -176,7 +176,7 @@ def keep_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Cali
 
 
 def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:
-    """What the types alone do not say: submodels, engines and names that exist, one figure for every exit."""
+    """Checks beyond the types: submodels, engines and names that exist, one figure for every exit."""
     exits = bundle.manifest.exits
     values = {entry.id: entry.values for entry in bundle.manifest.submodels}
     engines = {engine.id for engine in bundle.manifest.engines}

@@ -37,7 +37,7 @@ _WORTH_MOVING = 0.97
 
 @dataclass(frozen=True, eq=False)
 class SegmentRun:
-    """What a watcher sees after each segment: the rows that were still in the chain.
+    """State after each segment, for a watcher: the rows that were still in the chain.
 
     ``rows`` [n] are their numbers in the request, in the order of the other arrays: ``logits`` [n, C], ``entropy`` [n]
     and ``state`` [n, s, H] (None if the engine returns none), which are valid during the call only. ``buckets`` are
@@ -258,7 +258,7 @@ class ExitChain:
             )
 
     def _row_flops(self, first: int, last: int, plan: BatchPlan) -> list[int]:
-        """What each row of ``plan`` costs from segment number ``first`` to ``last``."""
+        """Cost of each row of ``plan`` from segment number ``first`` to ``last``."""
         segments = self._segments[first : last + 1]
         return [
             sum(one.engine(shape).row_flops(shape.sequence) for one in segments)

@@ -85,7 +85,7 @@ class BatchPlanner:
         return self._found_shortest(rows, longest)
 
     def cost(self, plan: BatchPlan) -> float:
-        """What these engines take at another segment's ``plan``."""
+        """Cost of these engines at another segment's ``plan``."""
         return sum(self._cost_of(shape) for shape in plan.buckets)
 
     def bucket_of(self, shape: Bucket) -> Bucket:

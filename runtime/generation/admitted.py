@@ -20,7 +20,7 @@ from ..graphs.task_tensors import TaskTensors
 
 
 class AdmittedEngines:
-    """Of one bundle, opened by the first call that needs them. Thread-safe.
+    """Engines of one bundle, opened by the first call that needs them. Thread-safe.
 
     Residencies are decided by the first call, and under a cap by every call that no other generation runs beside: what
     the cap leaves is another each time.
@@ -60,7 +60,7 @@ class AdmittedEngines:
         return self._pool.get(engine)
 
     def of_task(self, task: TaskTensors | None) -> Callable[[EngineEntry], Runner]:
-        """What ``get`` gives, with the tensors of ``task``."""
+        """The engines of ``get``, with the tensors of ``task``."""
         return self._pool.get if task is None else partial(self._pool.of_task, task=task)
 
     def is_open(self, engine: EngineEntry) -> bool:
@@ -106,7 +106,7 @@ class AdmittedEngines:
 
 
 def longer_prompt_bytes(entry: GenerationEntry, tokens: int) -> int:
-    """What activations of an encoder take for a prompt of ``tokens`` beside the figure of the manifest: at most by the
+    """Bytes of an encoder's activations for a prompt of ``tokens`` beside the figure of the manifest: at most by the
     square of its length, which is how scores of attention grow."""
     if entry.encoder is None or tokens <= PROMPT_TOKENS:
         return 0

@@ -70,7 +70,7 @@ class AnySource(ABC, Generic[Tensor]):
 
     @property
     def counts(self) -> Mapping[str, Array]:
-        """What engines take beside keys and values, by name."""
+        """Inputs beside keys and values, by name."""
         return {SOURCE_LENGTHS: self.lengths}
 
     def named(self) -> Mapping[str, Tensor]:
@@ -284,7 +284,7 @@ class Source(AnySource[Array]):
 
 
 def read_source(runner: Runner, entry: GenerationEntry, ids: Array) -> list[Array]:
-    """What the open ``runner`` of an encoder makes of a prompt ``ids`` ``[N]`` int64: per layer keys
+    """An encoder's output, by its open ``runner``, for a prompt ``ids`` ``[N]`` int64: per layer keys
     ``[1, heads, size, N]`` and values ``[1, heads, N, size]`` in turn."""
     names = [spec.name for spec in entry.encoder_interface[1]]
     found = [np.empty(shape, np.float32) for shape in source_shapes(entry, 1, len(ids))]

@@ -31,7 +31,7 @@ def require_positions(entry: GenerationEntry, capacity: int) -> None:
 
 
 def limited_by(entry: GenerationEntry) -> str:
-    """What the longest text follows from."""
+    """Settings that the longest text follows from."""
     return "positions of this model" if entry.most_tokens == entry.positions else "tokens of its largest cache"
 
 

@@ -90,7 +90,7 @@ def prompt_read(
     ids: Array,
     outputs: Mapping[str, Array] = MappingProxyType({}),
 ) -> Iterator[list[DeviceArray]]:
-    """What the open ``runner`` of an encoder makes of a prompt, as ``read_source`` has it, on the ``device`` for as
+    """An encoder's output, by its open ``runner``, for a prompt, as ``read_source`` has it, on the ``device`` for as
     long as the block lasts; its other ``outputs`` are fetched. Raises as ``DeviceSource.read``."""
     assert isinstance(runner, CacheRunner)
     arrays = [DeviceArray(0, "float32", shape) for shape in source_shapes(entry, 1, len(ids))]

@@ -41,8 +41,9 @@ _REMEDY = "remove it and run `nestforge calibrate` again"
 
 @dataclass(frozen=True)
 class JudgedDraft:
-    """Of the tokens of ``draft``, a submodel or n-gram, that the engine ``target`` checked, ``judged`` up to the first
-    that was refused: ``accepted`` of them were kept. Older ones count less, so that neither is a whole number."""
+    """Acceptance of the tokens of ``draft``, a submodel or n-gram, that the engine ``target`` checked, ``judged`` up to
+    the first that was refused: ``accepted`` of them were kept. Older ones count less, so that neither is a whole
+    number."""
 
     target: str
     draft: str
@@ -52,7 +53,7 @@ class JudgedDraft:
 
 @dataclass(frozen=True)
 class HostDrafts:
-    """What ``host`` found with ``threads`` cores per run on so many ``texts``; ``created`` is the time in UTC."""
+    """Findings of ``host`` with ``threads`` cores per run on so many ``texts``; ``created`` is the time in UTC."""
 
     host: MeasuredHost
     threads: int = field(metadata={"min": 1})
@@ -64,14 +65,14 @@ class HostDrafts:
 
 @dataclass(frozen=True)
 class DraftCalibration:
-    """Of one bundle: one for each host and number of threads."""
+    """Calibrations of one bundle: one for each host and number of threads."""
 
     schema_version: int
     manifest_sha256: str
     hosts: tuple[HostDrafts, ...]
 
     def of(self, host: MeasuredHost, threads: int) -> HostDrafts | None:
-        """What ``host`` found with this number of threads, or the nearest to it."""
+        """The findings of ``host`` with this number of threads, or the nearest to it."""
         return nearest_record(self.hosts, host, threads)
 
 
@@ -84,7 +85,7 @@ class Gain(NamedTuple):
 
 
 class Gains:
-    """Of one model, by who checks and who drafts.
+    """Gains of one model, by who checks and who drafts.
 
     Threads may share it: of two that count at once, one may not count.
     """
@@ -100,7 +101,7 @@ class Gains:
                 self._judged[key] = _KEPT * accepted, _KEPT * judged
 
     def found(self, engines: Sequence[EngineEntry]) -> tuple[list[RunTime], list[JudgedDraft]]:
-        """What was learned of ``engines``."""
+        """Figures learned of ``engines``."""
         judged = [JudgedDraft(*key, accepted, judged) for key, (accepted, judged) in list(self._judged.items())]
         return self.times.known(engines), judged
 
@@ -147,7 +148,7 @@ class Gains:
 
 
 def read_drafts(bundle: Bundle) -> DraftCalibration | None:
-    """What is in the bundle's folder, or None where there is nothing.
+    """The calibrations in the bundle's folder, or None where there is nothing.
 
     Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or that of another manifest.
     """
@@ -168,7 +169,7 @@ def keep_drafts(bundle: Bundle, found: HostDrafts) -> Path:
 
 
 def _problems(found: DraftCalibration, bundle: Bundle) -> Iterable[str]:
-    """What the types alone do not say: engines and submodels that exist, and shares of them."""
+    """Checks beyond the types: engines and submodels that exist, and shares of them."""
     generation = bundle.manifest.generation
     engines = {engine.id: engine.submodel for engine in generation.engines} if generation else {}
     yield from record_problems(found.schema_version, found.hosts)

@@ -139,7 +139,7 @@ class Drafting:
 
     @property
     def reason(self) -> str:
-        """What it adds to the reason for a submodel."""
+        """Its part of the reason for a submodel."""
         return f"drafted by {self._drafts[0].name}, at most {self._most} a run"
 
     def bind(self) -> None:

@@ -137,7 +137,7 @@ class Generator:
         return str(token) if text is None else str(text)
 
     def learned(self) -> tuple[list[RunTime], list[JudgedDraft]]:
-        """What runs of one row took, and how much of each draft was accepted, in this process."""
+        """Times of runs of one row, and how much of each draft was accepted, in this process."""
         return self._gains.found(self._entry().writers)
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class Generator:
         return self._tensors_of(task)
 
     def _start_from_calibration(self, entry: GenerationEntry) -> None:
-        """What this host found of drafts counts, once. Raises BundleError where it cannot be read."""
+        """Takes this host's calibration of drafts, once. Raises BundleError where it cannot be read."""
         with self._lock:
             if self._starts_anew:
                 kept = read_drafts(self._bundle)
@@ -285,7 +285,7 @@ class Generator:
 
 
 class _Room(NamedTuple):
-    """What a call runs on: its session, the ids of engines that may be open, and the ``bytes`` of what its submodels
+    """Resources of a call: its session, the ids of engines that may be open, and the ``bytes`` of what its submodels
     need beside themselves. Without ``may_draft`` no drafted tokens can be checked."""
 
     session: Session

@@ -216,5 +216,5 @@ def _needed(generation: GenerationEntry, engine: EngineEntry) -> list[EngineEntr
 
 
 def _own_bytes(engine: EngineEntry) -> int:
-    """What the engine needs for itself."""
+    """Bytes of the engine for itself."""
     return (engine.weight_bytes or 0) + engine.private_bytes + engine.activation_bytes

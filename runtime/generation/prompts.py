@@ -46,8 +46,8 @@ class Prompts:
         return [self._checked(number, self._ids(number, one)) for number, one in enumerate(_several(prompt))]
 
     def behind_encoder(self, rows: list[Ids]) -> tuple[list[Ids], list[Ids | None]]:
-        """What each row continues, and what its encoder reads: of an encoder-decoder the token that its decoder begins
-        with, and the prompt. Raises InputError for a prompt that is longer than the encoder takes."""
+        """Each row's tokens to continue, and its encoder's prompt: of an encoder-decoder the token that its decoder
+        begins with, and the prompt. Raises InputError for a prompt that is longer than the encoder takes."""
         encoder = self._entry.encoder
         if encoder is None:
             return rows, [None] * len(rows)

@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """What a draft proposed: ``drafted`` tokens, checked in so many ``runs`` of the submodel that wrote, which
+    """Proposals of a draft: ``drafted`` tokens, checked in so many ``runs`` of the submodel that wrote, which
     ``accepted`` so many of them."""
 
     draft: str
@@ -98,13 +98,13 @@ class Generated:
 
     @property
     def text(self) -> str | None:
-        """Of the first row, which is the only one of one prompt."""
+        """Text of the first row, which is the only one of one prompt."""
         return self.rows[0].text
 
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What holds for every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
+    """Limits of every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
     among them) do not end it before. ``logprobs`` asks for the log-probabilities of the tokens and of so many of the
     most likely ones."""
 
@@ -149,7 +149,7 @@ class Row:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of what was asked for."""
+        """Tokens of the request."""
         return len(self.prompt if self.source is None else self.source)
 
     @property

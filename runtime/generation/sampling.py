@@ -159,8 +159,8 @@ class LogProbabilities:
 
 
 def log_probabilities(logits: Logits, token: int, top: int = 0) -> LogProbabilities:
-    """Of ``token`` and of the ``top`` most likely tokens (at most V), by the model's own distribution: before penalty,
-    temperature and filters. ``logits`` is ``[V]`` float32 with a finite largest one."""
+    """Log-probabilities of ``token`` and of the ``top`` most likely tokens (at most V), by the model's own
+    distribution: before penalty, temperature and filters. ``logits`` is ``[V]`` float32 with a finite largest one."""
     largest = logits.max()
     weights = np.exp(logits.astype(np.float64) - largest)
     scale = float(largest) + math.log(weights.sum())  # log of the sum of exp(logits)

@@ -76,7 +76,7 @@ class Session:
 
     @property
     def bytes(self) -> int:
-        """What the cache takes by now, once every token is written."""
+        """Bytes of the cache by now, once every token is written."""
         return self._cache.bytes
 
     def is_of(self, entry: GenerationEntry) -> bool:

@@ -1,4 +1,4 @@
-"""What a step of each submodel takes, as the steps of this model have shown."""
+"""Time of a step of each submodel, as the steps of this model have shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BYTES_A_MS = 1e7
 
 @dataclass(frozen=True)
 class RunTime:
-    """What a run of so many new ``tokens`` of one row takes, in milliseconds: of 1 a step, of more a check."""
+    """Time of a run of so many new ``tokens`` of one row, in milliseconds: of 1 a step, of more a check."""
 
     engine: str
     tokens: int = field(metadata={"min": 1})
@@ -88,7 +88,7 @@ class StepTimes:
         self._prompts[engine.id] = (mean + ms / tokens) / 2, engine.weight_bytes or 1
 
     def expected_ms(self, engine: EngineEntry, rows: int) -> float:
-        """What a step of ``rows`` rows takes by what is known now. One of fewer is taken to cost what the nearest
+        """Time of a step of ``rows`` rows, by the figures so far. One of fewer is taken to cost what the nearest
         larger number did, one of more in proportion, which is the most that it can."""
         alike = self._steps.of(engine)
         if rows in alike:
@@ -106,7 +106,7 @@ class StepTimes:
         return alike[min(larger)] if larger else alike[max(alike)] * rows / max(alike)
 
     def expected_prompt_ms(self, engine: EngineEntry, tokens: int) -> float:
-        """What ``tokens`` of a prompt take: until one has run, a step each, which is the most; until this engine has
+        """Time of ``tokens`` of a prompt: until one has run, a step each, which is the most; until this engine has
         read one, what the engine nearest in size took, by the bytes of weights."""
         weight_bytes = engine.weight_bytes or 1
         if not self._prompts:
@@ -116,7 +116,7 @@ class StepTimes:
         return tokens * each * weight_bytes / of
 
     def known(self, engines: Sequence[EngineEntry]) -> list[RunTime]:
-        """What runs of one row took that have run often enough to be believed: steps, and checks of several tokens."""
+        """Times of runs of one row that have run often enough to be believed: steps, and checks of several tokens."""
         found = []
         for engine in engines:
             steps, checks = self._steps.of(engine, _ENOUGH_RUNS), self._checks.of(engine, _ENOUGH_RUNS)
@@ -133,7 +133,7 @@ class StepTimes:
         return (engine.id, rows) in self._steps.known
 
     def expected_checks_ms(self, engine: EngineEntry, most: int) -> list[float]:
-        """What runs of 1 to ``most`` new tokens of one row take: between sizes that have run in proportion, and beyond
+        """Times of runs of 1 to ``most`` new tokens of one row: between sizes that have run in proportion, and beyond
         as long as the largest, which is the least."""
         known = {1: self.expected_ms(engine, 1)} | self._checks.of(engine)
         sizes = sorted(known)

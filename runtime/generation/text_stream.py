@@ -91,7 +91,7 @@ class TextStream:
         return text
 
     def _certain(self, text: str) -> str:
-        """What of the held text and ``text`` lies before the stop string, or cannot be the beginning of one."""
+        """The part of the held text and ``text`` before the stop string, or cannot be the beginning of one."""
         strings, text = self._stops.strings, self._held + text
         ends = [(place + len(stop), place, stop) for stop in strings if (place := text.find(stop)) >= 0]
         if ends:
@@ -106,7 +106,7 @@ class TextStream:
 
 
 class Detokenizer:
-    """Of one row. The pieces joined are the decoded tokens, special ones left out.
+    """Text of one row. The pieces joined are the decoded tokens, special ones left out.
 
     With a ``context`` (the tokens before, a prompt that is continued) they are what the tokens add to its text: the
     first piece then has the space that parts it from the prompt, where decoded alone it would have none.
@@ -142,7 +142,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """What is still held back, as it is decoded without tokens behind it. Nothing may be added after it."""
+        """The text still held back, as it is decoded without tokens behind it. Nothing may be added after it."""
         return self._decoded()[self._given :]
 
     def _append(self, token: int) -> bool:

@@ -128,8 +128,8 @@ def _places(tasks: TasksEntry, header: Any, size: int, path: Path) -> list[tuple
 
 
 def merged_weights(bundle: Bundle, initializers: Iterable[Initializer]) -> dict[str, Array]:
-    """Of ``initializers``, those of one engine that lie in the weight store, the ones that the task in the bundle's
-    weights changes, by name; none without one.
+    """The values of ``initializers``, those of one engine that lie in the weight store, the ones that the task in the
+    bundle's weights changes, by name; none without one.
 
     Raises BundleCorruptError where the store cannot be read, or the engine has other shapes than the task.
     """
@@ -169,7 +169,8 @@ def _first(array: np.ndarray, one: Initializer) -> np.ndarray:
 
 
 def _change(task: MergedTask, name: str) -> np.ndarray | None:
-    """What a pair beside the weight ``name`` adds to it, in float64 and laid out as the weight is; None without one."""
+    """The addend of a pair beside the weight ``name`` adds to it, in float64 and laid out as the weight is; None
+    without one."""
     plain = name.removesuffix(_TRANSPOSED)
     module = plain.removesuffix(_WEIGHT)
     down, up = _laid_out(task, module + LORA_A), _laid_out(task, module + LORA_B)

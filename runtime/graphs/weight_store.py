@@ -106,7 +106,7 @@ def span_with(one: Initializer, spans: Sequence[tuple[int, int]], store: Path, w
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What cannot be read in the block is a damaged store. Raises BundleCorruptError."""
+    """Turns a read that fails in the block into a damaged store. Raises BundleCorruptError."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:

@@ -1,1 +1,1 @@
-"""What a request brings: arrays and texts, checked and filled."""
+"""Inputs of a request: arrays and texts, checked and filled."""

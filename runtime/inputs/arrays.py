@@ -239,7 +239,7 @@ def _dims(spec: TensorSpec) -> str:
 
 
 def _kind(array: object) -> str:
-    """What ``array`` is in place of what was expected, and what to do about an array that is more than one."""
+    """``array`` in place of the expected one, and the advice about an array that is more than one."""
     if type(array) in _PLAIN_ARRAY_TYPES and isinstance(array, np.ndarray):
         return f"{array.dtype!s:.{_MAX_SHOWN}}"
     mend = ""

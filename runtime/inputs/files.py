@@ -114,7 +114,7 @@ _EXPECTED = "expected a UTF-8 text file with one text per line"
 
 
 def read_text_file(path: Path, error: Callable[[str], Exception] = InputError) -> str:
-    """What a UTF-8 file of at most ``MAX_TEXT_BYTES`` holds.
+    """Text of a UTF-8 file of at most ``MAX_TEXT_BYTES`` holds.
 
     Raises ``error(message)`` for a file that is missing, larger or not UTF-8, and for folders, pipes and devices, which
     it never waits for.

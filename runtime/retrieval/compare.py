@@ -1,4 +1,4 @@
-"""What every submodel finds in an index, beside what it saves: the curve from which to choose a query encoder."""
+"""The findings of every submodel in an index, beside its savings: the curve from which to choose a query encoder."""
 
 from __future__ import annotations
 

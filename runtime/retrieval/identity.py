@@ -1,4 +1,4 @@
-"""What an index is tied to, and whether a bundle may answer with it.
+"""Identity of an index, and whether a bundle may answer with it.
 
 Embeddings of two engines can be compared only if both are proven to be submodels of one universal model. So an index
 keeps the hash of the weight store, the checkpoint's configuration, the tokenizer and the engines that built it with
@@ -100,13 +100,13 @@ def configuration_of(manifest: Manifest) -> tuple[FileEntry, ...]:
 
 
 def tokenizer_sha256(bundle: Bundle) -> str | None:
-    """Of the bundle's tokenizer file, if it has one."""
+    """Hash of the bundle's tokenizer file, if it has one."""
     text = bundle.manifest.text
     return None if text is None else _hash_of(bundle, text.file)
 
 
 def weights_sha256(bundle: Bundle) -> str | None:
-    """Of the bundle's weight store."""
+    """Hash of the bundle's weight store."""
     return _hash_of(bundle, WEIGHTS_NAME)
 
 
@@ -170,7 +170,7 @@ def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
 
 
 def identity_problems(identity: IndexIdentity) -> Iterator[str]:
-    """What the types alone do not say; for an index that is being read."""
+    """Checks beyond the types, for an index that is being read."""
     hashes = {"weights_sha256": identity.weights_sha256, "tokenizer_sha256": identity.tokenizer_sha256}
     for name, sha256 in hashes.items():
         if sha256 is not None and not _SHA256.fullmatch(sha256):

@@ -35,7 +35,7 @@ from .nearest import check_k, nearest
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search found, and which submodel encoded the queries, and why.
+    """Hits of a search, and which submodel encoded the queries, and why.
 
     ``ids`` ``[Q, k]`` int64 are row numbers of the corpus, the best first, ``scores`` ``[Q, k]`` float32 their cosines,
     ``entries`` the texts or ids of those rows, if the index has them. ``truncated`` counts queries that were cut;

@@ -30,7 +30,7 @@ _REMEDY = "build the index again"
 
 @dataclass(frozen=True, eq=False)
 class IndexContent:
-    """What the file holds, see ``Index``."""
+    """Contents of the file, see ``Index``."""
 
     identity: IndexIdentity
     embeddings: Array

@@ -119,7 +119,7 @@ def _asked(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | 
 
 
 def _chat_of(text: str, path: Path) -> Sequence[Mapping[str, str]]:
-    """What ``path`` holds; the chat template checks the messages."""
+    """The chat in ``path``; the chat template checks the messages."""
     try:
         chat: Sequence[Mapping[str, str]] = parse_json(text)
     except ValueError as failure:
@@ -165,7 +165,7 @@ def print_log_probabilities(row: GeneratedRow, text_of: Callable[[int], str]) ->
 
 
 def say_speed(generated: Generated, names: ShortNames, of_a_chat: bool = False) -> None:
-    """What was written, by whom, and how fast, on stderr."""
+    """Tokens written, by which submodel, and how fast, on stderr."""
     hint = "" if of_a_chat else ", whose reasons --json shows"  # which is not for chats
     for number, row in enumerate(generated.rows):
         before = f"row {number}: " if len(generated.rows) > 1 else ""

@@ -38,7 +38,7 @@ class BackendStatus:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What this host is and what nestforge can do on it. A compile package maps to None where it is missing."""
+    """This host, and nestforge's back ends on it. A compile package maps to None where it is missing."""
 
     nestforge: str
     python: str

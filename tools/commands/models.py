@@ -210,7 +210,7 @@ def _print_plan(
 
 
 def shared_variants(views: Sequence[VariantView]) -> list[tuple[str, str]]:
-    """What has the same variant everywhere, and that variant."""
+    """Computations with the same variant everywhere, and that variant."""
     first = views[0].variants if views else {}
     return [(f"variant of {computed}", variant) for computed, variant in first.items() if _common(views, computed)]
 

@@ -269,7 +269,7 @@ class Best:
 
 
 def best_answers(bundle: Bundle, answer: Answer, lengths: Sequence[int] | None) -> tuple[str, list[list[Best]]] | None:
-    """What the candidates are, and per row the best of them, the best first; None for a model without such logits, or
+    """The kind of candidates, and per row the best of them, the best first; None for a model without such logits, or
     one whose decoder repeats the text that its encoder reads, so that nothing follows it.
 
     ``lengths`` are the tokens of each text; without them every step of an array counts.

@@ -1,4 +1,4 @@
-"""What each operator does to elastic dimensions: its output's, of those of its inputs.
+"""Elastic dimensions operator by operator: its output's, of those of its inputs.
 
 A dimension is a product of factors, slowest first: a number, an axis, or the name of a dimension that is free at run
 time. A rule raises SliceError where an elastic one would not be followed rightly.
@@ -35,7 +35,7 @@ def is_elastic(dim: Dim) -> bool:
 
 
 def extent_of(dim: Iterable[Factor]) -> Extent:
-    """Of the universal model."""
+    """Extent in the universal model."""
     return product([factor.axis.size if isinstance(factor, Elastic) else factor for factor in dim])
 
 
@@ -208,7 +208,7 @@ def _take(node: ir.Node, left: list[Factor], extent: Extent) -> Dim:
 
 
 def _attention(node: ir.Node, inputs: list[Dims]) -> Dims:
-    """What rows of queries, which may shrink, read of keys and values, which may not."""
+    """Output of rows of queries, which may shrink, over keys and values, which may not."""
     query, _, value = inputs[:3]
     if any(is_elastic(dim) for dims in (query[:1], query[2:], *inputs[1:]) for dim in dims):
         raise slice_error(node, "attention whose keys, or numbers of a key, shrink")
@@ -216,7 +216,7 @@ def _attention(node: ir.Node, inputs: list[Dims]) -> Dims:
 
 
 def _first_input(_: ir.Node, inputs: list[Dims]) -> Dims:
-    """What an operator returns that leaves a tensor its shape: positions turned, or what queries read of a cache, whose
+    """Output of an operator that leaves a tensor its shape: positions turned, or what queries read of a cache, whose
     own heads follow from the attributes (``head_axes``)."""
     return inputs[0]
 

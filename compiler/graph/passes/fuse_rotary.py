@@ -110,7 +110,7 @@ class TurnedHeads(NamedTuple):
 
 
 def turned_heads(attention: ir.Node, index: int) -> TurnedHeads | None:
-    """What input ``index`` of ``attention`` is, or None where it is not turned in this way."""
+    """The value behind input ``index`` of ``attention``, or None where it is not turned in this way."""
     flat = producer(attention, index, "Reshape")
     swapped = _heads_swapped(producer(flat, 0, "Transpose"))
     inner = flat if swapped is None else swapped

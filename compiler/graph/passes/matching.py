@@ -135,7 +135,7 @@ def extents(value: ir.Value | None) -> tuple[Extent, ...] | None:
 
 
 def factors(extent: Extent) -> tuple[Extent, ...]:
-    """What ``extent`` is the product of, slowest first."""
+    """Factors of ``extent``, slowest first."""
     if isinstance(extent, int) or not _PRODUCT.fullmatch(extent):
         return (extent,)
     return tuple(int(part) if part.isdecimal() else part for part in extent.replace(" ", "").split(_TIMES))

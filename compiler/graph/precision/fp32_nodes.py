@@ -122,12 +122,12 @@ class FloatGraph:
         yield from self._behind(outputs, lambda node: node.op_type not in _PRODUCT_OPERATORS)
 
     def compared(self) -> Iterator[onnx.NodeProto]:
-        """What makes the scores that decisions compare, up to the products before them, which are among it."""
+        """Nodes behind the scores that decisions compare, up to the products before them, which are among it."""
         starts = [name for node in self.proto.graph.node if self._decides(node) for name in node.input]
         return self._behind(starts, lambda node: node.op_type not in _PRODUCT_OPERATORS)
 
     def before_softmax(self) -> Iterator[onnx.NodeProto]:
-        """What lies between each Softmax and the product before it."""
+        """Nodes between each Softmax and the product before it."""
         passed = MOVEMENT | _ELEMENTWISE_OPERATORS
         starts = [node.input[0] for node in self.proto.graph.node if node.op_type in _SOFTMAX_OPERATORS]
         return (node for node in self._behind(starts, lambda node: node.op_type in passed) if node.op_type in passed)

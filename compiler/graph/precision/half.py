@@ -112,7 +112,7 @@ class _Writing(Edit):
             next(attribute for attribute in written.attribute if attribute.name == "to").i = self.narrow.elem
 
     def _read(self, name: str, wide: bool) -> str:
-        """What holds the value ``name`` in the type that is wanted."""
+        """The value ``name`` in the type that is wanted."""
         if name in self.initializers:
             return self._constant(name, wide)
         if name in self._narrow_values:

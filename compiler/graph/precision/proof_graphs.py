@@ -35,7 +35,7 @@ _LEAST_UNIT = np.array(1e-30, np.float32)
 
 
 def proof_graph(graph: bytes, precision: Precision) -> bytes:
-    """What proves the emitted engine ``graph``: itself, or of bfloat16 its emulation."""
+    """Graph that proves the emitted engine ``graph``: itself, or of bfloat16 its emulation."""
     return emulated(graph) if PRECISIONS[precision].is_emulated else graph
 
 

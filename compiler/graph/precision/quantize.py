@@ -173,7 +173,7 @@ def small_tables(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rows(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
-    """What ``gather`` takes, from integers with a scale for each row."""
+    """The value that ``gather`` takes, from integers with a scale for each row."""
     (rows, width), ids = edit.initializers[table].dims, gather.input[1]
     integers = edit.encoded(table, INT8, TensorProto.INT8, [rows, width])
     scale = edit.encoded(table, INT8_SCALE, TensorProto.FLOAT, [rows])
@@ -183,7 +183,7 @@ def _rows(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
 
 
 def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
-    """What ``gather`` takes, from the bytes ``[rows, blocks, 16]`` that a product reads.
+    """The value that ``gather`` takes, from the bytes ``[rows, blocks, 16]`` that a product reads.
 
     A byte is looked up as the two numbers in it. ``GatherBlockQuantized`` would be one node, but wants bytes and scales
     of other dimensions than the product, which a view of the store cannot have beside them.

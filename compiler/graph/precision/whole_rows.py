@@ -88,7 +88,7 @@ def _is_product(gemm: onnx.NodeProto) -> bool:
 
 
 class _Flat:
-    """What is known of the values that are made of flattened rows: their width, and which have their rows in common."""
+    """Facts of the values that are made of flattened rows: their width, and which have their rows in common."""
 
     def __init__(self) -> None:
         self.group: dict[str, int] = {}
@@ -163,7 +163,7 @@ def _along_width(node: onnx.NodeProto, targets: Mapping[str, tuple[_Dim, ...]]) 
 
 
 def _parts(node: onnx.NodeProto, targets: Mapping[str, tuple[_Dim, ...]]) -> dict[str, int]:
-    """What a Split of the last dimension into constant widths returns, and those; nothing of another node."""
+    """Outputs of a Split of the last dimension into constant widths, and those; nothing of another node."""
     is_split = node.op_type == "Split" and _int(node, "axis", 0) == -1 and len(node.input) == 2
     widths = [width for width in targets.get(node.input[1], ()) if isinstance(width, int)] if is_split else []
     return dict(zip(node.output, widths, strict=True)) if widths else {}

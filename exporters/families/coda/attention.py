@@ -131,7 +131,7 @@ class Places:
         return cls(row, is_token, additive_mask(is_token, like)[:, None, None], relative, head_size)
 
     def added(self, asking: torch.Tensor | None = None, read: torch.Tensor | None = None) -> torch.Tensor | None:
-        """What is added to scores: those of the tokens ``asking`` [B, q] for the tokens ``read`` [B, m], each all by
+        """Addend of scores: those of the tokens ``asking`` [B, q] for the tokens ``read`` [B, m], each all by
         default. Broadcasts to [B, A, q, m]; None where there is neither padding nor a bias."""
         mask = self.mask
         if mask is not None and read is not None:
@@ -157,7 +157,7 @@ class Places:
         return table
 
     def turn(self, tokens: torch.Tensor | None = None) -> Positions | None:
-        """What turns the queries or keys of ``tokens`` [B, k], by default all, by their own positions."""
+        """Rotation of the queries or keys of ``tokens`` [B, k], by default all, by their own positions."""
         if self.head_size is None:
             return None
         if tokens is None:

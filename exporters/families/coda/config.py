@@ -52,11 +52,11 @@ class ImageInput:
 
     @property
     def tokens(self) -> int:
-        """What a layer sees: front tokens and patches."""
+        """Tokens of a layer: front tokens and patches."""
         return self.front_tokens + self.patches
 
     def problem(self) -> str | None:
-        """What makes no sense, as ``key: problem``, or None."""
+        """First problem, as ``key: problem``, or None."""
         for key, patch, side in (
             ("patch_height", self.patch_height, self.height),
             ("patch_width", self.patch_width, self.width),
@@ -91,7 +91,7 @@ class SoftTopK:
         return (*self.temperatures, self.epsilon)
 
     def problem(self) -> str | None:
-        """What makes no sense, as ``key: problem``, or None."""
+        """First problem, as ``key: problem``, or None."""
         if not _LEAST_EPSILON <= self.epsilon <= self.epsilon_start:
             return (
                 f"epsilon: expected a number from {_LEAST_EPSILON:g} to epsilon_start {self.epsilon_start:g}, "
@@ -171,7 +171,7 @@ class CodaConfig(OwnConfig):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What the model takes, in order."""
+        """Inputs of the model, in order."""
         if self.image is not None:
             return (PIXELS,)
         return (IDS, MASK, TYPE_IDS) if self.type_vocab_size > 1 else (IDS, MASK)
@@ -200,7 +200,7 @@ class CodaConfig(OwnConfig):
 
     @property
     def scale(self) -> float:
-        """What scores of attention are multiplied by, which no slice changes."""
+        """Scale of attention scores, which no slice changes."""
         return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     @property
@@ -236,7 +236,7 @@ class CodaConfig(OwnConfig):
         return None if len(self.offered) > 1 and stated is not None and REDUCTION not in stated else stated
 
     def problem(self) -> str | None:
-        """What makes no sense among the values, as ``key: problem``, or None."""
+        """First problem among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
             return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
         if found := self._input_problem():
@@ -334,7 +334,7 @@ def tokens_of_layers(stated: StatedTokens | None, tokens: int, reduction: int, l
 
 
 def stated_tokens_problem(stated: StatedTokens, reductions: Sequence[int], layers: int, most_tokens: int) -> str | None:
-    """What makes no sense for a model offered at ``reductions`` (falling), as ``key: problem``, or None."""
+    """First problem of a model offered at ``reductions`` (falling), as ``key: problem``, or None."""
     for length, by_reduction in stated.items():
         if not _is_number(length, 1, most_tokens):
             return f"{length[:80]!r}: expected the tokens of a row, 1 to {most_tokens}"

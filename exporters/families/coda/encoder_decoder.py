@@ -122,7 +122,7 @@ def load_model(folder: Path) -> CodaEncoderDecoder:
 
 
 def model_of(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> CodaEncoderDecoder:
-    """What ``load_model`` returns, of an open checkpoint with its configuration."""
+    """The module that ``load_model`` returns for an open checkpoint with its configuration."""
     model = with_weights(lambda: CodaEncoderDecoder(config), checkpoint)
     look_up_distances(model.decoder)
     return model
@@ -146,7 +146,7 @@ class ReadingPass(torch.nn.Module):
 
     @abstractmethod
     def read(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What of ``inputs`` the encoder reads: ids and mask [B, N]."""
+        """The encoder's ``inputs``: ids and mask [B, N]."""
 
     @abstractmethod
     def behind(self, source: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -173,7 +173,7 @@ class SourceEncoder(ReadingPass):
 
     @property
     def example_tokens(self) -> int:
-        """Of a prompt that it is traced with: so many that a layer computes more than one, for torch.export takes a
+        """Length of a prompt for the trace: so many that a layer computes more than one, for torch.export takes a
         number that is 1 there to be always 1."""
         return max(_EXAMPLE_TOKENS, int(self.model.encoder.reduction) + 1)
 

@@ -51,7 +51,7 @@ class CodaEncoderDecoderConfig(OwnConfig):
 
     @property
     def decoder(self) -> T5Model:
-        """What determines the decoder's graph; of the encoder's layers it says nothing."""
+        """Settings that determine the decoder's graph; of the encoder's layers it says nothing."""
         encoder = self.encoder
         return T5Model(
             vocabulary=self.vocabulary,
@@ -69,7 +69,7 @@ class CodaEncoderDecoderConfig(OwnConfig):
         )
 
     def problem(self) -> str | None:
-        """What makes no sense among the values, as ``key: problem``, or None."""
+        """First problem among the values, as ``key: problem``, or None."""
         if (found := self.encoder.problem()) is not None:
             return f"encoder: {found}"
         for key, usual in (

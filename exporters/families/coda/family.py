@@ -117,7 +117,7 @@ class TokenRoutes(Routing):
     config: CodaConfig
 
     def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
-        """Of every row the tokens by falling rank; none where nothing is compared."""
+        """The tokens of every row by falling rank; none where nothing is compared."""
         return self._entries(bucket.batch, capacities(self.config, submodel, bucket))
 
     def of_any_length(self, submodel: Submodel, longest: int) -> tuple[RoutingEntry, ...]:
@@ -163,8 +163,8 @@ class TokenRoutes(Routing):
 
 
 def coda_task_form(config: CodaConfig, prefix: str = "") -> TaskForm | None:
-    """Of a model whose encoder ``config`` describes, with the encoder's names behind ``prefix``. None where no layer is
-    conditional."""
+    """Routing of a model whose encoder ``config`` describes, with the encoder's names behind ``prefix``. None where no
+    layer is conditional."""
     if not config.conditional:
         return None
 

@@ -50,7 +50,7 @@ class CodaEncoder(torch.nn.Module):
     def routed(
         self, *inputs: torch.Tensor | None, given: Mapping[int, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, dict[int, Selection]]:
-        """What ``forward`` returns, and the selected tokens of every conditional layer; ``given`` [B, k] by layer
+        """The outputs of ``forward``, and the selected tokens of every conditional layer; ``given`` [B, k] by layer
         replaces the routers' own.
 
         Raises InputError for more tokens than the model takes, PlanError for fewer in a row than the reduction, unless
@@ -141,7 +141,7 @@ class Layer(torch.nn.Module):
         return self._behind(self.rows.add(base, chosen, selection.gates[..., None] * computed)), selection
 
     def _behind(self, y: torch.Tensor) -> torch.Tensor:
-        """What the layer made of all tokens, and a sequential adapter of that."""
+        """The layer's output for all tokens, and a sequential adapter of that."""
         return y + self.adapter(y) if self.config.adapter == "sequential" else y
 
     def _computed(
@@ -209,7 +209,8 @@ def make_embeddings(config: CodaConfig) -> TextEmbeddings | ImageEmbeddings:
 
 
 class Embeddings(torch.nn.Module):
-    """What texts and images share: vectors of places where positions are learned, and a norm where norms come last."""
+    """Parts that texts and images share: vectors of places where positions are learned, and a norm where norms come
+    last."""
 
     def __init__(self, config: CodaConfig) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def parameter_shapes(config: CodaConfig) -> dict[str, Shape]:
 
 
 def _embeddings(config: CodaConfig) -> dict[str, Shape]:
-    """Of tokens by their number and kind, or of an image's patches and the tokens before them."""
+    """Embedding of tokens by their number and kind, or of an image's patches and the tokens before them."""
     d, image = config.hidden_size, config.image
     if image is None:
         assert config.vocab_size is not None
@@ -232,7 +232,7 @@ def _router_ops(config: CodaConfig, at: str, bucket: Bucket) -> list[Op]:
 
 
 def _attention_ops(config: CodaConfig, at: str, rows: int, asking: int, reads: int) -> list[Op]:
-    """Of ``asking`` tokens of each row, for ``reads`` tokens of it."""
+    """Operations of ``asking`` tokens of each row, for ``reads`` tokens of it."""
     d, heads, size, bias = config.hidden_size, config.num_attention_heads, config.head_size, config.bias
     inner, shared = heads * size, config.key_value_heads * size
     q, m, scores = rows * asking, rows * reads, rows * heads * asking * reads
@@ -276,7 +276,7 @@ def _ffn_ops(config: CodaConfig, at: str, tokens: int, width: int) -> list[Op]:
 
 
 def variant_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[str, dict[str, list[Op]]]:
-    """What is computed, to variant, to its operations over all layers; nothing where all tokens pass.
+    """Operations over all layers by computation and variant: each over all layers; nothing where all tokens pass.
 
     ``coda.dispatch``: by index (``gather``), or as a product with a matrix of zeros and ones (``one_hot``);
     ``coda.combine``: read, added and written by index (``scatter``), or such a product. ``Rows`` has the modules. The

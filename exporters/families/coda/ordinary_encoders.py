@@ -114,7 +114,7 @@ def from_bert(checkpoint: Checkpoint) -> DenseEncoder:
 
 
 def from_t5(checkpoint: Checkpoint) -> DenseEncoder:
-    """Of an encoder alone, or of a model that has a decoder too, which is not judged.
+    """Problem of an encoder alone, or of a model that has a decoder too, which is not judged.
 
     Raises CheckpointError for what does not map.
     """
@@ -240,7 +240,7 @@ def activation_named(checkpoint: Checkpoint, key: str, name: object) -> str:
 
 
 def norm_eps(checkpoint: Checkpoint, key: str, default: float) -> float:
-    """What the norms add to a variance, ``default`` where config.json does not have ``key``. Raises CheckpointError."""
+    """Epsilon of the norms, ``default`` where config.json does not have ``key``. Raises CheckpointError."""
     value: Any = checkpoint.config.get(key, default)
     if type(value) not in (int, float) or not 0 < value < 1:
         raise checkpoint.misfit(f"{key}: expected a number between 0 and 1, got {value!r:.80}")

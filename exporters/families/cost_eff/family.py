@@ -82,7 +82,7 @@ def _signature(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> Sig
 
 
 def answer_specs(architecture: CostEffArchitecture) -> tuple[TensorSpec, ...]:
-    """What an exit returns: logits, and their entropy where it is defined."""
+    """Outputs of an exit: logits, and their entropy where it is defined."""
     logits = TensorSpec(LOGITS, "float32", ("batch", architecture.exits.classes))
     return (logits, TensorSpec(ENTROPY, "float32", ("batch",))) if architecture.has_entropy else (logits,)
 

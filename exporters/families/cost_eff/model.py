@@ -195,7 +195,7 @@ class Residual(torch.nn.Module):
 
 
 class OutputBias(torch.nn.Module):
-    """What is left of a linear layer that has no inputs: the bias ``[H]``, under its name."""
+    """Rest of a linear layer without inputs: the bias ``[H]``, under its name."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

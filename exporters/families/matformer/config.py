@@ -18,7 +18,7 @@ _DEFAULT_GRANULARITIES = {"ffn": (0.125, 0.25, 0.5, 1.0), "heads": (0.25, 0.5, 0
 
 @dataclass(frozen=True, kw_only=True)
 class NestedConfig(OwnConfig):
-    """What language and vision models share: a stack of layers whose FFN widths may differ.
+    """Configuration that language and vision models share: a stack of layers whose FFN widths may differ.
 
     ``intermediate_size`` is one width for every layer, or one a layer, in neurons. ``nested`` says that the weights
     were trained so that every prefix is a model; ``granularities`` which levels training sampled, by axis kind as
@@ -58,7 +58,7 @@ class NestedConfig(OwnConfig):
         return {kind: _DEFAULT_GRANULARITIES[kind] for kind in self.kinds}
 
     def problem(self) -> str | None:
-        """What makes no sense among the values, as ``key: problem``, or None."""
+        """First problem among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
             return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
         if self.hidden_size % self.num_attention_heads:

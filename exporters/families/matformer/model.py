@@ -139,7 +139,7 @@ class Layer(torch.nn.Module):
 
 
 class Places(NamedTuple):
-    """What attention of every layer knows about places: ``mask`` [S, S] to add to scores; ``turn`` of queries and keys
+    """Places as attention of every layer sees them: ``mask`` [S, S] to add to scores; ``turn`` of queries and keys
     by rotary positions; ``buckets`` [S, S] of a relative bias."""
 
     mask: torch.Tensor | None = None
@@ -274,7 +274,7 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 
 def model_of(checkpoint: Checkpoint) -> torch.nn.Module:
-    """What ``load_model`` returns, of an open checkpoint."""
+    """The module that ``load_model`` returns for an open checkpoint."""
     if checkpoint.config.get("model_type") == MatformerVitConfig.model_type:
         vision = read_config(checkpoint, MatformerVitConfig)
         return with_weights(lambda: MatformerViT(vision), checkpoint)

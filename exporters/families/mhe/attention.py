@@ -98,7 +98,7 @@ class Attention(torch.nn.Module):
         return by_head(self.embedding[role], self.config)
 
     def _split(self, projected: torch.Tensor, part: str) -> torch.Tensor:
-        """What the projection ``part`` made, [B, S, K * d], to [B, K, S, d]."""
+        """Output of the projection ``part``, [B, S, K * d], to [B, K, S, d]."""
         return split(projected, self.config, part not in self.config.own_projections).transpose(1, 2)
 
     def _told_apart(self, seed: torch.Tensor, role: str) -> torch.Tensor:
@@ -119,7 +119,7 @@ def attend_to_all(
 
 
 def split(projected: torch.Tensor, config: MheConfig, is_shared: bool = False) -> torch.Tensor:
-    """What a projection made, [B, S, K * d], as a vector of each of its heads, [B, S, K, d]; ``K`` is ``n``, or 1 of
+    """A projection's output, [B, S, K * d], as a vector of each of its heads, [B, S, K, d]; ``K`` is ``n``, or 1 of
     one that all heads share. What may shrink is read off the tensor."""
     if not config.width_first:
         return projected.view(*projected.shape[:2], -1, config.head_size)
@@ -128,7 +128,7 @@ def split(projected: torch.Tensor, config: MheConfig, is_shared: bool = False) -
 
 
 def joined(context: torch.Tensor, config: MheConfig) -> torch.Tensor:
-    """What heads read, [B, S, n, d], as the output projection takes it, [B, S, n * d]."""
+    """Head outputs, [B, S, n, d], as the output projection takes it, [B, S, n * d]."""
     return (context.transpose(2, 3) if config.width_first else context).flatten(2)
 
 

@@ -116,7 +116,7 @@ class SharedKeys(torch.nn.Module):
         return scores if mask is None else scores + mask[:, 0]
 
     def _by_key(self, key: torch.Tensor) -> torch.Tensor:
-        """What each head adds to the scores of each ``key`` [B, N, d]: [B, N, n]."""
+        """Each head's addend to the scores of each ``key`` [B, N, d]: [B, N, n]."""
         return functional.linear(key, by_head(self.embedding["query"], self.config))
 
     def _weighed(
@@ -132,7 +132,7 @@ class SharedKeys(torch.nn.Module):
         return context / (shared @ weights)[..., None]
 
     def _output(self, context: torch.Tensor) -> torch.Tensor:
-        """What heads read [B, S, n, d] to [B, S, H]. What mhe_add adds to values is added here: rows of probabilities
+        """Head outputs [B, S, n, d] to [B, S, H]. What mhe_add adds to values is added here: rows of probabilities
         sum to 1 (6.5)."""
         if self.is_mul:
             return functional.linear(joined(context, self.config), self.folded.output, self.output.bias)

@@ -37,7 +37,7 @@ _DEFAULT_GRANULARITIES = (0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class MheConfig(OwnConfig):
-    """What encoders, decoders and both together share.
+    """Configuration that encoders, decoders and both together share.
 
     ``attention`` is the kind of every sublayer; ``head_dim`` the size of a head, by default ``hidden_size`` over the
     heads; ``softmax_scale`` what scores are multiplied by, by default ``1 / sqrt(head_dim)``. ``factors`` says how the
@@ -77,7 +77,7 @@ class MheConfig(OwnConfig):
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by, which no slice changes: neither of heads nor of their numbers."""
+        """Scale of scores, which no slice changes: neither of heads nor of their numbers."""
         return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     @property
@@ -117,7 +117,7 @@ class MheConfig(OwnConfig):
 
     @property
     def table_shape(self) -> tuple[int, int]:
-        """Of a table of head embeddings."""
+        """Shape of a table of head embeddings."""
         return (self.axis_size, self.step)
 
     @property
@@ -133,7 +133,7 @@ class MheConfig(OwnConfig):
         return dict.fromkeys(self.kinds, _DEFAULT_GRANULARITIES)
 
     def problem(self) -> str | None:
-        """What makes no sense among the values, as ``key: problem``, or None."""
+        """First problem among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
             return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:

@@ -135,8 +135,8 @@ def _folded_tensor(module: torch.nn.Module, name: str) -> torch.Tensor:
 
 
 def kept_axes(config: MheConfig, role: str) -> tuple[KeptAxes, ...]:
-    """Of attention in ``role``, layer by layer; none where all submodels keep the same: heads that all read one pair of
-    keys and values leave that as it is."""
+    """Cached heads of attention in ``role``, layer by layer; none where all submodels keep the same: heads that all
+    read one pair of keys and values leave that as it is."""
     axes = [place.axis for place in places_of(config) if place.role == role]
     if config.width_first:
         return tuple(KeptAxes(size=axis) for axis in axes if axis is not None)

@@ -203,7 +203,7 @@ def key_spread(checkpoint: Checkpoint, config: MheConfig) -> float:
 
 
 def _spread(config: MheConfig, at: str, read: Read) -> float:
-    """Of the sublayer ``at``."""
+    """Spread of the sublayer ``at``."""
     table = read(f"{at}.embedding.query")
     by_key = (table.T if config.width_first else table) @ read(f"{at}.key.weight") * config.scale  # u [n, H]
     norm = _norm_before(config, at)

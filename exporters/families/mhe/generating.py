@@ -83,7 +83,7 @@ class Recording(torch.nn.Module):
 
 
 def as_cached(attention: Any) -> Any:  # Attention, or in a form of its own
-    """What makes the keys and values that engines keep of ``attention``: of the literal one, its form in those."""
+    """Module of the cached keys and values of ``attention``: of the literal one, its form in those."""
     return in_form(attention, cached_form(attention.config)) if isinstance(attention, Attention) else attention
 
 

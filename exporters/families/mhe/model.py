@@ -95,7 +95,7 @@ class MheDecoder(torch.nn.Module):
         return self.logits(hidden)
 
     def turn(self, places: torch.Tensor) -> Positions | None:
-        """What turns queries and keys [B, n, S, d] at ``places`` [S], or [B, 1, S], where positions are rotary."""
+        """Rotation of queries and keys [B, n, S, d] at ``places`` [S], or [B, 1, S], where positions are rotary."""
         return rotary(places, self.config.head_size) if self.config.position == "rotary" else None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ class MheEncoderDecoder(torch.nn.Module):
         return self.logits(hidden)
 
     def encode(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """What the encoder makes of ``input_ids`` [B, N], whose ``mask`` [B, 1, 1, N] is added to scores: [B, N, H]."""
+        """Encoder states of ``input_ids`` [B, N], whose ``mask`` [B, 1, 1, N] is added to scores: [B, N, H]."""
         hidden: torch.Tensor = self.embeddings(input_ids)
         for layer in self.encoder.layers:
             hidden = layer(hidden, mask)
@@ -302,7 +302,7 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 
 def model_of(checkpoint: Checkpoint, config: MheConfig) -> torch.nn.Module:
-    """What ``load_model`` returns, of an open checkpoint with its configuration."""
+    """The module that ``load_model`` returns for an open checkpoint with its configuration."""
     return with_weights(lambda: made(config), checkpoint)
 
 

@@ -1,4 +1,4 @@
-"""What a pass over an MHE model costs, operation by operation, and its attention in each form (no torch here).
+"""Cost of a pass over an MHE model, operation by operation, and its attention in each form (no torch here).
 
 Attention of heads with embeddings, which engines may have in several forms, is left out of a pass: ``variant_ops`` has
 it. Shapes: ``B`` rows, ``S`` tokens, ``T = B * S``, ``H`` hidden, ``n`` heads of size ``d``.
@@ -111,7 +111,7 @@ def _layer_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> list[Op
 
 
 def _between(config: MheConfig, submodel: Submodel, bucket: Bucket, layer: str) -> list[Op]:
-    """What a layer has beside attention."""
+    """Parts of a layer beside attention."""
     d, t, width = config.hidden_size, bucket.tokens, submodel[f"{layer}.ffn"]
     return [
         *(elementwise(f"{place.at}_norm", t * d, passes=5) for place in places_in(config, layer)),

@@ -71,7 +71,7 @@ def attention_shapes(config: MheConfig, at: str) -> dict[str, Shape]:
 
 
 def table(config: MheConfig) -> str:
-    """What the tables of head embeddings are called, by how they are stored."""
+    """Names of the tables of head embeddings, by how they are stored."""
     return "factor" if config.factors == "1+e" else "embedding"
 
 
@@ -108,7 +108,7 @@ def _keeps_caches(config: MheConfig) -> bool:
 
 
 def _slices_of_heads(config: MheConfig, at: str, axis: str) -> Iterator[PrefixSlice]:
-    """What shrinks with the heads of one attention, or with how many numbers each has; projections and biases that it
+    """Slices along the heads of one attention, or with how many numbers each has; projections and biases that it
     may not have among it."""
     if config.has_tables:
         yield from (PrefixSlice(f"{at}.{table(config)}.{role}", 0, axis) for role in ROLES)

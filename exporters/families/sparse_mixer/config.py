@@ -169,7 +169,7 @@ class SparseMixerConfig(OwnConfig):
         return layer in self.moe_layers
 
     def problem(self) -> str | None:
-        """What makes no sense among the values, as ``key: problem``, or None."""
+        """First problem among the values, as ``key: problem``, or None."""
         if self.num_hidden_layers > MOST_LAYERS:
             return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
         if self.hidden_size % self.num_attention_heads:

@@ -81,7 +81,7 @@ def _signature(checkpoint: Checkpoint, config: SparseMixerConfig) -> Signature:
 
 
 def _outputs(config: SparseMixerConfig) -> tuple[TensorSpec, ...]:
-    """What the head returns, in this order; without a head the last states and the pooled first position."""
+    """Outputs of the head, in this order; without a head the last states and the pooled first position."""
     tokens, d = ("batch", "sequence"), config.hidden_size
     outputs = []
     if config.predicts_tokens:

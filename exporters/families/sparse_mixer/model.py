@@ -60,7 +60,7 @@ class SparseMixer(torch.nn.Module):
         token_type_ids: torch.Tensor | None = None,
         given: Mapping[int, torch.Tensor] | None = None,
     ) -> tuple[Outputs, dict[int, Routes]]:
-        """What ``forward`` returns, and the routes of every layer of experts.
+        """The outputs of ``forward``, and the routes of every layer of experts.
 
         ``given`` has routes by layer, which replace the router's own (``Routes.chosen``).
         """
@@ -212,7 +212,7 @@ def load_model(folder: Path) -> SparseMixer:
 
 
 def model_of(checkpoint: Checkpoint, config: SparseMixerConfig) -> SparseMixer:
-    """What ``load_model`` returns, of an open checkpoint with its configuration."""
+    """The module that ``load_model`` returns for an open checkpoint with its configuration."""
     model = with_weights(lambda: SparseMixer(config), checkpoint)
     model.hold_matrices()
     return model

@@ -64,7 +64,7 @@ class MoE(torch.nn.Module):
         return routing_of(self.config, tokens, self.percent, self.group_size, self.kept)
 
     def _slots(self, routes: Routes) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Of each expert, the rows [N] of the flattened tokens that it computes, and their gates [N]."""
+        """The rows [N] of each expert of the flattened tokens that it computes, and their gates [N]."""
         chosen = routes.chosen
         if self.config.router == "experts_choose":
             start = torch.arange(chosen.shape[0], device=chosen.device) * routes.scores.shape[1]

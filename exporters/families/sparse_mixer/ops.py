@@ -189,7 +189,7 @@ def _expert_ops(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
 
 
 def variant_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -> Variants:
-    """What is computed, to variant, to its operations over all layers; ``bucket`` is the submodel's own.
+    """Operations over all layers by computation and variant: each over all layers; ``bucket`` is the submodel's own.
 
     ``moe.dispatch`` and ``moe.combine`` bring tokens to experts and back: ``gather`` by index, ``one_hot`` as a product
     with a matrix of zeros and ones, as the reference does; ``scatter`` adds expert by expert to rows of the answer.

@@ -75,7 +75,7 @@ def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> JudgedRou
 
 
 def experts_gap(scores: torch.Tensor, chosen: torch.Tensor) -> ScoreGap:
-    """Of ``chosen`` [G, K, C], the tokens of each expert by falling score, under ``scores`` [G, T, E].
+    """Score gaps of ``chosen`` [G, K, C], the tokens of each expert by falling score, under ``scores`` [G, T, E].
 
     By how much a token stands behind, or is left out for, one that scores less.
     """
@@ -84,13 +84,13 @@ def experts_gap(scores: torch.Tensor, chosen: torch.Tensor) -> ScoreGap:
 
 
 def group_and_expert(index: tuple[int, ...]) -> str:
-    """What the first two dimensions of the routes of Experts Choose count."""
+    """Units of the first two dimensions of the routes of Experts Choose."""
     group, expert = index
     return f"group {group}, expert {expert}"
 
 
 def tokens_gap(scores: torch.Tensor, chosen: torch.Tensor, capacity: int, prioritized: bool) -> ScoreGap:
-    """Of ``chosen`` [G, T], the expert of each token or DROPPED, under ``scores`` [G, T, E].
+    """Score gaps of ``chosen`` [G, T], the expert of each token or DROPPED, under ``scores`` [G, T, E].
 
     A token that an expert computes: by how much another expert scores higher. A dropped one: the least by which an
     expert without a free slot may lie below its best, or, where tokens are ``prioritized``, above one that has a slot

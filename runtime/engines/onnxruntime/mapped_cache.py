@@ -124,7 +124,7 @@ def _build(folder: Path, build: Callable[[Path, str], None]) -> None:
 
 
 def _processor() -> str:
-    """What the packed layout depends on: the processor and the instructions it offers."""
+    """Identity of the packed layout: the processor and the instructions it offers."""
     facts = probe_host()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -63,7 +63,7 @@ class TaskInputs:
     def run(
         self, session: Any, names: Sequence[str], feeds: Mapping[str, Array], task: TaskTensors | None
     ) -> list[Array]:
-        """What ``session`` returns under ``names``, owned by the caller. Raises InputError unless ``feeds`` has every
+        """Outputs of ``session`` under ``names``, owned by the caller. Raises InputError unless ``feeds`` has every
         input of a request, and no other: a binding remembers the address of the last one."""
         if feeds.keys() != self._requested:
             raise InputError(f"inputs {', '.join(sorted(feeds))}: expected {', '.join(sorted(self._requested))}")
@@ -98,7 +98,7 @@ class TaskInputs:
 
 
 class _Engine(Protocol):
-    """What a task's runner asks of the engine's."""
+    """Interface of the engine's runner for a task's."""
 
     def run(self, feeds: Mapping[str, Array], routing: bool, task: TaskTensors | None) -> list[Array]: ...
     def bind(

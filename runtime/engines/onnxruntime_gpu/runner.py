@@ -97,7 +97,7 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
 
     @property
     def capture_refusal(self) -> str | None:
-        """What ONNX Runtime said where it could not capture runs, in one line. Raises BundleError while inactive."""
+        """ONNX Runtime's message where it could not capture runs, in one line. Raises BundleError while inactive."""
         self._require_open()
         return self._refusal
 

@@ -111,7 +111,7 @@ class CacheContext:
                 self._reserve(context, needed)
 
     def _reserve(self, context: trt.IExecutionContext, size: int) -> None:
-        """Of one that has memory already no run is queued: every run is waited for."""
+        """Queues no run where memory is there already: every run is waited for."""
         before, self._memory, self._bytes = self._memory, None, 0
         if before is not None:
             self.device.free(before)
@@ -139,7 +139,7 @@ class CacheRun:
         made: Mapping[str, DeviceArray],
         forget: Callable[[CacheRun], None],
     ) -> None:
-        """What lies on the device is ``read``, by the names of inputs, caches among it, which are updated, or ``made``,
+        """Bindings on the device: ``read``, by the names of inputs, caches among it, which are updated, or ``made``,
         by those of outputs; ``forget`` is called when the run is closed. Made under the device's lock. Raises
         BundleIncompatibleError where memory is short."""
         self._context, self._layout, self._forget = context, layout, forget
@@ -213,7 +213,7 @@ class CacheRun:
         return queued
 
     def _capture(self, blocks: Blocks) -> None:
-        """Of what is bound: nothing else has run since, as TensorRT asks of a capture."""
+        """Graph of the bound memory: nothing else has run since, as TensorRT asks of a capture."""
         # Of its own: other threads may queue work in the device's stream, which must not be captured.
         stream = Stream()
         try:

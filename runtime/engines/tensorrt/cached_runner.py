@@ -123,7 +123,7 @@ class TensorRTCacheRunner:
             return run
 
     def inspect(self) -> str:
-        """What TensorRT made of the graph, as the JSON of its engine inspector. Raises BundleError while inactive."""
+        """TensorRT's engine, as the JSON of its engine inspector. Raises BundleError while inactive."""
         return inspected(self._require_open())
 
     @property

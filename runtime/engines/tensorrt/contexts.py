@@ -100,7 +100,7 @@ class ExecutionContext:
         self._layout = layout
 
     def _set_shapes(self, context: trt.IExecutionContext, layout: Layout) -> None:
-        """Of the inputs; the outputs then have theirs, or they would be written past their memory."""
+        """Sets shapes of the inputs; the outputs then have theirs, or they would be written past their memory."""
         for name, slot in layout.inputs.items():
             if not context.set_input_shape(name, trt.Dims(list(slot.shape))):
                 raise BundleError(f"{self._where}: TensorRT refused shape {list(slot.shape)} of {name}")

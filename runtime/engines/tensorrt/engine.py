@@ -68,7 +68,7 @@ def _require_memory(engine: EngineEntry, needed: int) -> None:
 
 
 def this_gpu(device: int = 0) -> Gpu:
-    """What plans that are built here are bound to. Raises BundleError where there is no GPU."""
+    """Identity of plans that are built here. Raises BundleError where there is no GPU."""
     name, capability = device_name(device)
     return Gpu(name, capability, trt.__version__)
 
@@ -150,7 +150,7 @@ def _tensor_of(engine: trt.ICudaEngine, name: str) -> PlanTensor:
 
 
 def inspected(engine: trt.ICudaEngine) -> str:
-    """What TensorRT made of the graph, as the JSON of its engine inspector."""
+    """TensorRT's engine, as the JSON of its engine inspector."""
     inspector = engine.create_engine_inspector()
     text: str = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     return text

@@ -93,7 +93,7 @@ class TensorRTRunner(CopyingRunner):
             return self._bound.bind(feeds, outputs)
 
     def inspect(self) -> str:
-        """What TensorRT made of the graph, as the JSON of its engine inspector. Raises BundleError while inactive."""
+        """TensorRT's engine, as the JSON of its engine inspector. Raises BundleError while inactive."""
         return inspected(self._require_open()[0])
 
     @property
