@@ -166,6 +166,8 @@ def _require_backend(resolved: Resolved) -> None:
                 f"`emit_only`: profile {device.name} is for {device.backend}, which runs graphs as they are; leave it "
                 "out"
             )
+        if problem := opener(backend.name).problem(device.precisions):
+            raise BuildError(f"profile {device.name}: engines for {backend.title} cannot be proven here: {problem}")
     elif not emit_only and (problem := opener(backend.name).problem()):
         raise BuildError(
             f"profile {device.name}: plans for {backend.title} cannot be built here: {problem}; or compile with "

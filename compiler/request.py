@@ -17,7 +17,7 @@ from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_tasks
-from ..profiles.backends import BACKENDS
+from ..profiles.backends import BACKENDS, Backend
 from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
@@ -175,6 +175,10 @@ def plan(request: CompileRequest) -> Plan:
 def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSource) -> DeviceProfile:
     """The profile with what the request puts in place of its own, and with buckets that the model has."""
     asked = None if request.buckets is None else [_bucket(bucket) for bucket in request.buckets]
+    if request.backend is not None and request.backend != device.backend:
+        device = _for_backend(device, BACKENDS[request.backend], request)
+    if source.exits is not None and "segments" not in BACKENDS[device.backend].kinds:
+        raise PlanError(f"{source.name} has exits, and engines for {device.backend} are whole ones; use onnxruntime")
     device = replace(
         device,
         buckets=_signature(source, device).buckets(asked, device.buckets),
@@ -197,6 +201,20 @@ def _for_request(device: DeviceProfile, request: CompileRequest, source: ModelSo
         device = replace(device, precisions=tuple(request.precisions))
         if problem := precision_problem(device.precisions, device.backend):
             raise PlanError(f"precision: {problem}")
+    return device
+
+
+def _for_backend(device: DeviceProfile, backend: Backend, request: CompileRequest) -> DeviceProfile:
+    """``device`` with ``backend`` in place of its own, and without what the profile states for that alone."""
+    device = replace(
+        device,
+        backend=backend.name,
+        tensorrt=None if backend.runs_graphs else device.tensorrt,
+        capacities=device.capacities if backend.fixed_caches else None,
+        host=device.host if backend.runs_graphs else None,
+    )
+    if problem := precision_problem(request.precisions or device.precisions, backend.name):
+        raise PlanError(f"precision: {problem}")
     return device
 
 

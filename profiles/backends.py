@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-BackendName = Literal["onnxruntime", "tensorrt"]
+BackendName = Literal["onnxruntime", "tensorrt", "openvino"]
 # Kinds of engine beside whole ones: segments of a model with exits, those that generate, those that take tasks.
 EngineKind = Literal["segments", "generation", "tasks"]
 
@@ -80,4 +80,13 @@ TENSORRT = Backend(
     static_segments=True,
     generation_note="engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet",
 )
-BACKENDS: Mapping[str, Backend] = MappingProxyType({one.name: one for one in (ONNXRUNTIME, TENSORRT)})
+OPENVINO = Backend(
+    name="openvino",
+    title="OpenVINO",
+    module="openvino",
+    distributions=("openvino",),
+    extra="openvino",
+    opener="runtime.engines.openvino",
+    kinds=frozenset(),
+)
+BACKENDS: Mapping[str, Backend] = MappingProxyType({one.name: one for one in (ONNXRUNTIME, TENSORRT, OPENVINO)})

@@ -16,6 +16,7 @@ from typing import Literal, ParamSpec, TypeVar
 from ..argument_types import option, require_types
 from ..bucket import Bucket
 from ..progress import Progress, silent
+from .backends import BackendName
 from .budget import BudgetSpec
 from .device_profile import DeviceProfile, PromotionOrder
 from .precision import Precision
@@ -82,6 +83,7 @@ class CompileRequest:
         "cheapest on the device.",
         option="variant",
     )
+    backend: BackendName | None = option("Back end in place of the profile's, such as openvino; see docs/openvino.md.")
     precisions: Sequence[Precision] | None = option(
         "Precision of engines, such as fp16; of several, such as fp32,int8, a budget takes the widest that it affords. "
         "Default: the profile's.",

@@ -51,9 +51,9 @@ class PrecisionSpec:
     Weights are stored in ``encoding``, by ``bits``, its value on the axis of precisions; ``backends`` run it.
     ``numbers`` are what it computes with: of ``integers`` the products alone, whose activations are rounded by a scale.
     ``calibration`` is what must be known of the values before a graph can have it: ``scales`` of the products' inputs,
-    found on examples, or that none leaves the ``range`` of the type. ``is_emulated``: no processor computes with it, so
-    that a float32 emulation proves its engines. ``is_always_packed``: on a processor its kernels compute something
-    else, and slowly, from weights that are mapped.
+    found on examples, or that none leaves the ``range`` of the type. ``is_emulated``: ONNX Runtime does not compute
+    with it, so that a float32 emulation proves engines that it stands in for. ``is_always_packed``: on a processor its
+    kernels compute something else, and slowly, from weights that are mapped.
     """
 
     bits: int
@@ -79,7 +79,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         "fp32": PrecisionSpec(
             bits=32,
             encoding=FP32,
-            backends=("onnxruntime", "tensorrt"),
+            backends=("onnxruntime", "tensorrt", "openvino"),
             numbers="floats",
             tolerance=LayerTolerance(atol=4e-6, rtol=1e-5, min_cosine=1 - 1e-6, rms=4e-7),
         ),
@@ -94,7 +94,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         "bf16": PrecisionSpec(
             bits=16,
             encoding=BF16,
-            backends=("tensorrt",),
+            backends=("tensorrt", "openvino"),
             numbers="halves",
             tolerance=LayerTolerance(atol=2e-1, rtol=8e-3, min_cosine=1 - 2e-3, rms=2.08e-1),
             is_emulated=True,

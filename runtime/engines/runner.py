@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from types import TracebackType
@@ -123,8 +123,8 @@ class Opener(Protocol):
     take_device: Callable[[], Device] | None
     """Opens the device on which runners are DeviceRunners; None where engines run on the processor."""
 
-    def problem(self) -> str | None:
-        """Why no engine can run on this host, in one line, or None."""
+    def problem(self, precisions: Collection[str] = ()) -> str | None:
+        """Why no engine, or none in one of ``precisions``, can run on this host, in one line, or None."""
         ...
 
     def open_runner(

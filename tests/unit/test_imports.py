@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Modules of the root, which everything shares, come before them all.
 LAYERS = ("profiles", "bundle", "runtime", "integrations", "exporters", "compiler", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
-DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "tensorrt", "cuda", "tokenizers"}
+DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "openvino", "tensorrt", "cuda", "tokenizers"}
 BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "ml_dtypes"}
 OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
@@ -151,7 +151,7 @@ def test_families_describe_without_torch() -> None:
 
 def test_the_name_of_a_back_end_or_provider_is_tested_nowhere() -> None:
     """What differs between them is in their entries (profiles/backends.py, onnxruntime_gpu/provider.py)."""
-    names = {"onnxruntime", "tensorrt", "cuda", "cpu"}
+    names = {"onnxruntime", "openvino", "tensorrt", "cuda", "cpu"}
     for module, path in FILES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):

@@ -148,7 +148,8 @@ def link(source: Path, target: Path) -> None:
 def proof_bundle_in(bundle: Bundle, folder: Path) -> Bundle:
     """A written ``bundle`` as this host runs it: its own files, or proof graphs in ``folder`` where any differs."""
     engines = {engine.file: engine for engine in bundle.manifest.engines}
-    if not any(PRECISIONS[engine.precision].is_emulated for engine in engines.values()):
+    emulates = {file for file, engine in engines.items() if not BACKENDS[engine.backend].runs_graphs}
+    if not any(PRECISIONS[engines[file].precision].is_emulated for file in emulates):
         return replace(bundle, manifest=_here(bundle.manifest))
     link_shared_files(bundle, folder)
     for file, engine in engines.items():

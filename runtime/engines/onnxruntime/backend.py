@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module, util
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 take_device = None  # engines run on the processor, in memory of their callers
 
 
-def problem() -> str | None:
+def problem(precisions: Collection[str] = ()) -> str | None:  # noqa: ARG001
     """See ``Opener.problem``. Imports nothing."""
     return None if util.find_spec("onnxruntime") else "onnxruntime is not installed; install nestforge[cpu]"
 

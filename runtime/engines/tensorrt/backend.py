@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MODULES = ("tensorrt", "cuda.bindings.runtime")
 
 
-def problem() -> str | None:
+def problem(precisions: Collection[str] = ()) -> str | None:  # noqa: ARG001
     """See ``Opener.problem``. Imports TensorRT where it is installed."""
     for name in _MODULES:
         try:
