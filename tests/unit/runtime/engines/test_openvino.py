@@ -32,7 +32,9 @@ from nestforge.runtime.engines.measure import measure_bundle
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
+from support.cost_eff_models import save_tiny
 from support.tiny_compile import board, builder_in, template_of, write_levels
+from support.tiny_gpt2 import save_gpt2
 
 pytest.importorskip("openvino")
 
@@ -177,7 +179,7 @@ def test_the_gate_runs_in_openvino_and_the_bundle_answers(
         again.build(universal.spec.universal(), builder.profile.buckets[0])
 
 
-def test_what_it_does_not_run_is_refused_before_the_work(tiny_folder: Path, tmp_path: Path) -> None:
+def test_precisions_that_it_does_not_run_are_refused_before_the_work(tiny_folder: Path, tmp_path: Path) -> None:
     def refused(**asked: Any) -> str:
         with pytest.raises(PlanError) as error:
             resolve(CompileRequest(tiny_folder, backend="openvino", profile="t4", buckets=["1x16"], **asked))
@@ -186,3 +188,12 @@ def test_what_it_does_not_run_is_refused_before_the_work(tiny_folder: Path, tmp_
     profile = resolve(CompileRequest(tiny_folder, backend="openvino", profile="t4", buckets=["1x16"])).profile
     assert (profile.backend, profile.tensorrt, profile.capacities) == ("openvino", None, None)
     assert refused(precisions=["int8"]) == ("precision: int8 does not run on openvino; expected some of fp32, bf16")
+
+
+def test_engines_that_are_not_whole_are_refused_before_the_work(tmp_path: Path) -> None:
+    for folder, asked, message in (
+        (save_gpt2(tmp_path / "gpt2"), {"generate": True}, "generate: engines for openvino are whole ones"),
+        (save_tiny(tmp_path / "exits"), {}, "exits has exits, and engines for openvino are whole ones"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            resolve(CompileRequest(folder, backend="openvino", profile="t4", buckets=["1x16"], **asked))
