@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from nestforge.errors import CheckpointError
 from nestforge.exporters.families.cost_eff.loading import factorise
-from nestforge.exporters.families.cost_eff.model import entropy
+from nestforge.exporters.families.cost_eff.model import EveryExit, FirstSegment, LaterSegment, entropy
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.cost_eff_models import save_tiny
@@ -117,3 +117,20 @@ def test_a_factorised_lookup_equals_rows_of_the_product(tmp_path: Path) -> None:
 def test_a_rank_that_no_table_has(rank: int) -> None:
     with pytest.raises(CheckpointError, match=rf"embedding \[50, 12\]: expected a rank of 1\.\.12, got {rank}"):
         factorise(torch.zeros(50, 12), rank)
+
+
+@pytest.mark.parametrize("layers", [(1, 3, 4), (3, 4), (4,)])
+def test_a_chain_equals_one_pass(tmp_path: Path, layers: tuple[int, ...]) -> None:
+    model = load_universal(open_source(save_tiny(tmp_path / "m"))).module.model
+    with torch.no_grad():
+        whole = EveryExit(model, layers, layers[-1])(IDS, MASK)
+        outputs: list[torch.Tensor] = []
+        state = IDS
+        for number, (first, last) in enumerate(zip((0, *layers), layers, strict=False)):
+            kind = LaterSegment if number else FirstSegment
+            returned = kind(model, first, last, passes_on=last != layers[-1])(state, MASK)
+            state = returned[0]
+            outputs += returned
+        logits, entropy = model(IDS, MASK)
+    torch.testing.assert_close(tuple(outputs), whole, rtol=0, atol=0)
+    torch.testing.assert_close(whole[-2:], (logits, entropy), rtol=0, atol=0)

@@ -7,22 +7,32 @@ from typing import Any
 
 import nestforge
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.manifest import WEIGHTS_NAME, SubmodelEntry
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.graph.store import recover_order
+from nestforge.compiler.engines.templates import Templates
+from nestforge.compiler.graph.emit import emit
+from nestforge.compiler.graph.store import read_store, recover_order, write_store
+from nestforge.compiler.planning.variants import chosen_variants
 from nestforge.compiler.verify import verify_bundle
+from nestforge.compiler.work.staging import Stage
 from nestforge.errors import ExportError, PlanError
 from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.profiles.load_profile import load_profile
 from safetensors import safe_open
+from safetensors.numpy import load_file
+from support.mixer_reference import Weights, mixer_outputs
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import board
-from support.tiny_mixer import save_tiny_mixer
+from support.tiny_mixer import mixer_config, save_tiny_mixer
 
 BUCKET = Bucket(2, 16)
 # One layer that mixes, with experts where there are any, and one that attends.
@@ -195,3 +205,179 @@ def test_a_bert_of_the_same_family(tmp_path: Path) -> None:
         assert answer.bucket == Bucket(2, 8)
         expected = universal.module(*(torch.from_numpy(rows[name]) for name in ("input_ids", "token_type_ids")))
         np.testing.assert_allclose(answer.outputs["pooler_output"], expected[1].numpy(), atol=1e-5)
+
+
+PROFILE = board(budgets={"full": {}}, buckets=["b2-s16"])
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "experts choose": ({"mixing": "hartley"}, "moe.capacity_factor50-moe.experts2-sequence8"),
+    "tokens choose": ({"router": "tokens_choose"}, "moe.capacity_factor25-moe.group_size16"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_engines_compute_what_the_paper_says(tmp_path: Path, case: str) -> None:
+    """Of the trained model, and of a submodel that lowers every axis."""
+    settings, submodel = CASES[case]
+    folder = save_tiny_mixer(tmp_path / "m", **settings)
+    bundle = compile_bundle(
+        folder, PROFILE, tmp_path / "b", levels={"moe.capacity_factor": (1.0,)}, submodels=[submodel]
+    )
+    manifest = open_bundle(bundle).manifest
+    entries = {entry.id: entry for entry in manifest.submodels}
+    stored, trained = load_file(bundle / WEIGHTS_NAME), load_file(folder / "model.safetensors")
+    assert len(manifest.engines) == 2
+    for engine in manifest.engines:
+        shape = (engine.bucket.batch, engine.bucket.sequence)
+        weights, stated = _of(
+            entries[engine.submodel], trained, stored, {"head": "none", **vars(mixer_config(**settings))}
+        )
+        session = onnxruntime.InferenceSession(bundle / engine.file)
+        for seed in range(3):
+            random = np.random.default_rng(seed)
+            ids, types = random.integers(0, 24, shape), random.integers(0, 2, shape)
+            expected = mixer_outputs(stated, weights, ids, types)
+            found = session.run([spec.name for spec in manifest.outputs], {"input_ids": ids, "token_type_ids": types})
+            for output, reference in zip(found, expected, strict=True):
+                np.testing.assert_allclose(output, reference, atol=5e-5)
+
+
+def _of(
+    entry: SubmodelEntry, trained: Weights, stored: Weights, settings: dict[str, Any]
+) -> tuple[Weights, dict[str, Any]]:
+    """Weights and settings of one submodel: experts that it lacks answer with zeros.
+
+    Which those are is told by the rows of the router, which the store has in its own order of the experts.
+    """
+    value = {name: values[0] for name, values in entry.values.items()}
+    weights = {name: tensor.astype(np.float64) for name, tensor in trained.items()}
+    for layer in settings["moe_layers"]:
+        rows = [row.tolist() for row in stored[f"layers.{layer}.moe.router.weight"]]
+        first = rows[: value.get("moe.experts", settings["num_experts"])]
+        for expert, row in enumerate(trained[f"layers.{layer}.moe.router.weight"]):
+            if row.tolist() not in first:
+                weights[f"layers.{layer}.moe.experts.down_weight"][expert] = 0
+                weights[f"layers.{layer}.moe.experts.down_bias"][expert] = 0
+    capacity = value["moe.capacity_factor"] / 100
+    return weights, {**settings, "capacity_factor": capacity, "group_size": value["moe.group_size"]}
+
+
+ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "scatter, per expert": ({}, {"moe.products": "per_expert", "moe.combine": "scatter", "moe.dispatch": "gather"}),
+    "gather, batched, two groups": (
+        {"group_size": 16},
+        {"moe.products": "batched", "moe.combine": "gather", "moe.dispatch": "gather"},
+    ),
+    "one-hot": (
+        {"group_size": 16},
+        {"moe.products": "per_expert", "moe.combine": "one_hot", "moe.dispatch": "one_hot"},
+    ),
+    "tokens choose, folded": (
+        {"router": "tokens_choose", "mixing": "hartley", "capacity_factor": 0.75},
+        {"moe.products": "per_expert", "moe.combine": "gather", "moe.dispatch": "gather", "mixing": "folded"},
+    ),
+    "tokens choose, dense": (
+        {"router": "tokens_choose", "mixing": "fourier", "batch_prioritized": False, "capacity_factor": 0.5},
+        {"moe.products": "batched", "moe.combine": "scatter", "moe.dispatch": "one_hot", "mixing": "dense"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENGINES)
+def test_an_engine_of_every_variant(case: str, tmp_path: Path) -> None:
+    settings, variants = ENGINES[case]
+    universal = load_universal(open_source(save_tiny_mixer(tmp_path / "m", **settings)))
+    whole = universal.spec.universal()
+    template = Templates(universal, Stage(tmp_path, tmp_path), board(variants=variants)).traced(whole, BUCKET, None)
+    write_store(universal, template.weights, template.tables, tmp_path / WEIGHTS_NAME)
+    path = tmp_path / "engine.onnx"
+    path.write_bytes(emit(template, read_store(tmp_path / WEIGHTS_NAME, universal.spec), whole))
+    _check_operations(path)
+    assert_tensorrt_takes(tmp_path)
+    assert template.slice_problem is None
+    assert template.private_bytes < 4096
+
+    draw = np.random.default_rng(5)
+    feeds = {"input_ids": draw.integers(0, 24, (2, 16)), "token_type_ids": draw.integers(0, 2, (2, 16))}
+    outputs, routes = universal.module.model.routed(*(torch.from_numpy(array) for array in feeds.values()))
+    found = onnxruntime.InferenceSession(path).run(None, feeds)
+    for array, layer in zip(found[-2:], (1, 2), strict=True):
+        np.testing.assert_array_equal(array, routes[layer].chosen.numpy())
+    for array, expected in zip(found[:-2], outputs, strict=True):
+        np.testing.assert_allclose(array, expected.numpy(), atol=5e-5)
+
+
+def _check_operations(path: Path) -> None:
+    """Nothing whose result has a shape of its own, and no sum over rows that meet."""
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    assert not {node.op_type for node in nodes} & {"NonZero", "Compress", "Unique", "Loop", "If", "DFT"}
+    reductions = [
+        attribute.s
+        for node in nodes
+        if node.op_type.startswith("Scatter")
+        for attribute in node.attribute
+        if attribute.name == "reduction"
+    ]
+    assert set(reductions) <= {b"none"}
+
+
+def test_a_bundle_says_its_forms_and_experts_share_the_stack(tmp_path: Path) -> None:
+    """Engines that multiply expert by expert read views of the same stacked weights as those that do it at once."""
+    two = {"num_hidden_layers": 2, "attention_layers": (1,), "moe_layers": (0,)}
+    folder = save_tiny_mixer(tmp_path / "m", **two)
+    sizes = {}
+    for products in ("per_expert", "batched"):
+        bundle = open_bundle(
+            compile_bundle(
+                folder,
+                board(budgets={"full": {}}, buckets=["2x16"]),
+                tmp_path / products,
+                variants={"moe.products": products, "moe.dispatch": "gather", "moe.combine": "scatter"},
+            )
+        )
+        sizes[products] = bundle.file(WEIGHTS_NAME).stat().st_size
+        for engine in bundle.manifest.engines:
+            assert engine.variants == {"moe.products": products, "moe.dispatch": "gather", "moe.combine": "scatter"}
+            assert engine.emitted == "sliced"
+            assert engine.parity is not None
+    assert sizes["per_expert"] == sizes["batched"]
+
+
+def test_a_form_that_does_not_exist_stops_before_any_work(tmp_path: Path) -> None:
+    folder = save_tiny_mixer(tmp_path / "m")
+    with pytest.raises(PlanError, match=r"^variant moe.combine=sum: expected one of gather, scatter, one_hot$"):
+        compile_bundle(folder, board(), tmp_path / "b", buckets=[BUCKET], variants={"moe.combine": "sum"})
+    assert not (tmp_path / "b").exists()
+
+
+CORE = {
+    "gemm_gflops": 87,
+    "batched_gemm_gflops": 75,
+    "elementwise_gb_s": 20,
+    "bandwidth_gb_s": 15,
+    "op_overhead_us": 0.3,
+}
+
+
+@pytest.mark.parametrize(("batch", "percent"), [(1, 100), (1, 50), (8, 100), (8, 50), (8, 25)])
+def test_experts_on_a_processor(batch: int, percent: int) -> None:
+    source = open_source("preset:sparse-mixer-base")
+    submodel = source.spec.submodel({"moe.capacity_factor": percent})
+    assert chosen_variants(source, submodel, Bucket(batch, 512), board(rates=CORE)) == {
+        "moe.dispatch": "gather",
+        "moe.products": "per_expert",
+        "moe.combine": "scatter",
+    }
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_spectra_on_a_processor(batch: int) -> None:
+    source = open_source("preset:hartley-mixer-4")
+    assert chosen_variants(source, source.spec.universal(), Bucket(batch, 512), board(rates=CORE)) == {
+        "mixing": "folded"
+    }
+
+
+def test_a_device_where_operations_cost_much_has_few_of_them() -> None:
+    source = open_source("preset:sparse-mixer-base")
+    variants = chosen_variants(source, source.spec.universal(), Bucket(1, 512), load_profile("h200"))
+    assert (variants["moe.products"], variants["moe.combine"]) == ("batched", "one_hot")

@@ -1,0 +1,243 @@
+"""The reference's parameter tables (sections 4.1 to 4.4) as ``nestforge inspect preset:...`` counts them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.own_folder import config_from_json
+from nestforge.exporters.families.mhe.config import (
+    PRESETS,
+    MheDecoderConfig,
+    MheEncoderConfig,
+    MheEncoderDecoderConfig,
+)
+from nestforge.exporters.source import open_source
+from support.tiny_mhe import TINY_MHE
+
+ENCODER: dict[str, Any] = {**TINY_MHE, "factors": "e", "model_type": "mhe_encoder"}
+
+
+def read(**changes: Any) -> MheEncoderConfig:
+    data = {key: value for key, value in {**ENCODER, **changes}.items() if value is not ...}
+    return config_from_json(MheEncoderConfig, data, "config.json")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_written_reads_back(name: str) -> None:
+    config = PRESETS[name]
+    assert config_from_json(type(config), json.loads(json.dumps(config.to_json())), "here") == config
+
+
+def test_what_follows_from_others() -> None:
+    config = read()
+    assert (config.head_size, config.inner, config.scale) == (8, 32, 8**-0.5)
+    other = read(head_dim=16, softmax_scale=0.5)
+    assert (other.head_size, other.inner, other.scale) == (16, 64, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("attention", "kinds"),
+    [
+        ("mha", ("ffn", "heads")),
+        ("sha", ("ffn",)),
+        ("mqa", ("ffn", "heads")),
+        ("skv", ("ffn", "heads")),
+        ("el_att", ("ffn",)),
+        ("mhe_add", ("ffn", "heads")),
+    ],
+)
+def test_where_a_head_can_be_left_out(attention: str, kinds: tuple[str, ...]) -> None:
+    assert read(attention=attention, factors=...).kinds == kinds
+    assert read(attention=attention, factors=..., elastic_heads=False).kinds == ("ffn",)
+
+
+@pytest.mark.parametrize("attention", ["mha", "sha", "mqa", "skv", "mhe_add"])
+def test_the_width_of_heads_in_place_of_their_number(attention: str) -> None:
+    """The scale stays: no slice changes it."""
+    config = read(attention=attention, factors=..., layout="width_first")
+    assert (config.kinds, config.axis_size, config.step, config.scale) == (("ffn", "head_width"), 8, 4, 8**-0.5)
+    assert read(attention=attention, factors=..., layout="width_first", elastic_heads=False).kinds == ("ffn",)
+
+
+def test_levels_of_a_nested_model() -> None:
+    assert read().levels is None
+    assert read(nested=True).levels == {"ffn": (0.25, 0.5, 0.75, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
+    assert read(nested=True, granularities={"ffn": [0.5, 1.0]}).levels == {"ffn": (0.5, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"num_attention_heads": 5},
+            "num_attention_heads: 5 heads do not divide hidden_size 32; state head_dim where heads have another size",
+        ),
+        ({"factors": ...}, 'factors: expected "e" or "1+e", got None with mhe_mul'),
+        ({"factors": "e", "attention": "mhe_add"}, "factors: expected with mhe_mul alone, got 'e' with mhe_add"),
+        ({"softmax_scale": 0.0}, "softmax_scale: expected a number above 0, got 0"),
+        ({"position": "rotary", "head_dim": 7}, "position: rotary positions need heads of even size, got 7"),
+        (
+            {"attention": "el_att", "factors": ..., "head_dim": 4},
+            "head_dim: el_att reads keys and values from slices of the hidden state, so that 4 heads need size 8, ",
+        ),
+        (
+            {"attention": "el_att", "factors": ..., "layout": "width_first"},
+            "layout: el_att reads keys and values from slices of the hidden state; expected heads_first",
+        ),
+        ({"position": "rotary", "layout": "width_first"}, "layout: rotary positions turn each number of a head with o"),
+        (
+            {"granularities": {"heads": [1.0], "head_width": [1.0]}},
+            "granularities: expected heads or head_width, got both; what layout has in front is one range of bytes",
+        ),
+        ({"head": "classifier"}, "num_labels: expected with head classifier alone, got None with classifier"),
+        ({"num_labels": 3}, "num_labels: expected with head classifier alone, got 3 with none"),
+        ({"granularities": {"experts": [1.0]}}, "granularities: this model has no axis kind 'experts'"),
+        ({"num_hidden_layers": 1025}, "num_hidden_layers: expected at most 1024, got 1025"),
+    ],
+)
+def test_what_makes_no_model_is_one_line(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^config.json: {re.escape(problem)}"):
+        read(**changes)
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"config.json: .*rope_theta"):
+        read(rope_theta=1e4)
+
+
+def test_a_decoder_has_keys_of_its_own() -> None:
+    data = {**ENCODER, "model_type": "mhe_decoder", "tie_word_embeddings": False}
+    assert not config_from_json(MheDecoderConfig, data, "config.json").tie_word_embeddings
+    with pytest.raises(CheckpointError, match=r"config.json: .*head"):
+        config_from_json(MheDecoderConfig, {**data, "head": "none"}, "config.json")
+
+
+PAIR: dict[str, Any] = {**ENCODER, "model_type": "mhe_encoder_decoder", "decoder_start_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("attention", "kinds"),
+    [
+        ("mhe_add", ("ffn", "heads", "cross_heads")),
+        ("mqa", ("ffn", "heads", "cross_heads")),
+        ("mha", ("ffn", "heads", "cross_heads")),
+        ("skv", ("ffn", "heads", "cross_heads")),
+        ("sha", ("ffn",)),
+        ("el_att", ("ffn",)),
+    ],
+)
+def test_heads_of_both_attentions_of_a_decoder_shrink(attention: str, kinds: tuple[str, ...]) -> None:
+    data = {key: value for key, value in PAIR.items() if key != "factors"}
+    config = config_from_json(MheEncoderDecoderConfig, {**data, "attention": attention}, "config.json")
+    assert (config.kinds, config.decoder_layers) == (kinds, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"decoder_start_token_id": 40}, "decoder_start_token_id: expected a token of the vocabulary, 0..39, got 40"),
+        ({"num_decoder_layers": 1025}, "num_decoder_layers: expected at most 1024, got 1025"),
+        ({"position": "rotary"}, "position: expected learned in an encoder-decoder, whose attentions read two texts"),
+        ({"num_attention_heads": 5}, "num_attention_heads: 5 heads do not divide hidden_size 32"),
+    ],
+)
+def test_what_makes_no_translation_model(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^config.json: {re.escape(problem)}"):
+        config_from_json(MheEncoderDecoderConfig, {**PAIR, **changes}, "config.json")
+
+
+def test_a_translation_model_says_what_its_decoder_begins_with() -> None:
+    with pytest.raises(CheckpointError, match=r"config.json: missing key 'decoder_start_token_id'"):
+        config_from_json(MheEncoderDecoderConfig, {**ENCODER, "model_type": "mhe_encoder_decoder"}, "config.json")
+
+
+QKV, OUTPUT = "attention q/k/v", "attention output"
+# Section 4.1: queries, keys and values of one sublayer, d_m = 768, n = 12, d = 64.
+ONE_SUBLAYER = {
+    "sha": 147_456,
+    "mha": 1_769_472,
+    "el-att": 589_824,
+    "mqa": 688_128,
+    "skv": 1_179_648,
+    "mhe-add": 149_760,
+    "mhe-mul": 149_760,
+}
+# Section 4.3: 12 layers with the output projection, in millions.
+WITH_OUTPUT = {
+    "mha": 28.31,
+    "skv": 21.23,
+    "mqa": 15.34,
+    "el-att": 14.16,
+    "mhe-add": 8.88,
+    "mhe-mul": 8.88,
+    "sha": 8.85,
+}
+# Section 4.4: queries, keys and values of GPT-3's shape, in billions.
+GPT3 = {"mha": 43.48, "skv": 28.99, "mqa": 14.80, "el-att": 14.50, "mhe-add": 0.46, "mhe-mul": 0.46}
+# Section 4.5: bytes of training one block, batch 32, L = 512.
+TRAINING = {"mha": 72_351_744, "skv": 60_555_264, "mqa": 50_724_864, "el-att": 48_758_784, "mhe-mul": 39_957_504}
+
+
+def groups(preset: str) -> dict[str, int]:
+    source = open_source(f"preset:{preset}")
+    return source.named_groups(source.spec.universal())
+
+
+@pytest.mark.parametrize(("kind", "count"), ONE_SUBLAYER.items())
+@pytest.mark.parametrize("shape", ["encoder-base", "decoder-base"])
+def test_one_sublayer_and_twelve_layers(kind: str, count: int, shape: str) -> None:
+    found = groups(f"{kind}-{shape}")
+    assert found == {QKV: 12 * count, OUTPUT: 12 * 589_824}
+    assert round(sum(found.values()) / 1e6, 2) == WITH_OUTPUT[kind]
+
+
+@pytest.mark.parametrize(("kind", "billions"), GPT3.items())
+def test_the_shape_of_gpt3(kind: str, billions: float) -> None:
+    """The reference cuts 43.486 to 43.48 and rounds the others."""
+    found = groups(f"{kind}-decoder-gpt3")[QKV] / 1e9
+    assert abs(found - billions) < 0.007
+
+
+@pytest.mark.parametrize(("kind", "total"), TRAINING.items())
+def test_training_memory_by_the_papers_rule(kind: str, total: int) -> None:
+    """Weights 6, gradients 6 and Adam 8 bytes a parameter; activations batch x L x d_m x 2 bytes (docs/mhe.md)."""
+    assert sum(groups(f"{kind}-encoder-base").values()) // 12 * 20 + 32 * 512 * 768 * 2 == total
+
+
+# Section 4.4: 6 and 6 layers of 512, 8 heads, 18 sublayers with the cross-attention's, in millions.
+TRANSLATION = {
+    "mha": 18.87,
+    "skv": 14.16,
+    "mqa": 10.62,
+    "el-att": 9.44,
+    "mhe-add": 6.52,
+    "mhe-mul": 6.52,
+    "sha": 6.49,
+}
+
+
+@pytest.mark.parametrize(("kind", "millions"), TRANSLATION.items())
+def test_eighteen_sublayers_of_a_translation_model(kind: str, millions: float) -> None:
+    found = groups(f"{kind}-encoder-decoder-base")
+    assert found[OUTPUT] == 18 * 512 * 512
+    assert round(sum(found.values()) / 1e6, 2) == millions
+    if kind.startswith("mhe"):
+        assert found[QKV] == 18 * (3 * 512 * 64 + 3 * 8 * 64)
+
+
+def test_inspect_shows_both_counts_without_torch() -> None:
+    code = "import sys; from nestforge.tools.cli import main; main.main(sys.argv[1:], standalone_mode=False); " + (
+        "assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, "inspect", "preset:mhe-mul-encoder-base", "--profile", "raspberry-pi-5"]
+    view = json.loads(subprocess.run([*command, "--json"], check=True, capture_output=True, text=True).stdout)
+    assert view["levels"][-1]["groups"] == {QKV: 12 * 149_760, OUTPUT: 12 * 589_824}
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "M attention q/k/v" in shown
+    assert "M attention output" in shown
