@@ -8,13 +8,14 @@ import numpy as np
 
 from ...bundle.manifest import SubmodelEntry
 from ...errors import InputError
+from ...progress import Progress, silent
 from ..inputs.arrays import Array
 from ..model import ElasticModel
+from ..request import Request
 from ..rows import Corpus, rows_of
-from .encode import Encoded, Progress, encode
 from .identity import embedding_output
 from .index import Index, checked_labels
-from .nearest import check_k, nearest
+from .search import Encoded, check_k, encode, nearest
 
 # Queries that each submodel encodes before it is measured.
 _WARM_UP_QUERIES = 16
@@ -60,7 +61,7 @@ def compare_submodels(
     k: int = 10,
     labels: Array | None = None,
     truncate: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     prompt: str | None = None,
     prompt_name: str | None = None,
 ) -> Comparison:
@@ -89,18 +90,17 @@ def compare_submodels(
     best = np.empty((count, k), np.int64)
     truncated = 0
     for number, entry in enumerate(entries):
-        if progress is not None:
-            progress("submodels", number, len(entries))
-        encode(model, rows.first(_WARM_UP_QUERIES), spec, entry.id, truncate=truncate)
-        encoded = encode(model, rows, spec, entry.id, truncate=truncate)
+        progress("submodels", number, len(entries))
+        request = Request(submodel=entry.id)
+        encode(model, rows.first(_WARM_UP_QUERIES), spec, request, truncate=truncate)
+        encoded = encode(model, rows, spec, request, truncate=truncate)
         ids, _ = nearest(index.embeddings, encoded.vectors, k)
         if whole is None:
             best, whole = ids, encoded
         truncated = max(truncated, encoded.truncated)
         hit = None if wanted is None or index.labels is None else float(np.mean(index.labels[ids[:, 0]] == wanted))
         found.append(_figures(entry, universal, encoded, whole, ids, best, hit))
-    if progress is not None:
-        progress("submodels", len(entries), len(entries))
+    progress("submodels", len(entries), len(entries))
     return Comparison(k, count, truncated, tuple(found))
 
 

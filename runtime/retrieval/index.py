@@ -1,22 +1,31 @@
-"""An index: the embeddings of a corpus by the universal model, and search in it with any submodel."""
+"""An index: the embeddings of a corpus by the universal model, and search in it with any submodel.
+
+Its file is an NPZ archive of plain arrays, as docs/retrieval.md specifies it; nothing in it runs.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
+from ...progress import Progress, silent
+from ...strict import parse_json, structure, unstructure
+from ...whole_file import write_whole
 from ..inputs.arrays import Array
+from ..inputs.files import read_npz
 from ..model import ElasticModel
 from ..request import Request
 from ..rows import Corpus, rows_of
-from .encode import Progress, encode, encode_in_time
 from .identity import (
     INDEX_SCHEMA_VERSION,
     BuiltBy,
@@ -25,12 +34,21 @@ from .identity import (
     configuration_of,
     covered,
     embedding_output,
+    identity_problems,
     tokenizer_sha256,
     universal_of,
     weights_sha256,
 )
-from .index_file import IndexContent, check_size, read_index, write_index
-from .nearest import check_k, nearest
+from .search import check_k, encode, nearest
+
+# An index is held in memory whole.
+MAX_BYTES = 4 * 2**30
+_MAX_IDENTITY_BYTES = 2**20
+# What rounding to float32 may do to the length of a row.
+_LENGTH_TOLERANCE = 1e-3
+# Values whose lengths are taken at a time, in float64: 64 MB.
+_VALUES_MEASURED_AT_ONCE = 2**23
+_REMEDY = "build the index again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +97,7 @@ class Index:
         labels: Array | None = None,
         output: str | None = None,
         truncate: bool = False,
-        progress: Progress | None = None,
+        progress: Progress = silent,
         prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> Index:
@@ -102,7 +120,7 @@ class Index:
             raise InputError(f"ids: expected {count} texts, one a row, got {len(entries)}: {entries!r:.80}")
         classes = None if labels is None else checked_labels(labels, count)
         check_size(count, int(spec.dims[1]), entries)
-        encoded = encode(model, rows, spec, universal, truncate=truncate, progress=progress)
+        encoded = encode(model, rows, spec, Request(submodel=universal), truncate=truncate, progress=progress)
         weights = weights_sha256(bundle)
         assert weights is not None  # covered() found it equal to the receipts'
         identity = IndexIdentity(
@@ -129,12 +147,33 @@ class Index:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Index:
         """Reads an index of any origin; nothing in it is executed. Raises InputError for what is damaged."""
-        content = read_index(Path(path))
-        return cls(content.identity, content.embeddings, content.entries, content.labels, f"index {path}")
+        path = Path(path)
+        members = read_npz(path, MAX_BYTES)
+        identity = _identity(path, members.pop("identity", None))
+        embeddings = _member(path, members, "embeddings", np.float32, (identity.rows, identity.width))
+        step = max(1, _VALUES_MEASURED_AT_ONCE // identity.width)
+        for start in range(0, len(embeddings), step):
+            wrong = np.flatnonzero(~_of_length_one(embeddings[start : start + step]))
+            if len(wrong):
+                raise InputError(f"{path}: embeddings: row {start + wrong[0]} is not of length 1; {_REMEDY}")
+        entries = None if identity.entries == "none" else _entries(path, members, identity.rows)
+        labels = _member(path, members, "labels", np.int64, (identity.rows,)) if identity.labelled else None
+        if members:
+            raise InputError(f"{path}: unknown arrays {', '.join(sorted(members))[:80]}; expected an index; {_REMEDY}")
+        return cls(identity, embeddings, entries, labels, f"index {path}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the index, whole or not at all; a file of that name is replaced. Raises OutputError."""
-        write_index(Path(path), IndexContent(self.identity, self.embeddings, self.entries, self.labels))
+        """Writes the index, whole or not at all; a file of that name is replaced. Raises OutputError; InputError for
+        a text that is not Unicode."""
+        identity = json.dumps(unstructure(self.identity), sort_keys=True).encode()
+        members: dict[str, Any] = {"identity": np.frombuffer(identity, np.uint8), "embeddings": self.embeddings}
+        if self.entries is not None:
+            raw = [_utf8(entry) for entry in self.entries]
+            members["entries"] = np.frombuffer(b"".join(raw), np.uint8)
+            members["entry_ends"] = np.cumsum([len(entry) for entry in raw], dtype=np.int64)
+        if self.labels is not None:
+            members["labels"] = self.labels
+        write_whole(Path(path), lambda stream: np.savez(stream, **members), "the index")
 
     def check(self, bundle: Bundle) -> None:
         """Raises InputError unless ``bundle`` may answer with this index, SelectionError where a receipt is missing."""
@@ -174,15 +213,14 @@ class Index:
             )
         spec = embedding_output(model.bundle.manifest, self.identity.output)
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
-        if deadline_ms is not None:
-            encoded, reason = encode_in_time(model, rows, spec, request, truncate=truncate)
-        else:
+        reason = None
+        if deadline_ms is None:
             longest = int(rows.lengths.max())
             if truncate and rows.texts is not None:
                 longest = min(longest, model.longest_sequence(1, submodel))
             choice = model.choose(1, longest, **request._asdict())
-            encoded = encode(model, rows, spec, choice.engine.submodel, truncate=truncate)
-            reason = choice.reason
+            request, reason = Request(submodel=choice.engine.submodel), choice.reason
+        encoded = encode(model, rows, spec, request, truncate=truncate)
         encoded_at = perf_counter()
         ids, scores = nearest(self.embeddings, encoded.vectors, k)
         entries = self.entries
@@ -191,7 +229,7 @@ class Index:
             scores=scores,
             entries=None if entries is None else tuple(tuple(entries[i] for i in row) for row in ids.tolist()),
             submodel=encoded.engines[0].submodel,
-            reason=reason,
+            reason=reason or encoded.reason,
             engines=tuple(engine.id for engine in encoded.engines),
             truncated=encoded.truncated,
             prompt=rows.prompt or "",
@@ -210,3 +248,65 @@ def checked_labels(labels: Array, rows: int) -> Array:
     if found.dtype.kind not in "iu" or found.shape != (rows,):
         raise InputError(f"labels: expected {rows} whole numbers, got {found.dtype} of shape {list(found.shape)}")
     return found.astype(np.int64)
+
+
+def check_size(rows: int, width: int, entries: Sequence[str] | None) -> None:
+    """Raises InputError for an index that would be too large or cannot be written, before any row is encoded."""
+    size = rows * (4 * width + 16) + sum(len(_utf8(entry)) for entry in entries or ())
+    if size + _MAX_IDENTITY_BYTES > MAX_BYTES:
+        raise InputError(f"corpus: {rows} rows make an index of {size} bytes, more than {MAX_BYTES}; split the corpus")
+
+
+def _identity(path: Path, raw: Array | None) -> IndexIdentity:
+    if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 or raw.size > _MAX_IDENTITY_BYTES:
+        raise InputError(f"{path}: not an index of `nestforge index`; {_REMEDY}")
+    try:
+        data = parse_json(raw.tobytes())
+    except ValueError as failure:
+        raise InputError(f"{path}: identity: not JSON ({failure}); {_REMEDY}") from failure
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if type(version) is not int or version != INDEX_SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: schema_version {str(version)[:80]!r}, expected {INDEX_SCHEMA_VERSION}; use the nestforge "
+            f"release that wrote it, or {_REMEDY}"
+        )
+    identity = structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_REMEDY}"))
+    for problem in identity_problems(identity):
+        raise InputError(f"{path}: identity: {problem}; {_REMEDY}")
+    return identity
+
+
+def _of_length_one(rows: Array) -> Array:
+    """Whether each row is; in float64, where no float32 overflows. A NaN is not."""
+    with np.errstate(invalid="ignore"):
+        wide = rows.astype(np.float64)
+    near: Array = np.abs(np.sqrt((wide * wide).sum(axis=1)) - 1) < _LENGTH_TOLERANCE
+    return near
+
+
+def _entries(path: Path, members: dict[str, Array], rows: int) -> tuple[str, ...]:
+    ends = _member(path, members, "entry_ends", np.int64, (rows,))
+    raw = members.pop("entries", None)
+    size = -1 if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 else raw.size
+    if raw is None or ends[-1] != size or (ends < 0).any() or (np.diff(ends) < 0).any():
+        raise InputError(f"{path}: entries: do not fit entry_ends; {_REMEDY}")
+    text = raw.tobytes()
+    try:
+        return tuple(text[start:end].decode() for start, end in pairwise([0, *ends.tolist()]))
+    except UnicodeDecodeError as failure:
+        raise InputError(f"{path}: entries: not UTF-8; {_REMEDY}") from failure
+
+
+def _member(path: Path, members: dict[str, Array], name: str, dtype: Any, shape: tuple[int, ...]) -> Array:
+    array = members.pop(name, None)
+    if array is None or array.dtype != dtype or array.shape != shape:
+        found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+        raise InputError(f"{path}: {name}: expected {np.dtype(dtype)} {list(shape)}, got {found}; {_REMEDY}")
+    return np.ascontiguousarray(array)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"text {text[:60]!r}: half of a surrogate pair, which is no character") from None

@@ -78,7 +78,7 @@ def index_command(
     """
     from ...runtime.inputs.files import read_array_file
     from ...runtime.load import load
-    from ...runtime.retrieval.index_file import MAX_BYTES
+    from ...runtime.retrieval.index import MAX_BYTES
     from ..functions import index as build_index
 
     if (text is None) == (data is None):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import ParityReceipt
 from nestforge.errors import InputError, OutputError
-from nestforge.runtime.retrieval import Index, index_file
+from nestforge.runtime.retrieval import Index
+from nestforge.runtime.retrieval import index as index_file
 from nestforge.runtime.retrieval.identity import BuiltBy, IndexIdentity
 
 
