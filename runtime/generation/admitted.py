@@ -20,7 +20,7 @@ from ..graphs.task_tensors import TaskTensors
 
 
 class AdmittedEngines:
-    """Engines of one bundle, opened by the first call that needs them. Thread-safe.
+    """The engines of one bundle, opened by the first call that needs them. Thread-safe.
 
     Residencies are decided by the first call, and under a cap by every call that no other generation runs beside: what
     the cap leaves is another each time.

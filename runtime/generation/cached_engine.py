@@ -1,4 +1,4 @@
-"""An engine that reads and continues a cache: new tokens in, logits out, keys and values written in place."""
+"""A KV-cache engine on its cache: new tokens in, logits out, keys and values added in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .cache import AnyCache, BoundCall
 
-# Numbers of drafted tokens whose checks stay bound; a draft that is asked for varies them at the end of a row alone.
+# Numbers of drafted tokens whose checks stay bound; a named draft varies them at the end of a row alone.
 _CHECKS_BOUND = 16
 
 

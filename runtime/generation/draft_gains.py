@@ -30,20 +30,19 @@ from ...whole_file import alone
 from .options import NGRAM
 from .step_times import RunTime, StepTimes
 
-# Of a draft that has not been judged: it is tried, and a few refusals end it.
+# Acceptance hoped of a draft that has not been judged: it is tried, and a few refusals end it.
 _HOPED_SHARE, _HOPED_TOKENS = 0.7, 4.0
-# Of the judged tokens that count: older ones are forgotten.
+# Judged tokens that count: older ones are forgotten.
 _MOST_JUDGED = 64.0
-# What a later generation keeps of them, so that a draft that did not pay is tried again on another text.
-_KEPT = 0.5
+# Share of them that counts in a later generation, so that a draft that did not pay is tried again on another text.
+_CARRIED_OVER = 0.5
 _REMEDY = "remove it and run `nestforge calibrate` again"
 
 
 @dataclass(frozen=True)
 class JudgedDraft:
-    """Acceptance of the tokens of ``draft``, a submodel or n-gram, that the engine ``target`` checked, ``judged`` up to
-    the first that was refused: ``accepted`` of them were kept. Older ones count less, so that neither is a whole
-    number."""
+    """Tokens of ``draft``, a submodel or n-gram, that the engine ``target`` checked: ``judged`` up to the first that
+    was refused, ``accepted`` of them. Older ones count less, so that neither is a whole number."""
 
     target: str
     draft: str
@@ -65,7 +64,7 @@ class HostDrafts:
 
 @dataclass(frozen=True)
 class DraftCalibration:
-    """Calibrations of one bundle: one for each host and number of threads."""
+    """The calibrations of one bundle, one for each host and number of threads."""
 
     schema_version: int
     manifest_sha256: str
@@ -77,7 +76,7 @@ class DraftCalibration:
 
 
 class Gain(NamedTuple):
-    """``drafted`` tokens of ``draft`` in a run are expected to write ``factor`` times as fast as steps."""
+    """``drafted`` tokens of ``draft`` in a run are expected to be ``factor`` times as fast as steps."""
 
     draft: str
     drafted: int
@@ -85,7 +84,7 @@ class Gain(NamedTuple):
 
 
 class Gains:
-    """Gains of one model, by who checks and who drafts.
+    """The gains of drafts of one model, by who checks and who drafts.
 
     Threads may share it: of two that count at once, one may not count.
     """
@@ -98,7 +97,7 @@ class Gains:
         """A generation begins that ``target`` checks."""
         for key, (accepted, judged) in list(self._judged.items()):
             if key[0] == target.id:
-                self._judged[key] = _KEPT * accepted, _KEPT * judged
+                self._judged[key] = _CARRIED_OVER * accepted, _CARRIED_OVER * judged
 
     def found(self, engines: Sequence[EngineEntry]) -> tuple[list[RunTime], list[JudgedDraft]]:
         """Figures learned of ``engines``."""

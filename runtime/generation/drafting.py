@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,30 +28,26 @@ _LEAST_GAIN = 1.05
 _FEWEST_ALIKE, _MOST_ALIKE = 2, 3
 
 
-class Draft(Protocol):
+class Draft:
     """Proposes the next tokens of one row. ``name`` is what answers call it, ``expected_ms`` the time of a token."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def expected_ms(self) -> float: ...
+    name: str
+    expected_ms: float
 
     def bind(self) -> None:
         """Opens what it needs, so that no token waits for that. Raises SelectionError where a memory cap does not allow
         it."""
-        ...
 
-    def can_propose(self, row: Row) -> bool:
+    def can_propose(self, row: Row) -> bool:  # noqa: ARG002
         """Whether ``propose`` would return anything."""
-        ...
+        return True
 
     def propose(self, row: Row, count: int) -> list[Drafted]:
         """``count`` tokens behind the row's last, fewer than it has left; or none."""
-        ...
+        raise NotImplementedError
 
 
-class SubmodelDraft:
+class SubmodelDraft(Draft):
     """A submodel smaller than the one that checks. Its steps read the other's keys and add their own behind them, which
     the check overwrites (MatFormer, appendix C.1)."""
 
@@ -59,14 +55,11 @@ class SubmodelDraft:
         self.name, self._engine, self._session, self._times = engine.submodel, engine, session, times
 
     @property
-    def expected_ms(self) -> float:
+    def expected_ms(self) -> float:  # type: ignore[override]  # it follows what steps take
         return self._times.expected_ms(self._engine, 1)
 
     def bind(self) -> None:
         self._session.bind(self._engine, 1, reads_prompts=False)
-
-    def can_propose(self, row: Row) -> bool:
-        return row.tokens_left > 1
 
     def propose(self, row: Row, count: int) -> list[Drafted]:
         drafted: list[Drafted] = []
@@ -83,14 +76,10 @@ class SubmodelDraft:
         return drafted
 
 
-class NgramDraft:
+class NgramDraft(Draft):
     """The tokens that followed the last ones where the row had them before, or the prompt that its encoder read."""
 
-    name = NGRAM
-    expected_ms = 0.0
-
-    def bind(self) -> None:
-        """Does nothing: it needs no engine."""
+    name, expected_ms = NGRAM, 0.0
 
     def can_propose(self, row: Row) -> bool:
         return bool(self.propose(row, 1))
@@ -165,51 +154,41 @@ class BestDraft(Drafting):
 
     def __init__(self, drafts: Sequence[Draft], most: int, target: EngineEntry, gains: Gains) -> None:
         super().__init__(drafts, most, target, gains)
-        self._left_out: list[str] = []  # by a memory cap
-        self._said: tuple[str | None, Chosen] | None = None  # which submodel drafts, None until one was judged
+        self._left_out = self._said = (
+            ""  # for reasons: drafts that a memory cap does not allow, and what was judged last
+        )
+        self._drafter: str | None = None  # the submodel that drafts, "" for none, None until one was judged
 
     def bind(self) -> None:
         self._gains.begin(self._target)
+        left_out = []
         for draft in list(self._drafts):
             try:
                 draft.bind()
             except SelectionError:
                 self._drafts.remove(draft)
-                self._left_out.append(draft.name)
+                left_out.append(draft.name)
+        if left_out:
+            self._left_out = f" without {', '.join(left_out)}, for which the memory cap has no room"
 
     def propose(self, row: Row, chosen: Chosen) -> Proposal:
         able = {draft.name: draft for draft in self._drafts if draft.can_propose(row)}
         times = {name: draft.expected_ms for name, draft in able.items()}
         ranked = self._gains.ranked(self._target, times, min(self._most, row.tokens_left - 1))
-        if not ranked:
-            return Proposal(self._said_choice(chosen), "", [])
-        name, count, factor = ranked[0]
-        if factor < _LEAST_GAIN:
-            self._say("", chosen, ranked)
-            return Proposal(self._said_choice(chosen), "", [])
-        if name != NGRAM:  # which comes and goes with the text
-            self._say(name, chosen, ranked)
-        return Proposal(self._said_choice(chosen), name, able[name].propose(row, count))
+        best = next((gain for gain in ranked[:1] if gain.factor >= _LEAST_GAIN), None)
+        if ranked and (best is None or best.draft != NGRAM):  # which comes and goes with the text
+            self._judge("" if best is None else best.draft, ranked)
+        chosen = Chosen(chosen.engine, f"{chosen.reason}{self._left_out}{self._said}")
+        if best is None:
+            return Proposal(chosen, "", [])
+        return Proposal(chosen, best.draft, able[best.draft].propose(row, best.drafted))
 
-    def _say(self, name: str, chosen: Chosen, ranked: Sequence[Gain]) -> None:
-        """Makes the reason of ``chosen`` say that ``name`` drafts, or nothing does, where it said another."""
-        if self._said is not None and self._said[0] == name:
-            return
-        expected = ", ".join(f"{gain.draft} {gain.factor:.2f}" for gain in ranked)
-        who = f"{name} drafts" if name else "nothing drafted"
-        reason = f"{self._without(chosen)}: {who}; expected times as fast as steps: {expected}"
-        self._said = name, Chosen(chosen.engine, reason)
-
-    def _said_choice(self, chosen: Chosen) -> Chosen:
-        if self._said is None and self._left_out:
-            self._said = None, Chosen(chosen.engine, self._without(chosen))
-        return chosen if self._said is None else self._said[1]
-
-    def _without(self, chosen: Chosen) -> str:
-        """Its reason, and which drafts there are not."""
-        if not self._left_out:
-            return chosen.reason
-        return f"{chosen.reason} without {', '.join(self._left_out)}, for which the memory cap has no room"
+    def _judge(self, drafter: str, ranked: Sequence[Gain]) -> None:
+        """Reasons say from now on that ``drafter`` drafts, or nothing does, where they said another."""
+        if drafter != self._drafter:
+            expected = ", ".join(f"{gain.draft} {gain.factor:.2f}" for gain in ranked)
+            who = f"{drafter} drafts" if drafter else "nothing drafted"
+            self._drafter, self._said = drafter, f": {who}; expected times as fast as steps: {expected}"
 
 
 def most_checked(request: GenerationRequest) -> int:

@@ -29,9 +29,9 @@ class Pace:
     A rate is kept from the first token on: token ``k`` after it is due ``k`` periods later, so that what a small
     submodel saved a larger one may spend. Only time of the generation counts, not what its consumer does between two
     tokens. A deadline counts all time, and what is left of it is divided among the tokens that are left, which may be
-    fewer in the end. Where not even the smallest submodel keeps the promise, it writes, and the reason says so.
+    fewer in the end. Where not even the smallest submodel keeps the promise, it is chosen, and the reason says so.
 
-    What one submodel wrote only those continue that have no more heads in any layer, of the same size, so that the
+    What one submodel computed only those continue that have no more heads in any layer, of the same size, so that the
     choice is among them from then on.
     """
 
@@ -55,8 +55,8 @@ class Pace:
         return self._request.deadline_ms is not None
 
     def for_prompts(self, tokens: int, rows: int, steps: int) -> Chosen:
-        """Who reads prompts of ``tokens`` in all, whose ``rows`` rows then take up to ``steps`` steps each. A rate asks
-        nothing of prompts."""
+        """The engine that reads prompts of ``tokens`` in all, whose ``rows`` rows then take up to ``steps`` steps each.
+        A rate asks nothing of prompts."""
         if not self.is_timed:
             return self._first
         return self._within(
@@ -69,7 +69,7 @@ class Pace:
         )
 
     def for_step(self, rows: int, steps: int) -> Chosen:
-        """Who writes the next token of ``rows`` rows, the first of at most ``steps`` that are left."""
+        """The engine for the next token of ``rows`` rows, the first of at most ``steps`` that are left."""
         if not self._request.is_timed:
             return self._first
         expected = [self._times.expected_ms(engine, rows) for engine in self.engines]
@@ -105,7 +105,7 @@ class Pace:
         return self._request.deadline_ms - 1e3 * (perf_counter() - self._started)
 
     def _within(self, room_ms: float, expected: Sequence[float], what: str) -> Chosen:
-        """The first engine that is expected to take no more than there is room for; the last writer where
+        """The first engine that is expected to take no more than there is room for; the last choice where
         nothing but the figures has changed."""
         fitting = next((place for place, ms in enumerate(expected) if ms <= room_ms), None)
         engine = self.engines[-1 if fitting is None else fitting]

@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """How many tokens in turn one submodel wrote, and why it did when it began."""
+    """How many tokens in turn one submodel generated, and why it did when it began."""
 
     submodel: str
     tokens: int
@@ -50,8 +50,8 @@ class Run:
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """Proposals of a draft: ``drafted`` tokens, checked in so many ``runs`` of the submodel that wrote, which
-    ``accepted`` so many of them."""
+    """Proposals of a draft: ``drafted`` tokens, checked in so many ``runs`` of the submodel that generates,
+    which ``accepted`` so many of them."""
 
     draft: str
     runs: int
@@ -63,7 +63,7 @@ class DraftedTokens:
 class GeneratedRow:
     """One row. ``tokens`` are all that were picked, also the one that ended it; ``text`` is what they add to the
     prompt, up to the stop, and None where the bundle has no tokenizer. ``finish`` is None where the generation was
-    closed before the row ended; ``stop`` is the id or string that ended it. ``runs`` say which submodel wrote which
+    closed before the row ended; ``stop`` is the id or string that ended it. ``runs`` say which submodel generated which
     tokens. Of the ``prompt_tokens`` ``reused_tokens`` were in the session's cache; the others took ``prompt_ms``, and
     each token after the first ``token_ms``, with all rows that stepped together; tokens that one run checked have equal
     parts of its time. ``drafts`` say what was drafted, by whom, and how much of it was accepted.
@@ -90,7 +90,7 @@ class GeneratedRow:
 @dataclass(frozen=True)
 class Generated:
     """The rows of one call, in its order. ``tokens_per_second`` is of all rows together, after their prompts. ``task``
-    wrote them, None for the base."""
+    is None for the base."""
 
     rows: tuple[GeneratedRow, ...]
     tokens_per_second: float | None
@@ -104,7 +104,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Limits of every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
+    """The options of every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
     among them) do not end it before. ``logprobs`` asks for the log-probabilities of the tokens and of so many of the
     most likely ones."""
 
@@ -117,7 +117,7 @@ class RowOptions:
 
 class Row:
     """Row ``number`` of a call, behind ``prompt`` ``[T]``; ``tokenizer`` is None where the bundle has none. Of an
-    encoder-decoder what was asked for is the ``source``, and ``prompt`` what its decoder begins with."""
+    encoder-decoder the request's prompt is the ``source``, and ``prompt`` what its decoder begins with."""
 
     def __init__(
         self, number: int, prompt: Ids, options: RowOptions, tokenizer: Any | None, source: Ids | None = None
@@ -149,7 +149,7 @@ class Row:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the request."""
+        """Length of the request's prompt."""
         return len(self.prompt if self.source is None else self.source)
 
     @property
@@ -171,7 +171,7 @@ class Row:
         return drafted
 
     def pick(self, logits: Logits, chosen: Chosen, drafted: Drafted | None = None) -> Piece:
-        """The next token, of ``logits`` ``[V]`` that ``chosen`` computed: the ``drafted`` one if it is kept."""
+        """The next token, of ``logits`` ``[V]`` that ``chosen`` computed: the ``drafted`` one if it is accepted."""
         end = len(self.prompt) + self._count
         history = self._history[:end]
         if drafted is None:
@@ -179,7 +179,7 @@ class Row:
         else:
             token = pick_checked(self._sampler, logits, history, drafted)
         self._history[end] = token
-        if not self._runs or self._runs[-1][0] is not chosen:
+        if not self._runs or self._runs[-1][0] != chosen:
             self._runs.append((chosen, self._count))
         self._count += 1
         found = None
@@ -190,7 +190,7 @@ class Row:
         return Piece(self.number, token, text, chosen.engine.submodel, found, self.finish)
 
     def checked(self, draft: str, drafted: int, accepted: int) -> None:
-        """Counts a run that checked ``drafted`` tokens of ``draft``'s and kept ``accepted``."""
+        """Counts a run that checked ``drafted`` tokens of ``draft``'s and accepted ``accepted``."""
         before = self._drafts.get(draft, DraftedTokens(draft, 0, 0, 0))
         self._drafts[draft] = DraftedTokens(
             draft, before.runs + 1, before.drafted + drafted, before.accepted + accepted

@@ -216,8 +216,8 @@ def draw_draft(sampler: Sampler, logits: Logits, history: Ids) -> Drafted:
 
 
 def pick_checked(sampler: Sampler, logits: Logits, history: Ids, drafted: Drafted) -> int:
-    """The next token by the checking submodel's ``logits`` ``[V]``: the drafted one where it is kept, never that one
-    where it is not."""
+    """The next token by the checking submodel's ``logits`` ``[V]``: the drafted one where it is accepted, else
+    never that one."""
     if sampler.sampling.greedy:
         return sampler.pick(logits, history)
     own = sampler.probabilities(logits, history)

@@ -1,11 +1,11 @@
 """A cache that stays between turns, with the tokens whose keys and values it holds.
 
 What a prompt has in common with what is there already is not computed again: only the tokens behind it are, and they
-overwrite what lay at their places. The keys of a token are those of the submodel that wrote it; another submodel
+overwrite what lay at their places. The keys of a token are those of the submodel that computed it; another submodel
 continues them where it has no more heads in any layer, of one size, of which it then reads the first. Of layers with a
 window the cache has the last tokens alone: a text that is continued far before its end is computed again.
 
-The tokens are believed only once the run that wrote their keys has ended, so that a generation may be interrupted at
+The tokens are believed only once the run that computed their keys has ended, so that a generation may be interrupted at
 any point: what was under way is computed again.
 """
 
@@ -59,7 +59,7 @@ class Session:
         self._cache = self._whole
         self._tokens = CachedTokens(rows, capacity)
         self._row_at = list(range(rows))
-        # By the id of the engine that was asked for, bound to the first so many rows of the cache as it is laid out;
+        # By the id of the requested engine, bound to the first so many rows of the cache as it is laid out;
         # what is bound for another number, or layout, is not kept.
         self._engines: dict[str, CachedEngine] = {}
         self._bound_rows = 0
@@ -76,7 +76,7 @@ class Session:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the cache by now, once every token is written."""
+        """Bytes of the cache by now, once every token is computed."""
         return self._cache.bytes
 
     def is_of(self, entry: GenerationEntry) -> bool:
@@ -163,7 +163,7 @@ class Session:
         source: Ids | None = None,
     ) -> tuple[Array, int]:
         """The logits ``[V]`` behind ``tokens`` as all that the row at ``place`` has, of ``rows`` that are used, and how
-        many of them were there already; with ``own`` none whose keys another engine wrote. At least one is computed,
+        many of them were there already; with ``own`` none whose keys another engine computed. At least one is computed,
         which is what logits come from. Behind an encoder, which reads ``source``, all are."""
         self._make_room(len(tokens))
         kept, cached = 0, self._engine(engine, rows)
@@ -211,7 +211,7 @@ class Session:
 
     def bind(self, engine: EngineEntry, rows: int, reads_prompts: bool = True) -> None:
         """Opens ``engine`` for steps of ``rows`` rows, and what reads its prompts if it does, so that nothing waits for
-        that. Where the cache is laid out for another, it stays so until this one writes."""
+        that. Where the cache is laid out for another, it stays so until this one runs."""
         own = self._entry.of(engine)
         if self._cache.fits(own.heads, own.sizes, rows):
             self._engine(engine, rows)
@@ -273,7 +273,7 @@ class Session:
 
     def _reuse(self, place: int, tokens: Ids, engine: EngineEntry, own: bool) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with
-        another row's, whose keys are then copied, as far as ``engine`` can read it, or with ``own`` wrote it."""
+        another row's, whose keys are then copied, as far as ``engine`` can read it, or with ``own`` computed it."""
         usable = self._usable(tokens, engine, own)
         most = max(usable)
         if most > usable[place]:
@@ -323,12 +323,12 @@ class CachedTokens:
         return tuple(self._tokens[place, : self.lengths[place]].tolist())
 
     def put(self, place: int, start: int, tokens: Sequence[int] | Ids, engine: EngineEntry) -> None:
-        """``engine`` has written the keys of ``tokens`` from place ``start`` of a text on; not believed yet."""
+        """``engine`` has computed the keys of ``tokens`` from place ``start`` of a text on; not believed yet."""
         self._tokens[place, start : start + len(tokens)] = tokens
         self._by[place, start : start + len(tokens)] = self._number(engine)
 
     def extend(self, tokens: Sequence[int], engine: EngineEntry) -> None:
-        """``engine`` has written one more of ``tokens`` at each of the first places, which is believed."""
+        """``engine`` has computed one more of ``tokens`` at each of the first places, which is believed."""
         number = self._number(engine)
         for place, token in enumerate(tokens):  # in numpy's terms one row would take longer
             at = self.lengths[place]
@@ -336,7 +336,7 @@ class CachedTokens:
             self.lengths[place] = at + 1
 
     def common(self, tokens: Ids, engine: EngineEntry, own: bool = False) -> list[int]:
-        """With how many of ``tokens`` each place begins whose keys ``engine`` can read, or with ``own`` wrote."""
+        """With how many of ``tokens`` each place begins whose keys ``engine`` can read, or with ``own`` computed."""
         found = [_common(self._tokens[place, :length], tokens) for place, length in enumerate(self.lengths)]
         readable = [other.id == engine.id if own else engine.can_continue(other) for other in self._engines]
         if all(readable):

@@ -1,4 +1,4 @@
-"""Time of a step of each submodel, as the steps of this model have shown."""
+"""The time of a step of each submodel, as the steps of this model have shown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from ...bundle.entries.engine_entry import EngineEntry
 
-# Of the runs that a mean is of: a further one then counts as the last of so many, so that old ones are forgotten.
+# Runs of a mean: a further one then counts as the last of so many, so that old ones are forgotten.
 _RUNS = 8
 # A step beside a busy program takes several times as long; what counts is what most of them take.
 _MOST_SLOWER = 1.5
 _ENOUGH_RUNS = 3
-# Of a prompt, for its time to say what a token of others takes.
+# Fewest tokens of a prompt for its time to say what a token of others takes.
 _FEWEST_PROMPT_TOKENS = 8
 # Until any engine has run: what an ordinary processor reads of weights in a millisecond.
 _BYTES_A_MS = 1e7
