@@ -22,8 +22,7 @@ from ..elastic import Submodel
 from ..errors import BundleIncompatibleError, CheckpointError, InputError
 from ..exporters.architecture import Task, hash_of
 from ..exporters.checkpoints.checkpoint import sha256_of
-from ..exporters.ranking import permute_axis, permuted_steps
-from ..exporters.universal import UniversalModel, load_universal
+from ..exporters.universal import UniversalModel, load_universal, permute_axis, permuted_steps
 from ..runtime.graphs.task_tensors import task_tensors
 from ..whole_file import require_writable
 from .graph.store import Store, laid_out, stored_name

@@ -17,10 +17,9 @@ from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
 from ..elastic import DEPTH
 from ..errors import CheckpointError, ParityError
-from ..exporters.ranking import permute_axis
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_stated_tasks
-from ..exporters.universal import UniversalModel, load_universal
+from ..exporters.universal import UniversalModel, load_universal, permute_axis
 from ..notebook import as_html
 from ..profiles.device_profile import profile_precisions
 from ..runtime.device.threads import threads_or_default

@@ -22,8 +22,7 @@ from ..bundle.manifest import Proof
 from ..elastic import ElasticSpec, Submodel
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
-from .cached_form import CachedForm
-from .parts import Exits
+from .parts import CachedForm, Exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
 

@@ -32,11 +32,10 @@ from ..profiles.precision import (
 )
 from ..workload import Op
 from .architecture import Architecture, ParameterGroups, TaskForm, Variants, parameter_groups
-from .cached_form import CachedForm
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
 from .checkpoints.tokenizer_file import tokenizer_content
 from .family import PREFIX, Family, family_of, preset_checkpoint
-from .parts import Exits, Part, chosen_exits
+from .parts import CachedForm, Exits, Part, chosen_exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
 

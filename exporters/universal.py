@@ -1,19 +1,35 @@
-"""The universal model in torch: loaded, and narrowed to any submodel without copying weights."""
+"""The universal model in torch: loaded, narrowed to any submodel without copying weights, its axes ordered once.
+
+FFN neurons and attention heads may be permuted without changing the function: the rows that produce a step and the
+columns that consume it move together, so ordered by importance a submodel is always a prefix. What moves together is
+what the spec slices by one axis, so nothing here knows any architecture. Where layers are independent, each has an
+order of its own.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
-from ..elastic import ElasticSpec, Submodel
+from ..bundle.manifest import Ranking
+from ..elastic import ElasticSpec, Order, PrefixSlice, Submodel
 from ..errors import CheckpointError
 from .source import ModelSource
 
 # Families wrap the user's module as attribute ``model``; names in an ElasticSpec are the module's own.
 PREFIX = "model."
+Scores = Mapping[str, torch.Tensor]
+# By order of the spec: the step of the checkpoint that lies at each place.
+Places = Mapping[str, torch.Tensor]
+
+# Random output directions per batch: the mean of (v . J h)^2 over v estimates |J h|^2.
+_DIRECTIONS_PER_BATCH = 2
 
 
 @dataclass(frozen=True)
@@ -112,3 +128,155 @@ def _refuse_other_parameters(model: UniversalModel) -> None:
         raise CheckpointError(
             f"{source.checkpoint.folder}: {name_of} has no parameter {name}, which config.json tells of"
         )
+
+
+def magnitude_scores(model: UniversalModel) -> Scores:
+    """Squared weight norm of every step, ``[n]`` per order of the spec: needs no data."""
+    parameters, scores = model.parameters(), _zeros(model)
+    for order in model.spec.orders:
+        for cut in order.slices:
+            blocks = step_blocks(parameters[cut.parameter].data, cut).double()
+            scores[order.name] += blocks.flatten(1).square().sum(1)
+    return scores
+
+
+def taylor_scores(
+    model: UniversalModel,
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    on_batch: Callable[[int, int], None] | None = None,
+) -> Scores:
+    """First-order Taylor importance ``[n]`` per order of the spec, without labels.
+
+    Zeroing step ``j`` of an axis changes the outputs by about ``J_j h_j``: its activation times the derivative of the
+    outputs. The score is the expected square of that change over texts, estimated with random output directions. The
+    activation is the input of the layer whose columns the axis slices. Where no layer has it as columns, as with
+    stacked experts, the sliced weights are taken for the activation: what zeroing them changes, over a batch of texts
+    together, whose directions are independent. Where a model has exits, each judges the layers before it.
+    """
+    exits = model.source.exits
+    module = exits.every_exit(model.module) if exits else model.module
+    consumers = _consumers(model)
+    stacked = [order for order in model.spec.orders if order.name not in consumers]
+    captured: dict[str, torch.Tensor] = {}
+    scores = _zeros(model)
+
+    def capture(name: str) -> Callable[..., None]:
+        def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            captured[name] = inputs[0].requires_grad_() if inputs[0].is_leaf else inputs[0]
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(capture(name)) for name, (_, layer) in consumers.items()]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.enable_grad(), _requiring_grad(model, stacked) as weights:
+            for index, batch in enumerate(batches):
+                outputs = module(*batch)
+                hidden = [captured[name] for name in consumers]
+                for probe in range(_DIRECTIONS_PER_BATCH):
+                    objective = _projection(outputs, generator)
+                    keep = probe < _DIRECTIONS_PER_BATCH - 1
+                    gradients = torch.autograd.grad(objective, [*hidden, *weights.values()], retain_graph=keep)
+                    for (name, (cut, _)), h, gradient in zip(consumers.items(), hidden, gradients, strict=False):
+                        # [B, S, n * unit] -> change of the objective per text and step [B, n]
+                        change = (h * gradient).detach().flatten(1, -2).sum(1)
+                        change = change.reshape(len(change), -1, cut.unit).sum(-1)
+                        scores[name] += change.double().square().sum(0)
+                    by_weight = dict(zip(weights, gradients[len(hidden) :], strict=True))
+                    for order in stacked:
+                        scores[order.name] += _change_by_weights(order, weights, by_weight).square()
+                if on_batch:
+                    on_batch(index + 1, len(batches))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return scores
+
+
+def rank(
+    model: UniversalModel, scores: Scores, method: Literal["magnitude", "taylor"], texts: Iterable[str] = ()
+) -> tuple[Ranking, Places]:
+    """Permutes the model in place so that every order falls in importance; the function stays the same.
+
+    Equal scores keep their order. Returns what the manifest records, and the permutations, int64 ``[n]``. Raises
+    CheckpointError if a score is not finite.
+    """
+    order_hash, permutations = hashlib.sha256(), {}
+    for order in model.spec.orders:
+        if not torch.isfinite(scores[order.name]).all():
+            raise CheckpointError(
+                f"axis {order.name}: importance is not finite; the weights or calibration text overflow"
+            )
+        places = torch.argsort(scores[order.name], descending=True, stable=True)
+        order_hash.update(places.numpy().astype("<i8").tobytes())
+        permute_axis(model, order.name, places)
+        permutations[order.name] = places
+    lines = list(texts)
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
+    return Ranking(method, digest, len(lines) or None, order_hash.hexdigest()), permutations
+
+
+def permute_axis(model: UniversalModel, name: str, places: torch.Tensor) -> None:
+    """Puts step ``places[i]`` at place ``i``, in every parameter that has the steps of the spec's order ``name``."""
+    parameters = model.parameters()
+    order = next(order for order in model.spec.orders if order.name == name)
+    for cut in (*order.slices, *order.followers):
+        data = parameters[cut.parameter].data
+        data.copy_(permuted_steps(data, cut, places))
+
+
+def permuted_steps(data: torch.Tensor, cut: PrefixSlice, places: torch.Tensor) -> torch.Tensor:
+    """``data`` with step ``places[i]`` of the axis at place ``i``."""
+    return step_blocks(data, cut)[places].flatten(0, 1).movedim(0, cut.dim)
+
+
+def step_blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:
+    """The steps of an axis in front: ``[n, unit, ...]``."""
+    steps = data.movedim(cut.dim, 0)
+    return steps.reshape(-1, cut.unit, *steps.shape[1:])
+
+
+def _zeros(model: UniversalModel) -> dict[str, torch.Tensor]:
+    return {order.name: torch.zeros(order.axis.size, dtype=torch.float64) for order in model.spec.orders}
+
+
+def _consumers(model: UniversalModel) -> dict[str, tuple[PrefixSlice, torch.nn.Module]]:
+    """Per order, the layer that reads it: the one whose weight is sliced along its input dimension, if there is one."""
+    found = {order.name: cut for order in model.spec.orders for cut in order.slices if cut.dim == 1}
+    return {
+        name: (cut, model.module.get_submodule(PREFIX + cut.parameter.rpartition(".")[0]))
+        for name, cut in found.items()
+    }
+
+
+@contextmanager
+def _requiring_grad(model: UniversalModel, orders: Sequence[Order]) -> Iterator[dict[str, torch.nn.Parameter]]:
+    """The parameters that ``orders`` slice, by name; they have gradients within the block."""
+    parameters = model.parameters()
+    weights = {cut.parameter: parameters[cut.parameter] for order in orders for cut in order.slices}
+    before = {name: weight.requires_grad for name, weight in weights.items()}
+    try:
+        for weight in weights.values():
+            weight.requires_grad_()
+        yield weights
+    finally:
+        for name, weight in weights.items():
+            weight.requires_grad_(before[name])
+
+
+def _change_by_weights(
+    order: Order, weights: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """By how much zeroing the weights of each step changes the objective, to first order: ``[n]``."""
+    changes = (step_blocks(weights[cut.parameter] * gradients[cut.parameter], cut) for cut in order.slices)
+    return torch.stack([change.detach().flatten(1).sum(1).double() for change in changes]).sum(0)
+
+
+def _projection(outputs: tuple[torch.Tensor, ...], generator: torch.Generator) -> torch.Tensor:
+    """A random direction through all floating outputs, each scaled to unit mean square."""
+    total = torch.zeros(())
+    for output in outputs:
+        if output.requires_grad:
+            direction = torch.randn(output.shape, generator=generator)
+            total = total + (output * direction).sum() / output.detach().square().mean().sqrt().clamp(min=1e-12)
+    return total

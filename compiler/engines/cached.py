@@ -19,7 +19,7 @@ from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry
 from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...exporters.cached_form import CachedForm
+from ...exporters.parts import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Residency, Runner, TakesTasks, runner_for

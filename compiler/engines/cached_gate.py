@@ -16,7 +16,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry, window_of
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.cached_form import CachedForm
+from ...exporters.parts import CachedForm
 from ...runtime.generation.cache import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_specs

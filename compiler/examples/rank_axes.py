@@ -21,8 +21,7 @@ from ...bucket import Bucket
 from ...bundle.manifest import RANKING_NAME, Ranking
 from ...elastic import ElasticSpec
 from ...errors import CheckpointError, InputError
-from ...exporters.ranking import Places, Scores, magnitude_scores, rank, taylor_scores
-from ...exporters.universal import UniversalModel
+from ...exporters.universal import Places, Scores, UniversalModel, magnitude_scores, rank, taylor_scores
 from ...runtime.inputs.arrays import Array, InputChecker
 from ...runtime.inputs.text import TextEncoder
 from ..graph.store import save_tensors

@@ -17,7 +17,7 @@ import numpy as np
 from ...bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ...bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
 from ...bundle.entries.tensor_spec import TensorSpec
-from ...exporters.cached_form import MOST_NEW_TOKENS
+from ...exporters.parts import MOST_NEW_TOKENS
 from ...runtime.device.device import Device
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.cache import AnyCache, Cache, Source, read_source

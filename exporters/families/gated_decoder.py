@@ -21,7 +21,6 @@ from ...errors import CheckpointError
 from ...strict import structure
 from ...workload import Op, elementwise, linear, lookup
 from ..architecture import Architecture
-from ..cached_form import CachedForm
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import MOST_LAYERS, known_keys, read_classes, read_widths, refuse_unhonoured
 from ..family import Family
@@ -49,6 +48,7 @@ from ..hugging_face.interface import (
     read_decoder,
 )
 from ..hugging_face.tensors import Parameters, Shape, held_tensors
+from ..parts import CachedForm
 from .gemma3n import Gemma3nParts, nested_spec, read_parts
 
 if TYPE_CHECKING:  # plans are made without torch

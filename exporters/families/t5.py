@@ -19,7 +19,6 @@ from ...bundle.manifest import TextEntry
 from ...elastic import Axis, Submodel
 from ...workload import Op, elementwise, linear, lookup
 from ..architecture import Architecture, is_table
-from ..cached_form import CachedForm, EncoderForm
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import LEARNED, MOST_LAYERS, read_number, read_pad, refuse_unhonoured
 from ..checkpoints.generation_defaults import read_decoder_start
@@ -27,6 +26,7 @@ from ..family import Family
 from ..hugging_face.describe import describe
 from ..hugging_face.interface import Loading, attention_problems
 from ..hugging_face.tensors import Parameters, held_tensors
+from ..parts import CachedForm, EncoderForm
 from ..signature import Signature
 
 if TYPE_CHECKING:  # plans are made without torch

@@ -13,9 +13,9 @@ from ...bundle.entries.tensor_spec import Role, RowNeed, TensorSpec
 from ...bundle.manifest import TextEntry
 from ...workload import Op, elementwise, linear
 from ..architecture import EVERY_VARIANT
-from ..cached_form import CachedForm
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import read_classes, read_pad
+from ..parts import CachedForm
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..sentence_transformers.text_settings import with_text_settings

@@ -32,9 +32,8 @@ from nestforge.compiler.graph.store import read_store, recover_order
 from nestforge.compiler.graph.template import Template
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, OutputError, ParityError, SliceError
-from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.probe_host import _fingerprint, probe_host
 from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.inputs.arrays import random_feeds

@@ -20,10 +20,10 @@ from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
 from ....errors import ParityError
 from ...architecture import Architecture, Replay, Routing
-from ...cached_form import CachedForm, EncoderForm
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Family
+from ...parts import CachedForm, EncoderForm
 from ...signature import Signature
 from ..t5 import step_ops
 from .config import IDS, MASK, REDUCTION

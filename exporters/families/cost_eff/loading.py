@@ -16,7 +16,7 @@ from ....elastic import ElasticSpec
 from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import stored_tensor
-from ...ranking import step_blocks
+from ...universal import step_blocks
 from .config import CostEffArchitecture
 from .model import CostEffModel, EveryExit
 

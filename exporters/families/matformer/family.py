@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from ....bundle.entries.generation_entry import CachedLayer
 from ....bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture, is_table
-from ...cached_form import CachedForm, KeptAxes
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
 from ...family import Family
+from ...parts import CachedForm, KeptAxes
 from ...signature import Signature, text_entry
 from .config import LANGUAGE, VISION, MatformerConfig, MatformerVitConfig
 from .ops import (

@@ -21,11 +21,11 @@ from ....bundle.entries.tensor_spec import TensorSpec
 from ....elastic import Submodel
 from ....workload import Op
 from ...architecture import Architecture, Folded
-from ...cached_form import CachedForm, EncoderForm, KeptAxes
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
 from ...family import Family
 from ...hugging_face.tensors import Shape
+from ...parts import CachedForm, EncoderForm, KeptAxes
 from ...signature import Signature, text_entry
 from .config import PRESETS, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import (

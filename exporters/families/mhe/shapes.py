@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from ....elastic import Axis, ElasticSpec, PrefixSlice
 from ....errors import CheckpointError
-from ...cached_form import SIZE_MULTIPLE
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes
+from ...parts import SIZE_MULTIPLE
 from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import folded_slices, layers_of, places_in
 

@@ -16,9 +16,8 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.templates import TemplateKey
 from nestforge.compiler.graph.store import recover_order
 from nestforge.errors import SelectionError
-from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.runtime.consistency.measure import check_consistency
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.runtime.summary import submodel_table

@@ -23,8 +23,8 @@ from nestforge.compiler.engines.cached_gate import judge_cached
 from nestforge.compiler.parity.cached_cases import Batch, cached_batches, run_batches
 from nestforge.compiler.parity.references import References
 from nestforge.errors import CheckpointError, InputError, ParityError
-from nestforge.exporters.cached_form import CachedForm
 from nestforge.exporters.modules import cached_attention
+from nestforge.exporters.parts import CachedForm
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache, SlidingWindow
 from nestforge.runtime.generation.cached_engine import CachedEngine

@@ -31,9 +31,8 @@ from nestforge.compiler.graph.store import (
 from nestforge.elastic import ElasticSpec, PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Task, TaskForm
-from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.precision import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE
 from safetensors import SafetensorError
 from support.tiny_compile import save_tiniest

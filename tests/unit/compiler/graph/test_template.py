@@ -18,9 +18,8 @@ from nestforge.compiler.graph.template import Template, load_template, save_temp
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.elastic import ElasticSpec
 from nestforge.errors import BuildError, CheckpointError
-from nestforge.exporters.ranking import magnitude_scores, rank
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, magnitude_scores, rank
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.encoded_engines import parsed
 from support.tiny_matlm import save_tiny_matlm

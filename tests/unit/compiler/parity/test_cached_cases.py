@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
 from nestforge.compiler.parity.cached_cases import cached_batches, cases_of, unproven_window
-from nestforge.exporters.cached_form import MOST_NEW_TOKENS
+from nestforge.exporters.parts import MOST_NEW_TOKENS
 
 
 def entry(positions: int, window: int | None = None, vocabulary: int = 50) -> GenerationEntry:

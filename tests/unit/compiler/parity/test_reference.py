@@ -33,9 +33,8 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import ParityError
 from nestforge.exporters.architecture import JudgedRoutes
-from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from onnx import helper, numpy_helper
 from support.gated_decoders import save_decoder
 from support.sealing import reseal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gated_decoder import FAMILY
+from nestforge.exporters.families.gemma3n import Gemma3nParts
 from nestforge.exporters.published_slice import read_slice
-from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.exporters.universal import load_universal
+from nestforge.exporters.universal import load_universal, rank, taylor_scores
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
-from support.gated_decoders import OWN, edit_config, make_decoder, narrowed, save_decoder
+from support.gated_decoders import OWN, TINY, edit_config, make_decoder, narrowed, save_decoder
 from support.hugging_face_classes import rename
 from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_compile import BUCKET, board, builder_in, template_of
@@ -466,3 +467,33 @@ def test_the_multimodal_folder_names_the_text_model(folder: Path) -> None:
     edit_config(folder, model_type="gemma3n")
     with pytest.raises(UnsupportedModelError, match=r"'gemma3n' is not supported; supported are .*gemma3n_text"):
         open_source(folder)
+
+
+HIDDEN, LAYERS = TINY["hidden_size"], 3
+PARTS = Gemma3nParts(
+    streams=2, layer_vocabulary=40, layer_hidden=8, laurel_rank=4, shared_layers=1, sparse=(True, False, False)
+)
+
+
+def test_shapes_of_gemma_3n_are_those_of_transformers() -> None:
+    shapes = {name: tuple(value.shape) for name, value in make_decoder("gemma3n_text").model.named_parameters()}
+    own = r"altup|laurel|per_layer"
+    assert PARTS.model_shapes("", HIDDEN, LAYERS) == {
+        name: shape for name, shape in shapes.items() if re.search(own, name) and not name.startswith("layers.")
+    }
+    layers = [PARTS.layer_shapes(f"layers.{layer}", HIDDEN) for layer in range(LAYERS)]
+    assert {name: shape for layer in layers for name, shape in layer.items()} == {
+        name: shape for name, shape in shapes.items() if re.search(own, name) and name.startswith("layers.")
+    }
+
+
+def test_multiply_adds_of_gemma_3n_by_hand() -> None:
+    tokens = 2 * 5
+    bucket = Bucket(2, 5)
+    assert macs(PARTS.first_ops(bucket, HIDDEN, LAYERS)) == tokens * HIDDEN * (LAYERS * 8 + HIDDEN)
+    assert macs(PARTS.last_ops(bucket, HIDDEN)) == tokens * HIDDEN * HIDDEN
+    routers, coefficients, predicted = 2 * HIDDEN * 2, 2 * 4 + 2 * 2, 2 * 2 * HIDDEN
+    laurel, inputs = 2 * HIDDEN * 4, 2 * HIDDEN * 8
+    assert macs(PARTS.layer_ops("layers.0", bucket, HIDDEN)) == tokens * (
+        routers + coefficients + predicted + laurel + inputs
+    )

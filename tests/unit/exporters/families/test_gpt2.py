@@ -16,9 +16,8 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gpt2 import FAMILY
 from nestforge.exporters.published_slice import read_slice
-from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import load_universal
+from nestforge.exporters.universal import load_universal, rank, taylor_scores
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import edit_config

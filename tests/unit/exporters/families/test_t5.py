@@ -17,9 +17,8 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.t5 import FAMILY, Buckets
 from nestforge.exporters.published_slice import read_slice
-from nestforge.exporters.ranking import rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.exporters.universal import load_universal
+from nestforge.exporters.universal import load_universal, rank, taylor_scores
 from nestforge.runtime.consistency.measure import check_consistency
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.tools.commands.run import best_answers

@@ -17,9 +17,8 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import CheckpointError, InputError
-from nestforge.exporters.ranking import magnitude_scores, permute_axis, rank
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, magnitude_scores, permute_axis, rank
 from nestforge.profiles.load_profile import dump_profile
 from nestforge.tools.cli import main
 from nestforge.workload import macs

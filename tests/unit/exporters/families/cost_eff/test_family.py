@@ -16,9 +16,8 @@ from nestforge.bundle.manifest import Proof
 from nestforge.compiler.model_view import view_model
 from nestforge.errors import PlanError
 from nestforge.exporters.families.cost_eff import loading
-from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import ModelSource, open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, magnitude_scores, rank, taylor_scores
 from nestforge.profiles.compile_request import CompileRequest
 from support.cost_eff_models import (
     CONFIG,

@@ -12,9 +12,8 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Folded
 from nestforge.exporters.families.mhe.generating import RecordedLM
 from nestforge.exporters.families.mhe.model import load_model
-from nestforge.exporters.ranking import magnitude_scores, rank
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import load_universal
+from nestforge.exporters.universal import load_universal, magnitude_scores, rank
 from safetensors.torch import load_file, save_file
 from support.tiny_mhe import decoder_config, save_tiny_mhe, save_tiny_pair, tiny_mhe
 from support.tiny_vision import edit_config

@@ -23,9 +23,8 @@ from nestforge.compiler.planning.variants import chosen_variants
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import ExportError, PlanError
-from nestforge.exporters.ranking import permute_axis
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.load_profile import load_profile
 from safetensors import safe_open
 from safetensors.numpy import load_file

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from nestforge.errors import CheckpointError
-from nestforge.exporters.ranking import magnitude_scores, rank, taylor_scores
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal, magnitude_scores, rank, taylor_scores
 from support.tiny_mixer import save_tiny_mixer
 
 
