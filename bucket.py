@@ -88,7 +88,7 @@ class Bucket:
 
     @property
     def tokens(self) -> int:
-        """Of its largest shape."""
+        """Tokens of its largest shape."""
         return self.batch * self.sequence
 
     @classmethod

@@ -161,7 +161,7 @@ class Submodel:
 
 @dataclass(frozen=True)
 class ElasticSpec:
-    """What may shrink in one universal model, and which parameters shrink with it.
+    """Axes of one universal model, and which parameters shrink with it.
 
     ``depth`` is the number of layers that an answer passes through, for tolerances. ``widths`` are the axis kinds
     counted in neurons, which levels round to the hardware's multiple; other kinds are cut in whole steps, or to a

@@ -1,4 +1,4 @@
-"""What comes from outside, made fit for a message and a terminal: names, values, and what libraries raise.
+"""Values from outside, made fit for a message and a terminal: names, values, and what libraries raise.
 
 Files and libraries may say anything: line breaks that fake a second message, escape sequences that drive a terminal,
 halves of surrogate pairs that no stream takes. ``NestforgeError`` and ``tools/console.py`` pass everything through

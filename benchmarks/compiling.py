@@ -122,7 +122,7 @@ def _unmeasured(output: Path) -> list[str]:
 
 
 def _cpu_seconds(command: Callable[[Path], Sequence[str]]) -> float:
-    """Of one Python process that writes its output to a new path, all threads and its imports included."""
+    """CPU seconds of one Python process that writes its output to a new path, all threads and its imports included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         arguments = [sys.executable, *command(Path(folder) / "output")]

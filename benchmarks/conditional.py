@@ -36,7 +36,7 @@ OFFERED = (8, 4, 2, 1)
 
 
 def coda_config(keys: str, router: Router = "soft_top_k") -> CodaConfig:
-    """Of ``keys`` as presets name them, ``k-to-k`` or ``k-to-all``."""
+    """Configuration of T5 base whose layers read ``keys``: ``k-to-k`` or ``k-to-all``."""
     preset = PRESETS[f"coda-t5-base-{keys}"]
     return replace(
         preset,

@@ -237,7 +237,7 @@ def _texts() -> list[str]:
 
 
 def _plain(subject: Subject) -> Path:
-    """What ``torch.onnx.export`` writes for the whole model with batch and sequence free."""
+    """The export of ``torch.onnx.export`` for the whole model with batch and sequence free."""
     path = subject.folder / "dynamic.onnx"
     if not path.exists():
         signature = subject.model.source.signature

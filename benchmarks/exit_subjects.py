@@ -1,4 +1,4 @@
-"""What the benchmarks of early exits share: the trained slender model compiled for this host, and real texts."""
+"""Subject of the benchmarks of early exits: the trained slender model compiled for this host, and real texts."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _by_capacity(model: ElasticModel) -> Row:
 
 
 def _beside() -> Row:
-    """What ``generate`` takes for a token beyond the engine's own step at the same places."""
+    """Time of ``generate`` for a token beyond the engine's own step at the same places."""
     differences = []
     with load(tiny_llama_bundle(), threads=1) as model:
         engine, ids = _engine(model, 256, "ffn64"), _ids(_GEN_PROMPT)

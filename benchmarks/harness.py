@@ -1,4 +1,4 @@
-"""What every benchmark shares: a row of the table, and fair timing of alternatives."""
+"""Shared by every benchmark: a row of the table, and fair timing of alternatives."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _WARM_US, _AFTER_RUN_US = 20, 60
 
 @benchmark
 def bench_dispatch() -> list[Row]:
-    """What a request costs beside the engine's run: checks, choice, padding, the answer."""
+    """Cost of a request beside the engine's run: checks, choice, padding, the answer."""
     cases = (
         ("warm (an engine of 2 layers of 64)", tiny_bundle(), 1, _WARM_US),
         ("after a run (smallest MiniLM engine at 1x32)", minilm_bundle(), CORES, _AFTER_RUN_US),
@@ -62,7 +62,7 @@ _SWITCH_ROUNDS, _SWITCH_PAIRS = 10, 100
 
 @benchmark
 def bench_switch() -> list[Row]:
-    """What it costs a request that another submodel answered the one before it, both resident.
+    """Cost to a request that another submodel answered the one before it, both resident.
 
     Measured on engines that fit the caches together: with larger ones the weights of the one push those of the
     other out, which is a matter of the hardware and not of the choice."""

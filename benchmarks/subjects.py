@@ -55,7 +55,7 @@ class Subject:
         return path
 
     def plain(self, submodel: str) -> Path:
-        """What ``torch.onnx.export`` writes for ``submodel`` with its default options."""
+        """The export of ``torch.onnx.export`` for ``submodel`` with its default options."""
         path = self.folder / f"plain-{submodel}.onnx"
         if not path.exists():
             export_plain(self, submodel, path)

@@ -1,4 +1,4 @@
-"""What a process holds once every task of a bundle has answered: ``python -m ... BUNDLE``, bytes on stdout."""
+"""Memory of a process once every task of a bundle has answered: ``python -m ... BUNDLE``, bytes on stdout."""
 
 from __future__ import annotations
 

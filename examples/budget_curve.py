@@ -1,4 +1,4 @@
-"""What every budget of a bundle got, as a table and as a curve: quality over latency."""
+"""The submodel of every budget of a bundle, as a table and as a curve: quality over latency."""
 
 from __future__ import annotations
 

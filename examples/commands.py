@@ -1,4 +1,4 @@
-"""What the commands that train have in common: where their output goes, and how they end when it fails."""
+"""Shared by the commands that train: where their output goes, and how they end when it fails."""
 
 from __future__ import annotations
 

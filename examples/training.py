@@ -85,7 +85,8 @@ def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 class Stage(NamedTuple):
-    """Of one run: its name among the records, the key of what it is made from, and the files that it leaves."""
+    """Identity of one run: its name among the records, the key of what it is made from, and the files that it
+    leaves."""
 
     name: str
     key: Record

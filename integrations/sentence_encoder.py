@@ -250,7 +250,7 @@ class SentenceEncoder(Embedder):
 
 
 class EvaluationResults:
-    """What evaluators of sentence-transformers found: they hand their figures to a model's ``model_card_data``."""
+    """Findings of evaluators of sentence-transformers: they hand their figures to a model's ``model_card_data``."""
 
     def __init__(self) -> None:
         self.eval_results_dict: dict[Any, dict[str, Any]] = {}

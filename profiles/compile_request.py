@@ -52,19 +52,19 @@ class CompileRequest:
         "Granularities of an axis kind, such as ffn=0.25,0.5,1. Default: the profile's, else S/M/L/XL."
     )
     promotion_order: PromotionOrder | None = option(
-        "Which layers are promoted first between two levels. Default: the profile's, else increasing (the last ones)."
+        "Order of promotion between two levels. Default: the profile's, else increasing (the last ones)."
     )
     budgets: Mapping[str, BudgetSpec] | None = option(
-        "A budget in place of the profile's, such as 'ffn_parameters<=94.4M' or 'latency_ms<=50 %'.", option="budget"
+        "Budget in place of the profile's, such as 'ffn_parameters<=94.4M' or 'latency_ms<=50 %'.", option="budget"
     )
     submodels: Sequence[str] = option(
-        "This submodel too, by label (M+2: two layers promoted from M) or id (ffn768x4_1536x2).",
+        "Additional submodel, by label (M+2: two layers promoted from M) or id (ffn768x4_1536x2).",
         (),
         option="submodel",
         metavar="ID",
     )
     slices: Sequence[str | Path] = option(
-        "The submodel that this folder holds as a published slice of the model, too.",
+        "Folder with a published slice of the model: builds that submodel too.",
         (),
         option="slice",
         metavar="FOLDER",
@@ -79,7 +79,7 @@ class CompileRequest:
         "Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit."
     )
     variants: Mapping[str, str] | None = option(
-        "The variant that engines get of a computation, such as moe.combine=one_hot. Default: the profile's, else the "
+        "Variant of a computation in engines, such as moe.combine=one_hot. Default: the profile's, else the "
         "cheapest on the device.",
         option="variant",
     )
@@ -92,7 +92,7 @@ class CompileRequest:
     tasks: Mapping[str, str | Path] = field(
         default_factory=dict,
         metadata={
-            "help": "A task on the frozen model, by name. Engines then take its tensors as inputs.",
+            "help": "Task on the frozen model, by name. Engines then take its tensors as inputs.",
             "option": "task",
         },
     )

@@ -222,11 +222,11 @@ def _value_type(stated: Mapping[str, Any], alternatives: Sequence[Any]) -> Any:
     return click.Path(path_type=Path) if Path in alternatives else click.STRING
 
 
-task_option = click.option("--task", metavar="NAME", help="The task that answers. Default: the base.")
+task_option = click.option("--task", metavar="NAME", help="Task of the bundle. Default: the base model.")
 merge_option = click.option(
     "--merge",
     is_flag=True,
-    help="With the task merged into the weights of engines of its own, in place of inputs.",
+    help="Merge the task into the weights of its own engines, in place of inputs.",
 )
 
 
@@ -242,7 +242,7 @@ provider_option = click.option(
     type=click.Choice(PROVIDERS),
     default="cpu",
     show_default=True,
-    help="Where ONNX Runtime runs engines: the processor, CUDA with one copy of the weights, or TensorRT inside it.",
+    help="Execution provider: the processor, CUDA with one copy of the weights, or TensorRT inside ONNX Runtime.",
 )
 overwrite_option = field_options(CompileRequest, "overwrite")
 model_argument = click.argument("model", type=click.Path(path_type=Path))

@@ -42,7 +42,7 @@ def steps() -> None:
 
 
 def tables(records: Mapping[str, Any]) -> dict[str, Table]:
-    """What training's ``records`` and the compiled models show, by title."""
+    """Figures of training's ``records`` and of the compiled models, by title."""
     bundles = {keys_of: _bundle(keys_of) for keys_of in KEYS}
     dense, found = records["dense"], {}
     guessed = f"the commonest digit alone: {dense['commonest']:.1%}"

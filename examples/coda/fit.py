@@ -135,8 +135,8 @@ def accuracy(logits: torch.Tensor, rows: Rows) -> float:
 
 @torch.no_grad()
 def routing(model: CodaEncoder, rows: Rows) -> list[Record]:
-    """Of each layer at the model's reduction: the mean gate of selected tokens, the share of gates that vanish, and of
-    the selected patches the share with ``ink``. Empty where all tokens pass."""
+    """Gates of each layer at the model's reduction: the mean gate of selected tokens, the share of gates that vanish,
+    and of the selected patches the share with ``ink``. Empty where all tokens pass."""
     _, found = model.routed(rows.inputs)
     image = model.config.image
     assert image is not None

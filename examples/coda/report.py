@@ -1,4 +1,4 @@
-"""What compiled models with conditional adapters answer to images, and how long that takes.
+"""Answers of compiled models with conditional adapters to images, and how long that takes.
 
 All is asked of the runtime, and all that is timed takes turns.
 """

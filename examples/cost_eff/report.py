@@ -1,4 +1,4 @@
-"""What early exits do on labelled texts: accuracy per exit, accuracy and latency over thresholds, who leaves where.
+"""Early exits on labelled texts: accuracy per exit, accuracy and latency over thresholds, who leaves where.
 
 Everything is asked of the runtime as a user would ask it, one text a request.
 """
@@ -35,7 +35,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way to answer did: ``milliseconds`` is the mean over requests of one text."""
+    """Figures of one way to answer: ``milliseconds`` is the mean over requests of one text."""
 
     accuracy: float
     milliseconds: float

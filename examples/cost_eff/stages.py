@@ -133,7 +133,7 @@ class Training:
 
 
 def _widths(model: CostEffModel) -> Target:
-    """Of a model whose layers are all alike and whose embedding is dense."""
+    """Size of a model whose layers are all alike and whose embedding is dense."""
     widths = model.architecture.layers[0]
     return Target(widths.heads, widths.ffn, model.architecture.hidden)
 

@@ -132,7 +132,7 @@ def part_of(module: str) -> Part:
 
 
 def skeleton(text: str) -> str:
-    """What two texts share that differ in identifiers, numbers, case or punctuation alone."""
+    """Key shared by two texts that differ in identifiers, numbers, case or punctuation alone."""
     return " ".join(_WORD.findall(" ".join(word for word in text.split() if not _IDENTIFIER.search(word)).lower()))
 
 

@@ -49,7 +49,7 @@ def steps() -> None:
 
 
 def tables(records: Mapping[str, Any]) -> dict[str, Table]:
-    """What training's ``records`` and the compiled models show, by title."""
+    """Figures of training's ``records`` and of the compiled models, by title."""
     encoders, decoders = (
         [_trained(kind, f"{shape}-{kind}", records[f"{shape}-{kind}"], shape == "decoder") for kind in KINDS]
         for shape in ("encoder", "decoder")

@@ -105,5 +105,5 @@ def writing_table(found: Sequence[Writing]) -> Table:
 
 
 def perplexity(loss: float) -> float:
-    """Of a ``loss`` in nats."""
+    """Perplexity of a ``loss`` in nats."""
     return exp(loss)

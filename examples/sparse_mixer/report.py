@@ -1,4 +1,4 @@
-"""What compiled masked-token models do on rows that nothing was trained on: accuracy, routes, and what they cost.
+"""Compiled masked-token models on rows that nothing was trained on: accuracy, routes, and what they cost.
 
 Everything is asked of the runtime, and every engine of one batch takes turns with all others.
 """

@@ -83,7 +83,7 @@ def seeds_table(runs: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def heading(bucket: Bucket) -> str:
-    """What a bucket is in words."""
+    """A bucket in words."""
     rows = "one row" if bucket.batch == 1 else f"{bucket.batch} rows"
     return f"{rows} of {bucket.sequence} tokens a run"
 
@@ -94,7 +94,7 @@ def _compute_row(name: str, one: Measured, peer: Measured) -> list[str]:
 
 
 def _whole(found: Sequence[Measured]) -> dict[str, Measured]:
-    """Of every model the engine with its full budget."""
+    """The engine of every model with its full budget."""
     largest: dict[str, Measured] = {}
     for one in found:
         best = largest.get(one.model)

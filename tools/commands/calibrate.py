@@ -51,7 +51,7 @@ Examples:
     help="File of texts, one a line, that drafts continue, for a bundle that generates. Default: a few short texts.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
-@click.option("--submodel", metavar="ID", help="This submodel, by label or id. Default: the largest.")
+@click.option("--submodel", metavar="ID", help="Submodel, by label or id. Default: the largest.")
 @click.option("--name", help="Name of the policy; the same name is replaced. Default: the budget.")
 @click.option(
     "--default/--no-default",
@@ -60,7 +60,13 @@ Examples:
     show_default=True,
     help="Whether requests for this submodel follow the policy without asking for it.",
 )
-@click.option("--rule", type=click.Choice(get_args(Rule)), default="per_row", show_default=True, help="Who leaves.")
+@click.option(
+    "--rule",
+    type=click.Choice(get_args(Rule)),
+    default="per_row",
+    show_default=True,
+    help="Exit rule: each row by itself, or a whole batch.",
+)
 @click.option(
     "--compare", type=click.Choice(get_args(Compare)), help="Comparison of entropy and threshold. Default: the model's."
 )

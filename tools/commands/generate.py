@@ -39,7 +39,7 @@ _GENERATE_FIELDS = tuple(field.name for field in fields(GenerationRequest) if fi
 @bundle_argument
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Text to continue; repeatable, each is a row.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="UTF-8 file whose whole text is continued.")
-@click.option("--chat", is_flag=True, help="Talk: each line that you type is answered; an empty one ends it.")
+@click.option("--chat", is_flag=True, help="Chat: each line typed is answered; an empty one ends it.")
 @click.option(
     "--messages",
     type=click.Path(path_type=Path),

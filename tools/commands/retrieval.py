@@ -47,7 +47,7 @@ Examples:
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="New file to write the index to.")
 @overwrite_option
-@click.option("--embedding", metavar="NAME", help="The output to index. Default: the one that the bundle names.")
+@click.option("--embedding", metavar="NAME", help="Output to index. Default: the bundle's embedding.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
 @prompt_option
 @prompt_name_option
@@ -144,9 +144,9 @@ Examples:
     "--data", type=click.Path(path_type=Path), help="NPZ file of queries: an array per input, and perhaps 'labels'."
 )
 @click.option("--k", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to find per query.")
-@click.option("--budget", help="A named budget of the bundle.")
-@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that one query may take.")
-@click.option("--submodel", metavar="ID", help="This submodel, by label or id.")
+@click.option("--budget", help="Named budget of the bundle.")
+@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="Latency limit of a query, in ms.")
+@click.option("--submodel", metavar="ID", help="Submodel, by label or id.")
 @click.option("--compare", is_flag=True, help="Search with every submodel and compare it with the universal model.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
 @prompt_option

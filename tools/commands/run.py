@@ -59,18 +59,18 @@ Examples:
 @bundle_argument
 @click.option("--text", "texts", multiple=True, help="Text to answer; repeatable, each is one row.")
 @click.option("--inputs", type=click.Path(path_type=Path), help="NPZ file with one array per input, by name.")
-@click.option("--budget", help="A named budget of the bundle.")
-@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="The most that the run may take.")
+@click.option("--budget", help="Named budget of the bundle.")
+@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="Latency limit of the run, in ms.")
 @click.option(
     "--deadline-ms",
     type=click.FloatRange(min=0, min_open=True),
-    help="The most until the answer, its encoding included; the reason shows how it was reckoned.",
+    help="Limit of the time until the answer, in ms, its encoding included.",
 )
-@click.option("--submodel", metavar="ID", help="This submodel, by label or id.")
+@click.option("--submodel", metavar="ID", help="Submodel, by label or id.")
 @click.option(
     "--exits",
     metavar="off|NAME|TAU[,TAU...]",
-    help="When rows leave early: a calibrated policy, or thresholds in nats, one for all exits or one for each but the "
+    help="Early exits: a calibrated policy, or entropy thresholds in nats, one for all exits or one for each but the "
     "last. Default: the bundle's.",
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")

@@ -30,7 +30,7 @@ _ROW_NAME = re.compile(r"(?P<stack>.+)\[(?P<row>\d+)\]")
 
 @dataclass(frozen=True)
 class Given:
-    """What passes are told of a model beside its graph.
+    """Facts for passes of a model beside its graph.
 
     ``parameters`` are names of weights, ``transposed`` those whose store has ``[in, out]``, and ``joinable`` those that
     may lie side by side. ``seeds`` are the first dimensions of elastic weights, and ``interface`` says how the graph's

@@ -1,4 +1,5 @@
-"""What a graph would compute anew at every run though no input decides it: tables, and masks that hide nothing.
+"""Values that a graph would compute anew at every run though no input decides them: tables, and masks that hide
+nothing.
 
 The runtime opens engines without ONNX Runtime's optimiser, so what does not depend on an input is computed whenever an
 engine runs: position masks, rotary angles, slot numbers. What comes out here is an initializer, which the compiler puts
@@ -111,7 +112,7 @@ def _numbers(value: ir.Value | None, opsets: Mapping[str, int]) -> np.ndarray | 
 
 
 def _evaluated(node: ir.Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> np.ndarray:
-    """What ``node`` returns for ``inputs``, None for one that it does without."""
+    """Outputs of ``node`` for ``inputs``, None for one that it does without."""
     alone = ir.to_proto(node)  # values that passes made have no names yet
     alone.input[:] = ["" if array is None else str(place) for place, array in enumerate(inputs)]
     alone.output[:] = ["made"]

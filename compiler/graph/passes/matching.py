@@ -1,4 +1,4 @@
-"""What the passes share: patterns of nodes, extents of values, and sets of operators.
+"""Shared by the passes: patterns of nodes, extents of values, and sets of operators.
 
 An extent is a number, or the name of a dimension that the graph leaves free (``batch``, ``sequence``), or a product of
 both, such as ``batch*40``.

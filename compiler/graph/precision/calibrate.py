@@ -1,4 +1,4 @@
-"""What must be known of a model's values before it can have a precision, seen by running its float32 engine.
+"""Statistics of a model's values before it can have a precision, seen by running its float32 engine.
 
 int8 needs a scale of the input of every quantised product: the one that leaves the least squared error over a histogram
 of magnitudes. Few values are far larger than the rest, and what clipping costs them the many others gain. Where queries
