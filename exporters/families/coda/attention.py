@@ -6,7 +6,6 @@ keys and values; head i reads those of head ``i // (n / K)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,13 +14,8 @@ from torch.nn import functional
 
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
 from ...modules.attention import Positions, additive_mask, rotary
+from ...modules.layers import ACTIVATIONS
 from .config import CodaConfig
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
 
 
 def relative_bucket(step: int) -> int:

@@ -115,7 +115,7 @@ class CodaConfig(OwnConfig):
     It reads texts, of ``vocab_size`` tokens and up to ``max_position_embeddings``, or where ``image`` is stated images.
     ``type_vocab_size`` kinds of token have a vector of their own; of two or more each token's is an input.
     ``norm_place``: norms come ``before`` what they feed and at the end, or, as in BERT, ``after`` each sum and the
-    embeddings; the paper has no formula for the second, layer.py has ours.
+    embeddings; the paper has no formula for the second, ``Layer`` has ours.
     ``conditional_layers`` (rising, from 0, nearest the input; all by default) compute ``ceil(n / r)`` of n tokens, the
     others all. ``keys_of`` says whose keys and values the selected tokens read, ``ffn_residual`` which rows the FFN's
     norm reads beside the attended: the layer's input (``raw``), or that normalised. ``soft_top_k`` belongs to that
@@ -123,7 +123,7 @@ class CodaConfig(OwnConfig):
     ``route_padding``: padding takes part in the routing, as a token.
     ``reduction`` is the trained r, ``reductions`` those that the model is offered at; ``reduction_of_one`` says whether
     at r = 1 the router still gates every token, or every token passes whole. ``tokens_selected`` are other k than
-    ``ceil(n / r)`` (stated_tokens.py).
+    ``ceil(n / r)`` (``tokens_of_layers``).
     ``num_key_value_heads`` are fewer than the heads in grouped attention, 1 in multi-query attention. ``bias`` gives
     every linear layer outside the adapters one. ``nested`` says that every prefix of the FFN was trained as a model,
     ``granularities`` at which levels. Without ``num_labels`` the model answers with its last states, else with logits

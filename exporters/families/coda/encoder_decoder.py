@@ -7,7 +7,6 @@ of the vocabulary.
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from ...checkpoints.config import offline_transformers
 from ...checkpoints.own_folder import read_config, with_weights
 from ...hugging_face.generating import cached_pass, empty_cache, own_keys, source_keys
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
+from ...modules.layers import on_same_weights
 from ..t5 import look_up_distances
 from .encoder_decoder_config import CodaEncoderDecoderConfig
 from .model import CodaEncoder
@@ -224,7 +224,6 @@ class CachedDecoder(torch.nn.Module):
 
 def lower(module: Answering, variants: Mapping[str, str]) -> Answering:
     """A copy of ``module`` on the same weights as a graph has it, in the encoder's ``variants``."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    model = copy.deepcopy(module.model, shared)
+    model = on_same_weights(module.model)
     take_variants(model.encoder, variants)
     return Answering(model, returns_routes=True)

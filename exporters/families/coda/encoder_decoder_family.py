@@ -16,7 +16,6 @@ from ....bucket import Bucket
 from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.generation_entry import CachedLayer
 from ....bundle.entries.tensor_spec import TensorSpec
-from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
 from ....errors import ParityError
 from ...architecture import Architecture, Replay, Routing
@@ -24,7 +23,7 @@ from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Family
 from ...parts import CachedForm, EncoderForm
-from ...signature import Signature
+from ...signature import Signature, text_entry
 from ..t5 import step_ops
 from .config import IDS, MASK, REDUCTION
 from .encoder_decoder_config import (
@@ -95,9 +94,8 @@ def _signature(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Sign
     mask = TensorSpec(MASK, "int64", tokens, pad=0, high=2, row_needs="token")
     written = TensorSpec(_WRITTEN, "int64", tokens, pad=pad, high=vocabulary)
     logits = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
-    text = None
-    if checkpoint.tokenizer_files:
-        text = TextEntry("tokenizer.json", IDS, MASK, None, None)
+    text = text_entry(checkpoint, IDS, MASK)
+    if text is not None:
         text = replace(text, shifted=_WRITTEN, start=config.decoder_start_token_id)
     static = "k, the tokens that its encoder's layers select, is one number for each length"
     return Signature(

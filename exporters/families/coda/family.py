@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.tensor_spec import TensorSpec
-from ....bundle.manifest import TextEntry
 from ....elastic import Submodel
 from ...architecture import Architecture, Replay, Routing, Task, TaskForm
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Family
-from ...signature import Signature
+from ...signature import Signature, text_entry
 from .config import IDS, MASK, PIXELS, ROUTES, SCHEDULE, TYPE_IDS, CodaConfig, KeysOf
 from .ops import (
     TABLES,
@@ -51,8 +50,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
 
     def load() -> torch.nn.Module:
         from ...checkpoints.own_folder import with_weights
+        from ...modules.layers import Answering
         from .model import CodaEncoder
-        from .passes import Answering
 
         model = with_weights(lambda: CodaEncoder(config), checkpoint)
         model.reduction = config.offered[-1]
@@ -97,14 +96,13 @@ def _signature(checkpoint: Checkpoint, config: CodaConfig) -> Signature:
     ]
     if config.type_vocab_size > 1:
         inputs.append(TensorSpec(TYPE_IDS, "int64", tokens, pad=0, high=config.type_vocab_size))
-    text = None
-    if checkpoint.tokenizer_files:
-        text = TextEntry("tokenizer.json", IDS, MASK, TYPE_IDS if len(inputs) == 3 else None, None)
+    text = text_entry(checkpoint, IDS, MASK, TYPE_IDS if len(inputs) == 3 else None)
     return Signature(tuple(inputs), (output,), config.max_position_embeddings, MASK, text, static=static)
 
 
 def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
-    from .passes import Answering, lower
+    from ...modules.layers import Answering
+    from .passes import lower
 
     assert isinstance(module, Answering)
     return lower(module, variants)

@@ -15,7 +15,8 @@ import torch
 from ....errors import InputError
 from ...checkpoints.checkpoint import open_checkpoint
 from ...checkpoints.own_folder import read_config, with_weights
-from .attention import ACTIVATIONS, Attention, LowRank, Places, RelativeBias, make_adapter
+from ...modules.layers import Ffn, draw_weights
+from .attention import Attention, LowRank, Places, RelativeBias, make_adapter
 from .config import MASK, CodaConfig, ImageInput
 from .ops import layer_tokens
 from .routing import Router, Rows, Selection
@@ -40,7 +41,7 @@ class CodaEncoder(torch.nn.Module):
         self.norm = make_norm(config) if config.norm_place == "before" else None
         labels = config.num_labels
         self.classifier = None if labels is None else torch.nn.Linear(config.hidden_size, labels)
-        self._draw_weights()
+        draw_weights(self)
 
     def forward(self, *inputs: torch.Tensor | None) -> torch.Tensor:
         """``inputs`` in the order of ``config.inputs``: ids, a mask that is 1 where a token counts (None: all do) and
@@ -85,14 +86,6 @@ class CodaEncoder(torch.nn.Module):
         logits: torch.Tensor = self.classifier(mean)
         return logits
 
-    @torch.no_grad()
-    def _draw_weights(self) -> None:
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.zeros_(parameter)
-            elif not name.endswith("norm.weight"):
-                torch.nn.init.normal_(parameter, std=0.02)
-
 
 class Layer(torch.nn.Module):
     """Adapter, attention and FFN; with a router where ``conditional``. ``rows`` says how tokens are read and added.
@@ -111,7 +104,7 @@ class Layer(torch.nn.Module):
         self.config, self.norms_first = config, config.norm_place == "before"
         self.rows: Rows = Rows()
         self.attention_norm, self.ffn_norm = make_norm(config), make_norm(config)
-        self.attention, self.ffn, self.adapter = Attention(config), Ffn(config), make_adapter(config)
+        self.attention, self.ffn, self.adapter = Attention(config), _ffn(config), make_adapter(config)
         self.router = Router(config) if conditional else None
 
     def forward(
@@ -165,22 +158,9 @@ class Layer(torch.nn.Module):
         return updated
 
 
-class Ffn(torch.nn.Module):
-    """``down(activation(up(x)))``, or with a gate ``down(activation(gate(x)) * up(x))``."""
-
-    def __init__(self, config: CodaConfig) -> None:
-        super().__init__()
-        hidden, width = config.hidden_size, config.intermediate_size
-        self.activation = ACTIVATIONS[config.activation]
-        self.gate = torch.nn.Linear(hidden, width, config.bias) if config.gated_ffn else None
-        self.up = torch.nn.Linear(hidden, width, config.bias)
-        self.down = torch.nn.Linear(width, hidden, config.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., d] to [..., d]."""
-        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
-        updated: torch.Tensor = self.down(inner)
-        return updated
+def _ffn(config: CodaConfig) -> Ffn:
+    """That of one layer."""
+    return Ffn(config.hidden_size, config.intermediate_size, config.activation, config.bias, config.gated_ffn)
 
 
 class RmsNorm(torch.nn.Module):

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ....errors import ParityError
 from ...architecture import JudgedRoutes, Replay
+from ...modules.layers import Answering, on_same_weights
 from ...modules.top_tokens import indices_problem, ranking_gap, repeated_token, taken, traced_highest
 from ...onnx_translations import top_places
 from .config import ROUTES
 from .model import CodaEncoder, Layer
 from .routing import Selection, TracedRows
-
-
-class Answering(torch.nn.Module):
-    """``model`` as families hand it over: inputs by position, a tuple of outputs."""
-
-    def __init__(self, model: CodaEncoder) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (self.model(*inputs),)
 
 
 class Lowered(torch.nn.Module):
@@ -42,9 +31,8 @@ class Lowered(torch.nn.Module):
 
 
 def lower(module: Answering, variants: Mapping[str, str]) -> Lowered:
-    """A copy of ``module`` on the same weights as a graph has it, in ``variants`` (variant_ops.py)."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    model = copy.deepcopy(module.model, shared)
+    """A copy of ``module`` on the same weights as a graph has it, in ``variants`` (``variant_ops``)."""
+    model: CodaEncoder = on_same_weights(module.model)
     take_variants(model, variants)
     return Lowered(model)
 

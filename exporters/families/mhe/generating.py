@@ -1,7 +1,7 @@
 """A decoder as it generates, and as it shows the keys and values that a cache has of it.
 
 Where the normal form holds, heads share keys and values, and so a cache has one head of each: the engine that keeps it
-is traced in that form. Shapes as in decoder.py, and ``K`` heads of size ``d`` in a cache.
+is traced in that form. Shapes as in model.py, and ``K`` heads of size ``d`` in a cache.
 """
 
 from __future__ import annotations

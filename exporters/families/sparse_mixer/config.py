@@ -42,7 +42,7 @@ SPECTRAL: Mapping[str, int] = {
     "hartley_separable": 1,
     "hartley_separable_plus": 1,
 }
-# What of the transforms is there: factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh); see spectral_tables.py.
+# What of the transforms is there: factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh); see mixing.py.
 SPECTRAL_FACTORS: Mapping[str, tuple[int, int, int, int]] = {
     "fourier": (1, 0, 0, -1),
     "hartley": (1, 1, 1, -1),
@@ -71,7 +71,7 @@ class SparseMixerConfig(OwnConfig):
     ``attention_layers`` and ``moe_layers`` count from 0, nearest the input, and are chosen independently.
     ``max_position_embeddings`` is the trained sequence. ``intermediate_size`` and ``expert_intermediate_size`` are in
     neurons, ``group_size`` in tokens, ``capacity_factor`` a share of tokens / experts; ``capacity_rounding`` and
-    ``min_capacity`` make slots of it (capacity.py). ``capacities`` (percent), ``group_sizes``, ``expert_counts`` and
+    ``min_capacity`` make slots of it (``capacity``). ``capacities`` (percent), ``group_sizes``, ``expert_counts`` and
     ``sequences`` are the smaller budgets that the model is offered at.
     """
 

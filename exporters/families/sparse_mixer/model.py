@@ -189,7 +189,7 @@ class Lowered(torch.nn.Module):
 
 
 def lower(module: Answering, variants: Mapping[str, str]) -> Lowered:
-    """A copy of ``module`` on the same weights, in ``variants`` (see variant_ops.py for which there are)."""
+    """A copy of ``module`` on the same weights, in ``variants`` (``variant_ops`` says which there are)."""
     model = on_same_weights(module.model)
     for layer in model.layers:
         if isinstance(layer.moe, MoE):

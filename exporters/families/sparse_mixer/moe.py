@@ -24,7 +24,7 @@ class MoE(torch.nn.Module):
     """Router and experts. A token that no expert computes is answered by exact zeros.
 
     ``percent`` (the capacity factor), ``group_size`` and ``kept`` (the first experts that answer) are the budget; with
-    the shape of the input they fix groups and slots (capacity.py).
+    the shape of the input they fix groups and slots (``routing_of``).
     """
 
     def __init__(self, config: SparseMixerConfig) -> None:

@@ -10,7 +10,8 @@ from nestforge.bucket import Bucket
 from nestforge.errors import ParityError
 from nestforge.exporters.families.coda.family import TokenRoutes
 from nestforge.exporters.families.coda.ops import elastic_spec
-from nestforge.exporters.families.coda.passes import Answering, lower, replay
+from nestforge.exporters.families.coda.passes import lower, replay
+from nestforge.exporters.modules.layers import Answering
 from support.tiny_coda import coda_config, tiny_coda
 
 IDS = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0))
