@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from nestforge.argument_types import checked, positive_limit
+from nestforge.argument_types import (
+    checked,
+    document_fields,
+    option,
+    positive_limit,
+    take_numbers,
+    with_fields_of,
+)
 from nestforge.errors import InputError, SelectionError
 
 
@@ -88,3 +97,33 @@ def test_anything_else_is_refused(limit: object, shown: str) -> None:
     with pytest.raises(SelectionError) as error:
         positive_limit("memory_mb", limit)
     assert str(error.value) == f"memory_mb: expected a positive number, got {shown}"
+
+
+def test_a_method_takes_the_fields_of_its_request() -> None:
+    """Each stated once: its arguments, their documentation and their bounds."""
+
+    @document_fields
+    @dataclass(frozen=True)
+    class Request:
+        """A request."""
+
+        name: str
+        count: int | None = option("How many.", min=1, max=3)
+
+        def __post_init__(self) -> None:
+            take_numbers(self, ["count"])
+
+    class Asked:
+        @with_fields_of(Request)
+        def __call__(self, request: Request) -> tuple[str, int | None]:
+            """Answers."""
+            return request.name, request.count
+
+    assert Asked()("a", count=np.int64(2)) == ("a", 2)  # type: ignore[arg-type]
+    assert Asked()(name="a") == ("a", None)
+    assert list(inspect.signature(Asked()).parameters) == ["name", "count"]
+    assert Asked.__call__.__doc__ == "Answers.\n\nA request.\n\n``count``: How many."
+    with pytest.raises(InputError, match=r"^no option 'cout'; did you mean 'count'\?$"):
+        Asked()("a", cout=2)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"^count: expected a whole number from 1 to 3, got 4$"):
+        Asked()("a", 4)
