@@ -17,7 +17,7 @@ from ..exporters.source import open_source
 from ..exporters.universal import load_universal
 from ..runtime.answer import Answer
 from ..runtime.calibrate.measure import measured_figure, spread, time_in_turns
-from ..runtime.exits.choice import OFF, AskedExits
+from ..runtime.exits.choice import OFF, RequestedExits
 from ..runtime.exits.policy import ExitPolicy, closed
 from ..runtime.inputs.arrays import Array, random_feeds
 from ..runtime.model import ElasticModel
@@ -213,7 +213,7 @@ def _spread(model: ElasticModel, texts: Sequence[Mapping[str, Array]], policy: E
     return spread(np.array(exits), np.array(lengths))
 
 
-def _times(model: ElasticModel, texts: Sequence[Mapping[str, Array]], ways: Sequence[AskedExits]) -> list[Array]:
+def _times(model: ElasticModel, texts: Sequence[Mapping[str, Array]], ways: Sequence[RequestedExits]) -> list[Array]:
     """Milliseconds ``[rounds, texts]`` of each way, in turns."""
     calls = [[partial(model, feeds, exits=way) for feeds in texts] for way in ways]
     return time_in_turns(calls, lambda *_: None, "")

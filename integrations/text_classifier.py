@@ -12,7 +12,7 @@ from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import Manifest
 from ..bundle.roles import compared_outputs
 from ..errors import InputError
-from ..runtime.exits.choice import AskedExits
+from ..runtime.exits.choice import RequestedExits
 from ..runtime.inputs.arrays import Array
 from ..runtime.model import ElasticModel
 from ..strict import nearest
@@ -48,7 +48,7 @@ class TextClassifier(TextModel):
         function_to_apply: Function | None = None,
         budget: str | None = None,
         submodel: str | None = None,
-        exits: AskedExits | None = None,
+        exits: RequestedExits | None = None,
     ) -> None:
         super().__init__(bundle, budget=budget, submodel=submodel)
         try:

@@ -132,11 +132,11 @@ class Dispatcher:
 
         Raises InputError beyond every bucket.
         """
-        asked, limits = self._named(request), {}
-        if asked is None:  # a malformed limit is refused when the request is answered
+        requested, limits = self._named(request), {}
+        if requested is None:  # a malformed limit is refused when the request is answered
             given = (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
             limits = {name: limit for name, limit in given if isinstance(limit, int | float)}
-        return self._engines.longest_sequence(batch, asked, limits)
+        return self._engines.longest_sequence(batch, requested, limits)
 
     def to_try(
         self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None = None
@@ -160,16 +160,16 @@ class Dispatcher:
 
     def _named(self, request: Request) -> str | None:
         """The submodel that the request names, itself or by a budget."""
-        asked = request.submodel
+        requested = request.submodel
         if isinstance(request.budget, str) and request.budget in self._budgets:
-            asked = self._budgets[request.budget].submodel
-        return self._manifest.submodel(asked).id if isinstance(asked, str) else None
+            requested = self._budgets[request.budget].submodel
+        return self._manifest.submodel(requested).id if isinstance(requested, str) else None
 
     def _choose(self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None) -> Choice:
         limits = request.check_one_selector()
-        for name, asked in (("budget", request.budget), ("submodel", request.submodel)):
-            if not isinstance(asked, str | None):
-                raise SelectionError(f"{name}: expected a name, got {asked!r:.80}")
+        for name, requested in (("budget", request.budget), ("submodel", request.submodel)):
+            if not isinstance(requested, str | None):
+                raise SelectionError(f"{name}: expected a name, got {requested!r:.80}")
         self._engines.buckets_for(batch, sequence)
         if request.budget is not None:
             budget = self._budgets.get(request.budget)
@@ -210,10 +210,12 @@ class Dispatcher:
         memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
         return positive_limit("deadline_ms", request.deadline_ms), memory
 
-    def _smallest(self, asked: str, asker: str, batch: int, sequence: int, lengths: Sequence[int] | None) -> Candidate:
-        """The engine of the submodel ``asked`` that pads the input least, and of those the one of the smallest bucket;
+    def _smallest(
+        self, requested: str, asker: str, batch: int, sequence: int, lengths: Sequence[int] | None
+    ) -> Candidate:
+        """The engine of submodel ``requested`` that pads the input least, and of those the one of the smallest bucket;
         ``asker`` is what names it."""
-        submodel, task = self._manifest.submodel(asked), self._task
+        submodel, task = self._manifest.submodel(requested), self._task
         if task is not None and submodel.id not in task.submodels:
             raise SelectionError(
                 f"task {task.name} was proven on {', '.join(task.submodels)}; {asker} names {submodel.id}; ask for one "

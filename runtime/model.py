@@ -27,7 +27,7 @@ from .engines.memory import MemoryCap
 from .engines.onnxruntime_gpu.provider import Provider
 from .engines.pool import EnginePool
 from .engines.residency import Residency
-from .exits.choice import AskedExits
+from .exits.choice import RequestedExits
 from .exits.drift import Drift
 from .generation.generator import Generator
 from .generation.session import Session
@@ -89,7 +89,7 @@ class ElasticModel:
         memory_mb: float | None = None,
         submodel: str | None = None,
         deadline_ms: float | None = None,
-        exits: AskedExits | None = None,
+        exits: RequestedExits | None = None,
         truncate: bool = False,
         routing: bool = False,
         prompt: str | None = None,

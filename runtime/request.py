@@ -13,7 +13,7 @@ from ..bundle.manifest import TextEntry
 from ..bundle.open_bundle import Bundle
 from ..errors import InputError, SelectionError
 from ..ownership import Owner
-from .exits.choice import AskedExits
+from .exits.choice import RequestedExits
 from .graphs.task_tensors import TaskTensors
 from .inputs.arrays import Array
 from .inputs.text import Encoded, TextEncoder
@@ -64,7 +64,7 @@ class RequestContext(NamedTuple):
     """
 
     request: Request
-    exits: AskedExits | None
+    exits: RequestedExits | None
     routing: bool
     feeds: Mapping[str, Array]
     shape: Bucket

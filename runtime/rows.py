@@ -83,16 +83,16 @@ def answers(
     *,
     truncate: bool = False,
     most: int | None = None,
-    **asked: Any,
+    **requested: Any,
 ) -> Iterator[tuple[Array, Answer]]:
     """The numbers of the rows of a batch, and the model's answer to them, until every row has one.
 
-    ``buckets`` are those of the submodel that ``asked``, further arguments of the call, names. Texts are cut where
+    ``buckets`` are those of the submodel that ``requested``, further arguments of the call, names. Texts are cut where
     ``truncate``; a batch has at most ``most`` rows. Raises as ``batches`` and a call of the model do.
     """
     cut = truncate and rows.texts is not None
     for part in batches(rows.lengths, buckets, cut, most):
-        yield part, model(rows.take(part), truncate=cut, prompt=rows.prompt, **asked)
+        yield part, model(rows.take(part), truncate=cut, prompt=rows.prompt, **requested)
 
 
 def buckets_of(model: ElasticModel, submodel: str) -> list[Bucket]:

@@ -87,9 +87,9 @@ def latency_warnings(latencies: Sequence[Latency]) -> list[str]:
 def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
     """One row a submodel: size, latency at the shape of budgets, and the figures of quality that the model has."""
     wholes = [engine for engine in manifest.engines if engine.segment is None]
-    asked = _budget_at(manifest)
-    bucket = budget_bucket_of({engine.bucket for engine in wholes}, asked)
-    shape = budget_shape_of(bucket, asked)
+    requested = _budget_at(manifest)
+    bucket = budget_bucket_of({engine.bucket for engine in wholes}, requested)
+    shape = budget_shape_of(bucket, requested)
     places = {entry.id: entry.at(bucket) for entry in manifest.submodels}
     engines = {engine.submodel: engine for engine in wholes if engine.bucket == places[engine.submodel]}
     latencies = {latency.engine: _at(latency, shape) for latency in build.latencies}

@@ -14,7 +14,7 @@ from statistics import mean
 
 import numpy as np
 
-from ...runtime.exits.choice import OFF, AskedExits
+from ...runtime.exits.choice import OFF, RequestedExits
 from ...runtime.exits.policy import ExitPolicy
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
@@ -55,9 +55,9 @@ def exit_report(bundle: Path, texts: Texts) -> list[tuple[str, Table]]:
         layers = _layers(model)
         single = {f"exit after layer {layer}": _only(number, len(layers)) for number, layer in enumerate(layers)}
         most = math.log(_classes(model))
-        sweep: dict[str, AskedExits] = {f"{share * most:.3f}": share * most for share in _SHARES}
-        named: dict[str, AskedExits] = {policy: policy for policy in _policies(model)}
-        ways: dict[str, AskedExits] = {**single, **sweep, **named, "whole engine": OFF}
+        sweep: dict[str, RequestedExits] = {f"{share * most:.3f}": share * most for share in _SHARES}
+        named: dict[str, RequestedExits] = {policy: policy for policy in _policies(model)}
+        ways: dict[str, RequestedExits] = {**single, **sweep, **named, "whole engine": OFF}
         times = _times(model, ways, texts)
         outcomes = {name: _outcome(model, exits, texts, times[name]) for name, exits in ways.items()}
     whole = outcomes["whole engine"]
@@ -89,7 +89,7 @@ def _table(
     return Table([*columns, f"% leaving after layer {' '.join(map(str, layers))}"], rows)
 
 
-def _outcome(model: ElasticModel, exits: AskedExits, texts: Texts, milliseconds: float) -> Outcome:
+def _outcome(model: ElasticModel, exits: RequestedExits, texts: Texts, milliseconds: float) -> Outcome:
     right, flops, layers = [], [], []
     whole = {engine.id: engine for engine in model.bundle.manifest.engines}
     for text, label in zip(texts.texts, texts.labels, strict=True):
@@ -104,7 +104,7 @@ def _outcome(model: ElasticModel, exits: AskedExits, texts: Texts, milliseconds:
     return Outcome(mean(right), milliseconds, mean(flops), np.array(layers))
 
 
-def _times(model: ElasticModel, ways: Mapping[str, AskedExits], texts: Texts) -> dict[str, float]:
+def _times(model: ElasticModel, ways: Mapping[str, RequestedExits], texts: Texts) -> dict[str, float]:
     """Mean milliseconds of each way to answer, all in turn on every text, so that a busy moment touches all alike."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for exits in ways.values():

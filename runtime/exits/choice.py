@@ -21,7 +21,7 @@ from .drift import Drift, ExitMonitor
 from .policy import ExitPolicy, thresholds_for
 
 # A policy, one threshold for every exit or one for each, the name of a calibrated policy, or "off".
-AskedExits = ExitPolicy | float | Sequence[float] | str
+RequestedExits = ExitPolicy | float | Sequence[float] | str
 OFF = "off"
 
 _MAX_REMEMBERED_CHOICES = 1024
@@ -62,24 +62,24 @@ class ExitChooser:
         self._chains: dict[str, ExitChain | SelectionError] = {}
         self._remembered: dict[tuple[object, ...], ExitChoice] = {}
 
-    def choose(self, asked: AskedExits | None, submodel: str, limited: bool) -> ExitChoice:
+    def choose(self, requested: RequestedExits | None, submodel: str, limited: bool) -> ExitChoice:
         """For a request to ``submodel`` (its id). With a latency limit (``limited``) the whole engine answers unless
         exits are asked for: a row that passes every exit takes longer.
 
         Raises SelectionError where what is asked for is none, or cannot be had here.
         """
-        if isinstance(asked, np.ndarray):
-            asked = asked.item() if asked.ndim == 0 else tuple(asked)
-        elif isinstance(asked, list):
-            asked = tuple(asked)
+        if isinstance(requested, np.ndarray):
+            requested = requested.item() if requested.ndim == 0 else tuple(requested)
+        elif isinstance(requested, list):
+            requested = tuple(requested)
         # By type as well: True equals 1, but is no threshold.
-        key = (asked, type(asked), submodel, limited)
+        key = (requested, type(requested), submodel, limited)
         try:
             choice = self._remembered.get(key)
         except TypeError:
-            raise _unknown(asked) from None
+            raise _unknown(requested) from None
         if choice is None:
-            choice = self._default(submodel, limited) if asked is None else self._asked(asked, submodel)
+            choice = self._default(submodel, limited) if requested is None else self._requested(requested, submodel)
             if len(self._remembered) >= _MAX_REMEMBERED_CHOICES:
                 self._remembered.clear()
             self._remembered[key] = choice
@@ -122,24 +122,24 @@ class ExitChooser:
         policy = ExitPolicy(thresholds, self._gate.compare, name="the model's own gate")
         return ExitChoice(f"exits: {policy.name}", OpenExits(chain, policy))
 
-    def _asked(self, asked: AskedExits, submodel: str) -> ExitChoice:
-        if isinstance(asked, str) and asked == OFF:
+    def _requested(self, requested: RequestedExits, submodel: str) -> ExitChoice:
+        if isinstance(requested, str) and requested == OFF:
             return ExitChoice("whole engine: exits off")
         chain = self._chain(submodel)
-        if isinstance(asked, str):
+        if isinstance(requested, str):
             if self._calibration is None:
                 raise SelectionError(
-                    f"exits {asked[:80]!r}: bundle {self._bundle.path} has no {CALIBRATION_NAME}; "
+                    f"exits {requested[:80]!r}: bundle {self._bundle.path} has no {CALIBRATION_NAME}; "
                     "run `nestforge calibrate`, or ask for thresholds"
                 )
-            return self._calibrated(chain, self._calibration.find(submodel, asked), "asked for")
-        if isinstance(asked, ExitPolicy):
-            policy = asked
-        elif isinstance(asked, (Real, tuple)):
+            return self._calibrated(chain, self._calibration.find(submodel, requested), "asked for")
+        if isinstance(requested, ExitPolicy):
+            policy = requested
+        elif isinstance(requested, (Real, tuple)):
             compare = self._gate.compare if self._gate else "<="
-            policy = ExitPolicy(thresholds_for(asked, chain.exits), compare)
+            policy = ExitPolicy(thresholds_for(requested, chain.exits), compare)
         else:
-            raise _unknown(asked)
+            raise _unknown(requested)
         return ExitChoice(f"exits: {policy.name}", OpenExits(chain, policy))
 
     def _calibrated(self, chain: ExitChain, calibrated: CalibratedPolicy, why: str) -> ExitChoice:
@@ -163,7 +163,7 @@ class ExitChooser:
         return chain
 
 
-def _unknown(asked: object) -> SelectionError:
+def _unknown(requested: object) -> SelectionError:
     return SelectionError(
-        f"exits: expected thresholds in nats, a calibrated policy's name, an ExitPolicy or 'off', got {asked!r:.80}"
+        f"exits: expected thresholds in nats, a calibrated policy's name, an ExitPolicy or 'off', got {requested!r:.80}"
     )

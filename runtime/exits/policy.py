@@ -81,12 +81,12 @@ def closed(exits: int) -> ExitPolicy:
     return ExitPolicy((-1.0,) * (exits - 1), name="every exit closed")
 
 
-def thresholds_for(asked: float | Sequence[float], exits: int) -> tuple[float, ...]:
+def thresholds_for(requested: float | Sequence[float], exits: int) -> tuple[float, ...]:
     """One threshold per exit but the last, from one number for all or one for each.
 
     Raises SelectionError for the wrong count or what is no number.
     """
-    given = tuple(asked) if isinstance(asked, Sequence) else (asked,) * (exits - 1)
+    given = tuple(requested) if isinstance(requested, Sequence) else (requested,) * (exits - 1)
     check_count(given, exits)
     return tuple(float(value) for value in ExitPolicy(given).thresholds)
 

@@ -1,4 +1,4 @@
-"""Rows to calibrate the small bundle with exits on, as arrays and as texts, and its tokenizer."""
+"""Rows to calibrate the small bundle with exits on, as arrays and texts, its tokenizer, and a policy of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from nestforge.bundle.manifest import FileEntry, TextEntry
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.calibrate import measure as measure_exits
+from nestforge.runtime.exits.calibration import CalibratedPolicy, Costs, CurvePoint, Figures
 from support.exit_bundles import VOCABULARY, every_exit, requests, write_exits_bundle, write_exits_manifest
 
 LONGEST = 16
@@ -71,3 +72,37 @@ def write_text_bundle(folder: Path) -> Path:
     text = TextEntry("tokenizer.json", "input_ids", "attention_mask", None, None)
     write_exits_manifest(folder, replace(manifest, files=files, text=text))
     return folder
+
+
+COSTS = Costs(1e6, 2.0, 1.9, 3.0, 3.5)
+FIGURES = Figures(10, COSTS, 0.9, (5, 2, 3))
+POINT = CurvePoint(0.25, FIGURES)
+
+
+def policy(name: str = "lean", submodel: str = "depth4") -> CalibratedPolicy:
+    exits = {"depth4": 3, "depth2": 2}[submodel]
+    return CalibratedPolicy(
+        name=name,
+        submodel=submodel,
+        budget="mean_latency_ms<=2",
+        batch=1,
+        thresholds=(0.25, 0.5)[: exits - 1],
+        compare="<=",
+        rule="per_row",
+        histogram=(5, 2, 3)[:exits],
+        quality_is="accuracy",
+        data_sha256="0" * 64,
+        rows=10,
+        truncated_rows=0,
+        correction=1.01,
+        simulated=FIGURES,
+        measured=FIGURES,
+        whole=FIGURES,
+        curve=(POINT,),
+        global_point=POINT,
+        best_point=POINT,
+        engines=("depth4@b1-s8",),
+        processor="a processor",
+        threads=2,
+        created="2026-11-21T00:00:00+00:00",
+    )
