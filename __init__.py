@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .bundle.open_bundle import Bundle, open_bundle
     from .compiler.compile import compile_bundle as compile
     from .compiler.convert_coda import convert_coda
+    from .compiler.job import plan
     from .compiler.nest.nest import nest
-    from .compiler.request import plan
     from .compiler.verify import verify_bundle as verify
     from .errors import (
         BuildError,
@@ -137,7 +137,7 @@ _HOMES = {
     "measure": ("tools.functions", "measure"),
     "nest": ("compiler.nest.nest", "nest"),
     "open_bundle": ("bundle.open_bundle", "open_bundle"),
-    "plan": ("compiler.request", "plan"),
+    "plan": ("compiler.job", "plan"),
     "search": ("tools.functions", "search"),
     "use_process_wide_threads": ("runtime.device.threads", "use_process_wide_threads"),
     "verify": ("compiler.verify", "verify_bundle"),

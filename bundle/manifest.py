@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from ..bucket import Bucket
 from ..elastic import SEQUENCE, Axis, ElasticSpec
 from ..errors import InputError, PlanError, SelectionError
 from ..strict import nearest
-from .entries.engine_entry import EngineEntry
+from .entries.engine_entry import Decode, Encoder, EngineEntry, Segment, Whole
 from .entries.exits_entry import ExitsEntry
 from .entries.generation_entry import CACHED, ENCODER, GenerationEntry
 from .entries.task_entry import TasksEntry
@@ -241,15 +241,20 @@ class Manifest:
         """The engines that latencies are of: ``engines``, and those of whole inputs that tasks are merged into."""
         return (*self.engines, *self.of_merged.engines)
 
+    def with_engines(self, engines: Iterable[EngineEntry]) -> Manifest:
+        """This with ``engines`` of every kind in the place of its own."""
+        every, generation = tuple(engines), self.generation
+        generating = [engine for engine in every if isinstance(engine.kind, Decode | Encoder)]
+        return replace(
+            self,
+            engines=tuple(engine for engine in every if isinstance(engine.kind, Whole | Segment)),
+            generation=None if generation is None else generation.with_engines(generating),
+        )
+
     @property
     def of_merged(self) -> Manifest:
         """This with the engines that tasks are merged into in the place of all others; they take no tasks."""
-        merged = self.tasks.merged if self.tasks else ()
-        whole = tuple(engine for engine in merged if engine.segment is None)
-        generation = self.generation
-        if generation is not None:
-            generation = generation.with_engines(engine for engine in merged if engine.segment is not None)
-        return replace(self, engines=whole, generation=generation, tasks=None)
+        return replace(self.with_engines(self.tasks.merged if self.tasks else ()), tasks=None)
 
     @property
     def largest_first(self) -> tuple[SubmodelEntry, ...]:

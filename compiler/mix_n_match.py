@@ -22,10 +22,10 @@ from ..profiles.precision import PRECISIONS
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
+from .job import resolve
 from .planning.candidate import figures_of
 from .planning.levels import PROMOTION_ORDERS, Level
 from .planning.plan import Plan
-from .request import resolve
 from .work.clock import Clock, Progress, silent
 from .work.staging import Stage
 

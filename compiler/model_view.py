@@ -11,8 +11,8 @@ from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import Precision
 from ..runtime.summary import CacheSize, cache_sizes, sizes_at
 from ..workload import macs
+from .job import resolve
 from .planning.variants import VariantView, variant_views, variant_workload
-from .request import resolve
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,17 @@ import torch
 
 from ..bucket import Bucket
 from ..bundle.device_files.task_index import TaskReceipt, read_tasks
-from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.entries.generation_entry import CACHED
 from ..bundle.entries.task_entry import MergedTask
 from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
 from ..errors import ParityError
 from ..exporters.universal import UniversalModel
-from ..runtime.device.threads import threads_or_default
-from ..runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from ..runtime.engines.residency import Residency
 from ..runtime.graphs.task_tensors import TaskTensors, read_task_tensors
-from ..runtime.inputs.arrays import Arrays
-from .engines.cached import JudgedEngine, judge_generating
+from .engines.kinds import KINDS
+from .engines.whole import JudgedEngine
 from .graph.passes.contract import TRANSPOSED
 from .parity.cases import Case
-from .parity.engine_verdict import EngineVerdict, judge_engine, receipt_of, tolerance_of
-from .parity.judge import Verdict
+from .parity.engine_verdict import EngineVerdict, receipt_of, tolerance_of
 from .parity.reference import rule_of
 from .parity.references import References
 from .work.clock import Clock
@@ -73,31 +67,8 @@ def _judged_as(
     bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
 ) -> Iterator[JudgedEngine]:
     """The engines of ``bundle`` that take ``task`` as inputs, or have it in their weights."""
-    generation = bundle.manifest.generation
-    cached = generation.engines if generation is not None else ()
-    for engine in clock.each([one for one in (*bundle.manifest.engines, *cached) if one.submodel in submodels]):
-        if engine.segment == CACHED:
-            yield from judge_generating(bundle, references, engine, task if bundle.merged is None else None)
-        else:
-            yield JudgedEngine(engine, _judged(bundle, references, task, engine), references.cases[engine.bucket])
-
-
-def _judged(bundle: Bundle, references: References, task: TaskTensors, engine: EngineEntry) -> Verdict:
-    """A whole engine on the cases of its bucket."""
-    universal = references.universal
-    cases, limit = references.cases[engine.bucket], tolerance_of(engine, universal)
-    names = [spec.name for spec in bundle.manifest.outputs] + [entry.name for entry in engine.routing or ()]
-    # Merged ones are always packed; the others are opened so by `verify`.
-    residency: Residency = "shared" if bundle.merged is None else "packed"
-    with OnnxRuntimeRunner(bundle, engine, residency, threads_or_default(None)) as opened:
-        runner = opened.for_task(task) if bundle.merged is None else opened
-        found: list[Arrays] = [dict(zip(names, runner.run(case.feeds, True), strict=True)) for case in cases]
-    submodel = universal.spec.parse(engine.submodel)
-    try:
-        expected = references.replayed(submodel, engine.bucket, engine.routing, found, limit.atol)
-    except ParityError as failure:
-        raise ParityError(f"task {task.name}, engine {engine.id}: {failure}") from failure
-    return judge_engine(bundle.manifest, universal, engine, cases, expected, found)
+    for engine in clock.each([one for one in bundle.manifest.every_engine if one.submodel in submodels]):
+        yield from KINDS[engine.kind.name].judge(bundle, references, engine, task)
 
 
 def _receipt(bundle: Bundle, references: References, judged: JudgedEngine) -> TaskReceipt:

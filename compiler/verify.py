@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,33 +11,28 @@ import torch
 
 from ..argument_types import checked
 from ..bucket import Bucket
-from ..bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ..bundle.entries.task_entry import BASE
 from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
 from ..elastic import DEPTH
-from ..errors import CheckpointError, ParityError
+from ..errors import CheckpointError
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_stated_tasks
 from ..exporters.universal import UniversalModel, load_universal, permute_axis
 from ..notebook import as_html
 from ..profiles.device_profile import profile_precisions
-from ..runtime.device.threads import threads_or_default
-from ..runtime.inputs.arrays import Arrays
 from ..runtime.load import verify_bytes
-from ..runtime.model import ElasticModel
-from .engines.cached import verify_cached
-from .engines.segments import verify_segments
+from .engines.kinds import verify_engines
+from .engines.whole import whole_verdict
 from .examples.rank_axes import text_encoder
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
+from .job import WHOLE_ALONG
 from .parity.cases import Case, parity_cases
-from .parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
-from .parity.judge import Replayed
+from .parity.engine_verdict import EngineVerdict
 from .parity.reference import Reference, replayed
 from .parity.references import References
 from .prove_task import verify_tasks
-from .request import WHOLE_ALONG
 from .work.clock import Clock, Progress, silent
 from .write_bundle import stated_entry
 
@@ -143,18 +138,6 @@ def _generation(source: ModelSource, bundle: Bundle) -> tuple[object, object]:
     return (stated, own.encode() if own is not None else None), (entry.with_engines(()), template)
 
 
-def verify_engines(bundle: Bundle, references: References, clock: Clock) -> tuple[EngineVerdict, ...]:
-    """Every engine against its submodel's reference; the universal model of those is in the bundle's order."""
-    universal, cases = references.universal, references.cases
-    verdicts: list[EngineVerdict] = []
-    for engine in clock.each([engine for engine in bundle.manifest.engines if engine.segment is None]):
-        submodel = universal.spec.parse(engine.submodel)
-        own, replay = cases[engine.bucket], partial(references.replayed, submodel, engine.bucket)
-        verdicts.append(_verdict(bundle, universal, engine, own, replay))
-        verdicts += verify_segments(bundle, references, submodel, engine.bucket)
-    return (*verdicts, *verify_cached(bundle, references, clock))
-
-
 def _verify(
     bundle: Bundle, universal: UniversalModel, orders: Mapping[str, torch.Tensor], clock: Clock
 ) -> tuple[EngineVerdict, ...]:
@@ -162,7 +145,7 @@ def _verify(
     whole, references = universal.spec.universal().id, References(universal, cases_of(bundle, universal))
     as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
     untouched = [
-        _verdict(bundle, universal, engine, own, partial(replayed, as_loaded, own), orders)
+        whole_verdict(bundle, universal, engine, own, partial(replayed, as_loaded, own), orders)
         for engine in bundle.manifest.engines
         if engine.submodel == whole and engine.segment is None
         for own in (references.cases[engine.bucket],)
@@ -183,43 +166,3 @@ def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Cas
     encoder = text_encoder(universal)
     buckets = {engine.bucket for engine in bundle.manifest.engines}
     return {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in buckets}
-
-
-def _verdict(
-    bundle: Bundle,
-    universal: UniversalModel,
-    engine: EngineEntry,
-    cases: Sequence[Case],
-    replay: Callable[[Sequence[RoutingEntry] | None, Sequence[Arrays], float], Replayed],
-    orders: Mapping[str, torch.Tensor] | None = None,
-) -> EngineVerdict:
-    """One whole engine on ``cases``, answered as a request for its submodel at exactly its bucket.
-
-    Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
-    ``replay`` is the reference, given the routes that the engine took, and by how much they may be worse. ``orders``
-    are the bundle's where the reference does not have them.
-    """
-    decides = bool(engine.routing)
-    with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
-        answers = [model(case.request, submodel=engine.submodel, exits="off", routing=decides) for case in cases]
-    found: list[Arrays] = [{**answer.outputs, **(answer.routing or {})} for answer in answers]
-    limit = tolerance_of(engine, universal)
-    decided = [_as_loaded(universal, engine, arrays, orders or {}) for arrays in found]
-    try:
-        expected = replay(engine.routing, decided, limit.atol)
-    except ParityError as failure:
-        return EngineVerdict(engine.id, (), str(failure))
-    return EngineVerdict.of(engine, judge_engine(bundle.manifest, universal, engine, cases, expected, found))
-
-
-def _as_loaded(
-    universal: UniversalModel, engine: EngineEntry, found: Arrays, orders: Mapping[str, torch.Tensor]
-) -> Arrays:
-    """The arrays ``found``, with steps of routes that the bundle has permuted where the model's files have them."""
-    routing, arrays = universal.source.architecture.routing, dict(found)
-    for entry in engine.routing or ():
-        for dim, name in (routing.orders(entry.name) if routing is not None else {}).items():
-            if name in orders:
-                permuted = torch.from_numpy(arrays[entry.name])
-                arrays[entry.name] = torch.empty_like(permuted).index_copy(dim, orders[name], permuted).numpy()
-    return arrays

@@ -56,6 +56,7 @@ from ..runtime.summary import (
     submodel_table,
 )
 from ..strict import unstructure
+from .job import Job
 from .planning.plan import Plan
 from .tensorrt.trtexec import build_commands
 from .work.clock import Clock
@@ -81,7 +82,20 @@ def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
     )
 
 
-def draft_bundle(
+def resume_key(job: Job) -> dict[str, Any]:
+    """Everything that an interrupted compile must share with the one that goes on."""
+    return {
+        "tools": tool_versions(),
+        "source": unstructure(source_entries(job.source)),
+        "profile": profile_data(job.profile),
+        "corpus": job.corpus.key if job.corpus is not None else None,
+        "options": job.options,
+        "lora_rank": job.lora_rank,
+        "tasks": {name: {path.name: sha256_of(path) for path in task.files} for name, task in job.tasks.items()},
+    }
+
+
+def partial_bundle(
     stage: Stage, source: ModelSource, ranking: Ranking, profile: DeviceProfile, options: Mapping[str, Any]
 ) -> Bundle:
     """The bundle in the staging folder before it has engines: what runners need to open one."""
@@ -104,44 +118,41 @@ def draft_bundle(
         provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
         text=signature.text,
         exits=source.exits.entry if source.exits else None,
-        generation=draft_entry(source, stage),
+        generation=generation_entry(source, stage),
     )
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, {}, ()))
 
 
-def with_task_inputs(draft: Bundle, tasks: TasksEntry | None) -> Bundle:
-    """The draft whose engines take the tensors of ``tasks`` as inputs, if there are any."""
-    return replace(draft, manifest=replace(draft.manifest, tasks=tasks))
+def with_task_inputs(bundle: Bundle, tasks: TasksEntry | None) -> Bundle:
+    """The partial bundle whose engines take the tensors of ``tasks`` as inputs, if there are any."""
+    return replace(bundle, manifest=replace(bundle.manifest, tasks=tasks))
 
 
 def complete(
-    draft: Bundle,
+    bundle: Bundle,
     plan: Plan,
     chosen: Sequence[Submodel],
     engines: Sequence[EngineEntry],
     quality: Mapping[str, Quality],
     latencies: Sequence[Latency],
-    cached: Sequence[EngineEntry] = (),
     merged: Sequence[EngineEntry] = (),
 ) -> Bundle:
-    """The draft with its submodels, engines, engines that keep a cache, those that tasks are ``merged`` into, and
+    """The partial ``bundle`` with its submodels, engines of every kind, those that tasks are ``merged`` into, and
     budgets: everything but the files, so that it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
     submodels = tuple(
         SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id))
         for c in (candidates[submodel.id] for submodel in chosen)
     )
-    generation, tasks = draft.manifest.generation, draft.manifest.tasks
+    tasks = bundle.manifest.tasks
     manifest = replace(
-        draft.manifest,
+        bundle.manifest.with_engines(engines),
         tasks=None if tasks is None else replace(tasks, merged=tuple(merged)),
-        generation=None if generation is None else generation.with_engines(cached),
         submodels=submodels,
-        engines=tuple(engines),
         budgets=tuple(BudgetEntry(b.name, b.limits, b.submodel, b.reason) for b in plan.budgets),
         notes=plan.notes,
     )
-    return replace(draft, manifest=manifest, build=replace(draft.build, latencies=tuple(latencies)))
+    return replace(bundle, manifest=manifest, build=replace(bundle.build, latencies=tuple(latencies)))
 
 
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
@@ -202,7 +213,7 @@ def _listed(name: str) -> bool:
     return name not in UNLISTED and not name.startswith(".")
 
 
-def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
+def generation_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
     """The interface of ``source``'s engines that keep a cache, its tokens that end a text, and how its folder samples;
     its chat template is written into the bundle. None for a model that is not to generate. Raises CheckpointError."""
     if source.cached is None:
@@ -215,7 +226,7 @@ def draft_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
 
 
 def stated_entry(source: ModelSource) -> tuple[GenerationEntry, str | None]:
-    """The entry of ``draft_entry`` for a model that is to generate, and its chat template."""
+    """The entry of ``generation_entry`` for a model that is to generate, and its chat template."""
     assert source.cached is not None
     stated = read_generation_defaults(source.checkpoint, source.cached.vocabulary)
     template = read_chat_template(source.checkpoint.folder)

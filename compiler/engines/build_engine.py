@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Literal
@@ -28,7 +28,7 @@ from ..graph.emit import emit, private_bytes, weight_bytes
 from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
-from ..graph.template import Template
+from ..graph.template import Template, without_pairs
 from ..parity.cases import Case
 from ..parity.compare import max_difference
 from ..parity.engine_verdict import ProofRun, judge_engine, judged_outputs, receipt_of, require_parity, tolerance_of
@@ -49,7 +49,7 @@ _MAX_NAMED_WEIGHTS = 4
 
 @dataclass(frozen=True)
 class EngineBuilder:
-    """Builds verified engines of the model of ``references`` for one profile, into the bundle ``draft``."""
+    """Builds verified engines of the model of ``references`` for one profile, into the bundle ``bundle``."""
 
     references: References
     profile: DeviceProfile
@@ -57,7 +57,7 @@ class EngineBuilder:
     store: Store
     weights_sha256: str
     stage: Stage
-    draft: Bundle
+    bundle: Bundle
 
     @property
     def source(self) -> ModelSource:
@@ -97,10 +97,10 @@ class EngineBuilder:
 
     @cached_property
     def proofs(self) -> Bundle:
-        """``draft`` with the proof graphs, in a folder of their own beside its weights."""
+        """``bundle`` with the proof graphs, in a folder of their own beside its weights."""
         folder = self.stage.work / _PROOF_FOLDER
-        link_shared_files(self.draft, folder)
-        return with_proof_graphs(self.draft, folder)
+        link_shared_files(self.bundle, folder)
+        return with_proof_graphs(self.bundle, folder)
 
     def emit(
         self,
@@ -125,7 +125,7 @@ class EngineBuilder:
                     f"({problem}); choose one of {floats}"
                 )
             template, emitted = self.templates.traced(submodel, at, part), "traced"
-        tasks = self.draft.manifest.tasks
+        tasks = self.bundle.manifest.tasks
         template = self.emitted_of(template)
         graph = emit(template, self.store, submodel, {one.name for one in tasks.tensors} if tasks else ())
         graph = finished(self.profile.backend, f"engine {name}", graph, capacity)
@@ -189,11 +189,11 @@ class EngineBuilder:
         """
         entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
         rule = stated = rule_of(limit, entry.routing)
-        outputs = judged_outputs(self.draft.manifest, self.universal, entry.segment)
+        outputs = judged_outputs(self.bundle.manifest, self.universal, entry.segment)
         if PRECISIONS[entry.precision].is_integer:
             exact = self.prove_exact(engine, submodel, cases, outputs, reference)
             stated = f"{rule}; without the rounding of activations, {exact}"
-        verdict = judge_engine(self.draft.manifest, self.universal, entry, cases, reference, found)
+        verdict = judge_engine(self.bundle.manifest, self.universal, entry, cases, reference, found)
         modules = engine.template.module_outputs
         run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs)
         require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
@@ -217,7 +217,7 @@ class EngineBuilder:
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
         """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
         verify.py), where that is the same computation."""
-        names = [spec.name for spec in self.draft.manifest.interface_of(engine)[1]]
+        names = [spec.name for spec in self.bundle.manifest.interface_of(engine)[1]]
         names += [entry.name for entry in engine.routing or ()]
         residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
         with self.runner(engine, residency) as runner:
@@ -245,7 +245,7 @@ class EngineBuilder:
         equal = _are_equal(whole, reference.outputs)
         if equal and self._must_differ(submodel) and not self._cuts_only_zeros(submodel):
             raise ParityError(f"engine {name}: returns the universal model's outputs; the slice has no effect")
-        outputs = [case.read(arrays, self.draft.manifest.outputs) for case, arrays in zip(cases, found, strict=True)]
+        outputs = [case.read(arrays, self.bundle.manifest.outputs) for case, arrays in zip(cases, found, strict=True)]
         return replace(entry, parity=replace(entry.parity, difference_to_universal=max_difference(whole, outputs)))
 
     def _is_compared(self, submodel: Submodel, bucket: Bucket) -> bool:
@@ -302,3 +302,32 @@ def _wide(template: Template) -> dict[str, str]:
         return {}
     more = f" and {len(names) - _MAX_NAMED_WEIGHTS} more" if len(names) > _MAX_NAMED_WEIGHTS else ""
     return {"products in fp32": f"{', '.join(names[:_MAX_NAMED_WEIGHTS])}{more}"}
+
+
+_MERGED = "merged"
+
+
+@dataclass(frozen=True)
+class MergingBuilder(EngineBuilder):
+    """Builds them from the templates and references of the other builder, into the same stage."""
+
+    @classmethod
+    def beside(cls, builder: EngineBuilder) -> MergingBuilder:
+        """The one whose engines stand beside those of ``builder``."""
+        own = {field.name: getattr(builder, field.name) for field in fields(builder)}
+        bundle = replace(builder.bundle, manifest=replace(builder.bundle.manifest, tasks=None))
+        return cls(**{**own, "bundle": bundle})
+
+    @cached_property
+    def source(self) -> ModelSource:
+        source = self.universal.source
+        workload = source.tasks.merged_workload if source.tasks is not None else None
+        if workload is None:
+            return source
+        return replace(source, architecture=replace(source.architecture, workload=workload))
+
+    def named(self, submodel: Submodel, part: str | None, bucket: Bucket) -> tuple[str, str]:
+        return engine_names(submodel, (_MERGED,) if part is None else (_MERGED, part), bucket)
+
+    def emitted_of(self, template: Template) -> Template:
+        return without_pairs(template)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
 
 import torch
 
@@ -37,14 +36,12 @@ from ..parity.cached_cases import (
     run_batches,
     unproven_window,
 )
-from ..parity.cases import Case
 from ..parity.compare import tolerance_for
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
 from ..parity.judge import Verdict
 from ..parity.reference import Reference, replayed
 from ..parity.references import References
 from ..planning.cost_model import predict
-from ..work.clock import Clock
 from .build_engine import EngineBuilder
 from .cached_gate import (
     CachedRun,
@@ -55,25 +52,22 @@ from .cached_gate import (
 )
 from .emitted import Emitted
 from .prove_exact import in_torch, require_form
+from .whole import JudgedEngine
 
 # What an encoder returned of each prompt, by the name of its case; None of a model without one.
 _Read = Mapping[str, Sequence[Array]] | None
 _HEADS, _SIZES = attrgetter("heads"), attrgetter("size")
 
 
-def build_cached(builder: EngineBuilder, submodels: Sequence[Submodel], clock: Clock) -> tuple[EngineEntry, ...]:
-    """An engine that keeps a cache for each of ``submodels``, and one that reads prompts where the model has an
-    encoder; none for a model that does not generate.
+def build_generating(builder: EngineBuilder, submodel: Submodel, _: Bucket) -> list[EngineEntry]:
+    """The engines of ``submodel`` that keep a cache, one for each capacity of the profile, and one that reads prompts
+    where the model has an encoder; none for a model that does not generate.
 
     Done work of an earlier run is kept. Raises ParityError naming the engine and the first module that diverges.
     """
     form = builder.universal.source.cached
     if form is None:
-        return ()
-    return tuple(engine for submodel in clock.each(submodels) for engine in _built(builder, form, submodel))
-
-
-def _built(builder: EngineBuilder, form: CachedForm, submodel: Submodel) -> list[EngineEntry]:
+        return []
     batches = cached_batches(form.entry, long=submodel.is_universal)
     form = form.at(submodel)
     read: _Read = None
@@ -230,24 +224,11 @@ def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
     return builder.runner(engine, residency)
 
 
-class JudgedEngine(NamedTuple):
-    """PyTorch's verdict on ``engine`` for ``cases``."""
-
-    engine: EngineEntry
-    verdict: Verdict
-    cases: Sequence[Case]
-
-
-def verify_cached(bundle: Bundle, references: References, clock: Clock) -> list[EngineVerdict]:
-    """One verdict for each; packed, where the gate of the build ran them shared."""
-    generation = bundle.manifest.generation
-    if generation is None or references.universal.source.cached is None:
-        return []
-    return [
-        EngineVerdict.of(judged.engine, judged.verdict)
-        for engine in clock.each(generation.engines)
-        for judged in judge_generating(bundle, references, engine)
-    ]
+def verify_generating(bundle: Bundle, references: References, engine: EngineEntry) -> Iterator[EngineVerdict]:
+    """A written engine that keeps a cache and what reads its prompts; packed, where the gate of the build ran them
+    shared."""
+    for judged in judge_generating(bundle, references, engine):
+        yield EngineVerdict.of(judged.engine, judged.verdict)
 
 
 def judge_generating(
@@ -255,6 +236,8 @@ def judge_generating(
 ) -> Iterator[JudgedEngine]:
     """An engine that keeps a cache, and before it the one that reads its prompts, if there is one; with the tensors of
     ``task``, else the base's. ``references`` are those of the universal model with the same."""
+    if bundle.merged is not None:
+        task = None  # it is in the weights
     generation, whole = bundle.manifest.generation, references.universal.source.cached
     assert generation is not None
     assert whole is not None

@@ -48,7 +48,7 @@ class Fp32Reference:
     graph: onnx.ModelProto
 
 
-def build_fp32_reference(templates: Templates, stage: Stage, draft: Bundle) -> Fp32Reference:
+def build_fp32_reference(templates: Templates, stage: Stage, partial: Bundle) -> Fp32Reference:
     """The float32 engine at the bucket of the longest sequence, and of those the fewest rows."""
     universal = templates.universal
     whole, spec = universal.spec.universal(), universal.spec
@@ -74,7 +74,7 @@ def build_fp32_reference(templates: Templates, stage: Stage, draft: Bundle) -> F
         activation_bytes=0,
         kind=Whole(routing=source.routes(whole, whole.at(bucket)) or None),
     )
-    bundle = replace(draft, path=folder, manifest=replace(draft.manifest, engines=(engine,)))
+    bundle = replace(partial, path=folder, manifest=replace(partial.manifest, engines=(engine,)))
     return Fp32Reference(bundle, engine, template, onnx.ModelProto.FromString(graph))
 
 
@@ -106,16 +106,6 @@ def calibrated(
         return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), kept, counted)
 
     return replace(templates, scales=stage.memo("scales", dict[str, float], found))
-
-
-def require_examples(precisions: Sequence[Precision], corpus: Corpus | ArrayCorpus | None) -> None:
-    """Before any work: whether there is what a precision is calibrated on. Raises BuildError."""
-    scaled = _needing("scales", precisions)
-    if scaled and corpus is None:
-        raise BuildError(
-            f"precision {scaled[0]}: activations are scaled by what examples show; pass `text` or `data`, or use "
-            "int8-dynamic, which needs none"
-        )
 
 
 def _needing(calibration: Literal["scales", "range"], precisions: Sequence[Precision]) -> list[Precision]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from ...bucket import Bucket
 from ...bundle.build_record import Latency, LatencyPoint
-from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry, Segment, Whole
 from ...bundle.manifest import Quality
 from ...elastic import Submodel
 from ...profiles.precision import PRECISIONS, Precision, precision_of
@@ -93,8 +93,10 @@ def measure_engines(
 ) -> tuple[Latency, ...]:
     """Predicted latency of every engine, and beside it the measured one if the profile is of this host.
 
-    Engines of one file are one engine, and a rung is the engine that it became: each is timed once.
+    Engines of one file are one engine, and a rung is the engine that it became: each is timed once. What a step on a
+    cache takes depends on the text, and is measured as the model generates.
     """
+    engines = [engine for engine in engines if isinstance(engine.kind, Whole | Segment)]
     measured: dict[str, list[Measured]] = {}
     if is_this_host(builder.profile):
         for group in clock.each(measured_together(engines)):
@@ -184,7 +186,7 @@ def _measured(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]
 
 def _timed(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
     """Each engine at a shape, all in turn."""
-    interface = builder.draft.manifest.interface_of
+    interface = builder.bundle.manifest.interface_of
     with ExitStack() as stack:
         runners = {
             engine.id: stack.enter_context(builder.runner(engine, _MEASURED_RESIDENCY))
@@ -219,7 +221,7 @@ def measure_quality(
     spec, stage = builder.universal.spec, builder.stage
     bucket = max(builder.profile.buckets, key=lambda b: (b.sequence, -b.batch))
     universal = fp32.engine if fp32 else in_onnx_runtime(builder.build(spec.universal(), bucket))
-    largest = [e for e in engines if e.segment is None and e.bucket == spec.parse(e.submodel).at(bucket)]
+    largest = [e for e in engines if isinstance(e.kind, Whole) and e.bucket == spec.parse(e.submodel).at(bucket)]
     wholes = [in_onnx_runtime(engine) for engine in largest]
     missing = [engine for engine in wholes if not stage.has(_quality_key(engine))]
     reference = fp32.bundle if fp32 else builder.proofs

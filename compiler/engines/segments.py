@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from ...bucket import Bucket
-from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.engine_entry import EngineEntry, Segment
 from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
@@ -85,20 +85,23 @@ def _of(submodel: Submodel, entry: EngineEntry) -> EngineEntry:
     return replace(entry, id=f"{submodel.id}.{entry.segment}@{entry.bucket.label}", submodel=submodel.id)
 
 
-def verify_segments(bundle: Bundle, references: References, submodel: Submodel, bucket: Bucket) -> list[EngineVerdict]:
-    """One verdict per segment of ``submodel`` at ``bucket``, with every exit closed; packed, as users run them.
+def verify_segments(bundle: Bundle, references: References, first: EngineEntry) -> list[EngineVerdict]:
+    """One verdict per segment of the chain that begins with ``first``, with every exit closed; packed, as users run
+    them. None for an engine further on in a chain.
 
     In a range a chain runs no step behind the longest row, so that no case has any here.
     """
+    universal, bucket = references.universal, first.bucket
+    submodel = universal.spec.parse(first.submodel)
     engines = {
         engine.segment: engine
         for engine in bundle.manifest.engines
-        if engine.submodel == submodel.id and engine.bucket == bucket and engine.segment is not None
+        if engine.submodel == first.submodel and engine.bucket == bucket and isinstance(engine.kind, Segment)
     }
-    universal, cases = references.universal, references.cases[bucket]
     exits = universal.source.exits
-    if exits is None or not engines:
+    if exits is None or next(iter(engines.values())) != first:
         return []
+    cases = references.cases[bucket]
     entry = exits.entry
     if entry.trims:
         cases = [_trimmed(case, entry, bucket) for case in cases]

@@ -15,7 +15,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import compile as compile_module
-from nestforge.compiler import request
+from nestforge.compiler import job
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph import store
 from nestforge.compiler.graph.precision import quantize
@@ -210,7 +210,7 @@ def test_a_memory_budget_is_judged_by_the_bytes_that_are_built(
 ) -> None:
     """Headers expect far too much here, or nothing: neither refuses a submodel or lets one through."""
     plans: list[Plan] = []
-    monkeypatch.setattr(request, "make_plan", lambda *a, **k: plans.append(make_plan(*a, **k)) or plans[-1])
+    monkeypatch.setattr(job, "make_plan", lambda *a, **k: plans.append(make_plan(*a, **k)) or plans[-1])
     compiled(wide, tmp_path / "free", precision)
     planned = {candidate.id: candidate for candidate in plans[-1].candidates}
     for entry in open_bundle(tmp_path / "free").manifest.submodels:

@@ -58,7 +58,7 @@ class Subject:
 
     def judged(self, found: list[Arrays]) -> Verdict:
         """By today's rule."""
-        manifest, universal = self.builder.draft.manifest, self.builder.universal
+        manifest, universal = self.builder.bundle.manifest, self.builder.universal
         return judge_engine(manifest, universal, self.engine.entry, self.cases, self.reference, found)
 
     def was_passed(self, found: list[Arrays]) -> bool:

@@ -69,12 +69,12 @@ def on(provider: Provider, bundle: Bundle) -> ElasticModel:
 def verified_on(provider: Provider) -> Iterator[None]:
     """Within it, ``verify_bundle`` runs every engine's own graph on ``provider`` in place of the processor."""
     from nestforge.compiler import verify
-    from nestforge.compiler.parity import verify_segments
+    from nestforge.compiler.engines import segments
     from nestforge.runtime.engines.pool import EnginePool
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "ElasticModel", partial(ElasticModel, provider=provider))
-        patch.setattr(verify_segments, "EnginePool", partial(EnginePool, provider=provider))
+        patch.setattr(segments, "EnginePool", partial(EnginePool, provider=provider))
         patch.setattr(verify, "proof_bundle", nullcontext)
         yield
 

@@ -21,7 +21,7 @@ from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.work.clock import Clock, silent
 from nestforge.compiler.work.staging import Stage
-from nestforge.compiler.write_bundle import complete, draft_bundle, write_build_record, write_manifest
+from nestforge.compiler.write_bundle import complete, partial_bundle, write_build_record, write_manifest
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
 from nestforge.profiles.device_profile import DeviceProfile, read_profile
@@ -84,7 +84,7 @@ def builder_in(
         store=read_store(folder / WEIGHTS_NAME, universal.spec),
         weights_sha256=sha256_of(folder / WEIGHTS_NAME),
         stage=stage,
-        draft=draft_bundle(stage, universal.source, Ranking("none"), profile, {}),
+        bundle=partial_bundle(stage, universal.source, Ranking("none"), profile, {}),
     )
 
 
@@ -96,7 +96,7 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     chosen = [step.submodel for step in steps]
     engines = [builder.build(submodel, bucket) for submodel in chosen for bucket in profile.buckets]
     latencies = measure_engines(builder, engines, {}, Clock(silent))
-    completed = complete(builder.draft, plan, chosen, engines, quality or {}, latencies)
+    completed = complete(builder.bundle, plan, chosen, engines, quality or {}, latencies)
     manifest = write_manifest(builder.stage, completed, ())
     clock = Clock(silent)
     clock.seconds["build"] = clock.cpu_seconds["build"] = 1.5

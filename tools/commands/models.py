@@ -138,9 +138,9 @@ def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.
     """
+    from ...compiler.job import resolve
     from ...compiler.model_view import cache_of
     from ...compiler.planning.variants import variant_views
-    from ...compiler.request import resolve
 
     with working():  # the first use of host-cpu measures this host
         resolved = resolve(CompileRequest(model, **settings))

@@ -105,11 +105,13 @@ def test_texts_are_those_of_peft(tmp_path: Path) -> None:
             for turn in (prompt, [*prompt, *text[:3]]):
                 row = model.generate(turn, session=session, task="a", **WHOLE).rows[0]
             assert row.reused_tokens > len(prompt)
-            with pytest.raises(InputError, match=r"^session: its keys are those of task a, asked for the base; open"):
+            with pytest.raises(
+                InputError, match=r"^session: its keys are those of task a, the request is for the base"
+            ):
                 model.generate(prompt, session=session, **WHOLE)
         with (
             model.session() as session,
-            pytest.raises(InputError, match=r"^session: its keys are those of the base, asked for task a; open"),
+            pytest.raises(InputError, match=r"^session: its keys are those of the base, the request is for task a"),
         ):
             model.generate(prompt, session=session, task="a", **WHOLE)
     verdicts = nestforge.verify(path, LLAMA / "base").engines

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nestforge.bucket import Bucket
+from nestforge.compiler.job import plan
 from nestforge.compiler.model_view import view_model
-from nestforge.compiler.request import plan
 from nestforge.exporters.source import open_source
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.runtime.summary import CacheSize

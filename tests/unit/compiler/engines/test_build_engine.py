@@ -31,7 +31,7 @@ def test_an_engine_answers_as_its_submodel(builder: EngineBuilder) -> None:
     submodel = builder.universal.spec.parse("ffn8_24-heads1_2")
     engine = builder.build(submodel, BUCKET)
     feeds = builder.cases[BUCKET][1].feeds
-    with runner_for(builder.draft, engine, "packed", 1) as runner:
+    with runner_for(builder.bundle, engine, "packed", 1) as runner:
         found = runner.run(feeds)
     expected = builder.universal.narrow(submodel)(*map(torch.from_numpy, feeds.values()))
     for output, reference in zip(found, expected, strict=True):
@@ -188,7 +188,7 @@ def test_two_builders_write_the_same_bytes(builder: EngineBuilder, tmp_path: Pat
     second = replace(
         builder,
         stage=replace(builder.stage, folder=other_folder, work=other_folder / "work"),
-        draft=replace(builder.draft, path=other_folder.absolute()),
+        draft=replace(builder.bundle, path=other_folder.absolute()),
     )
     submodel = builder.universal.spec.parse("ffn24-heads2")
     one, other = builder.build(submodel, BUCKET), second.build(submodel, BUCKET)

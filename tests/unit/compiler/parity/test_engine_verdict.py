@@ -117,7 +117,7 @@ def refusal(builder: EngineBuilder, verdict: Verdict) -> str | None:
     whole, cases = builder.universal.spec.universal(), builder.cases[BUCKET]
     engine = builder.emit("one", "one.onnx", whole, BUCKET)
     reference = builder.references.of(whole)
-    outputs = JudgedOutputs(builder.draft.manifest.outputs)
+    outputs = JudgedOutputs(builder.bundle.manifest.outputs)
     run = ProofRun(engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference, None, outputs)
     limit = tolerance_of(engine.entry, builder.universal)
     try:

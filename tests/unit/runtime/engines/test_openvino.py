@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.compiler.request import resolve
+from nestforge.compiler.job import resolve
 from nestforge.errors import (
     BundleCorruptError,
     BundleError,

@@ -18,7 +18,7 @@ from nestforge.bundle.entries.engine_entry import ParityOutput
 from nestforge.bundle.manifest import SCHEMA_VERSION
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import compile as compile_module
-from nestforge.compiler import mix_n_match, request
+from nestforge.compiler import job, mix_n_match
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
 from nestforge.profiles.device_profile import profile_data
@@ -425,8 +425,8 @@ def test_mixnmatch_plans_in_the_widest_precision(
         raise Planned
 
     monkeypatch.setattr(mix_n_match, "read_corpus", stop)
-    made, make_plan = [], request.make_plan
-    monkeypatch.setattr(request, "make_plan", lambda *a, **k: made.append(make_plan(*a, **k)) or made[-1])
+    made, make_plan = [], job.make_plan
+    monkeypatch.setattr(job, "make_plan", lambda *a, **k: made.append(make_plan(*a, **k)) or made[-1])
     profile = profile_with(tmp_path, compiled.profile, *precisions)
     arguments = ["mixnmatch", compiled.model, "--text", "t", "--budget", "parameters<=80%", "--profile", profile]
     result = CliRunner().invoke(main, [str(argument) for argument in arguments])

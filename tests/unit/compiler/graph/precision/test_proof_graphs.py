@@ -36,7 +36,7 @@ def bundle(builder: EngineBuilder) -> Bundle:
     """Two engines, of which one is in bfloat16; both for TensorRT."""
     one = EngineEntry("a@b1-s8", "a", Bucket(1, 8), "tensorrt", "a.b1-s8.onnx", "sliced", 0, 0, 0, 0)
     engines = (one, replace(one, id="b@b1-s8", submodel="b", file="b.b1-s8.onnx", precision="bf16"))
-    return replace(builder.draft, manifest=replace(builder.draft.manifest, engines=engines))
+    return replace(builder.bundle, manifest=replace(builder.bundle.manifest, engines=engines))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-dynamic", "int4"])

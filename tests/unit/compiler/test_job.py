@@ -11,7 +11,8 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.request import asked_tasks, plan, resolve
+from nestforge.compiler.job import plan, resolve
+from nestforge.compiler.validate import validated_tasks
 from nestforge.errors import NestforgeError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.profiles.budget import BudgetSpec
@@ -29,15 +30,15 @@ HEADS = [f"layers.{layer}.heads" for layer in range(3)]
 
 def test_what_is_left_out_is_the_profiles(tiny_folder: Path) -> None:
     device = board(levels={"ffn": [0.5, 1.0]}, promotion_order="decreasing")
-    resolved = resolve(CompileRequest(tiny_folder, device))
-    assert resolved.profile == device
-    assert [level.submodel["layers.0.ffn"] for level in resolved.levels] == [32, 64]
-    assert resolved.submodels == resolved.published == ()
-    assert resolved.options == {"include": "levels", "submodels": [], "text": False, "whole_along": HEADS}
+    job = resolve(CompileRequest(tiny_folder, device))
+    assert job.profile == device
+    assert [level.submodel["layers.0.ffn"] for level in job.levels] == [32, 64]
+    assert job.submodels == ()
+    assert job.options == {"include": "levels", "submodels": [], "text": False, "whole_along": HEADS}
 
 
 def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
-    resolved = resolve(
+    job = resolve(
         CompileRequest(
             tiny_folder,
             board(variants={"moe.combine": "sum"}),
@@ -52,14 +53,14 @@ def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
             include="budgets",
         )
     )
-    device = resolved.profile
+    device = job.profile
     assert (device.promotion_order, device.budgets) == ("up-down", {"small": BudgetSpec(parameters="90 %")})
     assert device.buckets == (Bucket(1, 8),)
-    assert device.precisions == resolved.source.precisions == ("fp32", "int8-dynamic")
+    assert device.precisions == job.source.precisions == ("fp32", "int8-dynamic")
     assert (device.levels, device.variants) == ({"ffn": (0.5, 1)}, {"moe.combine": "sum", "other": "one_hot"})
-    (asked,) = resolved.submodels
+    (asked,) = job.submodels
     assert asked["layers.0.ffn"] == 16
-    assert resolved.options == {"include": "budgets", "submodels": [asked.id], "text": True, "whole_along": HEADS}
+    assert job.options == {"include": "budgets", "submodels": [asked.id], "text": True, "whole_along": HEADS}
 
 
 def test_axes_that_no_submodel_shrinks_are_whole(tiny_folder: Path) -> None:
@@ -169,8 +170,8 @@ TASKS = {"a": BERT / "a"}
 
 def test_a_source_that_takes_tasks_and_one_that_is_asked_for_none() -> None:
     source = open_source(BERT / "base")
-    assert asked_tasks(source, PROFILE, {}, None, mergeable=False) == (source, {})
-    taking, read = asked_tasks(source, PROFILE, TASKS, 8, mergeable=True)
+    assert validated_tasks(source, PROFILE, {}, None, mergeable=False) == (source, {})
+    taking, read = validated_tasks(source, PROFILE, TASKS, 8, mergeable=True)
     assert taking.tasks is not None
     assert read["a"].facts["filled with zeros"] == "rank 4 to 8"
 
@@ -178,13 +179,13 @@ def test_a_source_that_takes_tasks_and_one_that_is_asked_for_none() -> None:
 def test_options_and_engines_that_cannot_be_are_refused() -> None:
     source = open_source(BERT / "base")
     with pytest.raises(PlanError, match="`lora_rank=0`: expected at least 1, with tasks"):
-        asked_tasks(source, PROFILE, TASKS, 0, mergeable=False)
+        validated_tasks(source, PROFILE, TASKS, 0, mergeable=False)
     with pytest.raises(PlanError, match="mergeable: expected tasks, which are merged into"):
-        asked_tasks(source, PROFILE, {}, None, mergeable=True)
+        validated_tasks(source, PROFILE, {}, None, mergeable=True)
     with pytest.raises(PlanError, match="task: engines with tasks are in fp32, asked for fp32, int8"):
-        asked_tasks(source, replace(PROFILE, precisions=("fp32", "int8")), TASKS, None, mergeable=False)
+        validated_tasks(source, replace(PROFILE, precisions=("fp32", "int8")), TASKS, None, mergeable=False)
     with pytest.raises(PlanError, match="task: engines with tasks are for onnxruntime, profile jetson"):
-        asked_tasks(source, load_profile("jetson-orin-nano-8gb"), TASKS, None, mergeable=False)
+        validated_tasks(source, load_profile("jetson-orin-nano-8gb"), TASKS, None, mergeable=False)
 
 
 def asked(folder: Path, profile: Any = "raspberry-pi-5", **options: Any) -> nestforge.Plan:

@@ -1,9 +1,9 @@
-"""A compile request resolved: its meaning for one model on one device, made once and used by everything."""
+"""A compile's job: a request resolved for one model on one device, made once and used by everything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,71 +11,75 @@ from typing import Any
 from ..argument_types import checked
 from ..bucket import Bucket
 from ..elastic import ElasticSpec, Submodel
-from ..errors import PlanError
+from ..errors import InputError, PlanError
 from ..exporters.architecture import Task
-from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
-from ..exporters.tasks import with_tasks
 from ..profiles.backends import BACKENDS, Backend
 from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import PRECISIONS, TRACED, precision_problem
+from ..profiles.precision import precision_problem
+from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .planning.candidate import Corrections
-from .planning.levels import Level, ladder, read_assignment
+from .planning.levels import Level, in_every_precision, ladder, read_assignment
 from .planning.levels import levels as make_levels
 from .planning.plan import Plan, make_plan
 from .planning.variants import require_scales
+from .validate import (
+    generation_notes,
+    validate_backend,
+    validate_budgets,
+    validate_examples,
+    validate_generation,
+    validate_submodels,
+    validated_tasks,
+)
 
 # Of the options that a bundle states: the axes along which its weights are not laid out.
 WHOLE_ALONG = "whole_along"
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """A request with its model opened (headers alone) and its profile as this request has it.
+class Job:
+    """Everything that a compile will do, resolved once from a request: nothing asks the request again.
 
-    ``submodels`` were asked for by id or as published slices; ``published`` are the slices. ``notes``
-    state what of the profile this model cannot have. ``tasks`` were read whole.
+    ``source`` is the model as its folder states it (headers alone), in the precisions and with the tasks and exits of
+    the job; ``profile`` is the device with what the request puts in place of its own. ``rungs`` are the ladder between
+    the ``levels``, smallest first, in one precision. ``submodels`` were asked for by id or as published slices;
+    ``included`` are the ids of the submodels that are built whatever budgets choose. ``options`` are what the profile
+    does not say of the job, as the manifest keeps it; ``notes`` state what of the profile this model cannot have.
+    ``tasks`` were read whole; ``examples`` is the file of texts (``text``) or arrays that rank the axes.
     """
 
-    request: CompileRequest
     source: ModelSource
     profile: DeviceProfile
     levels: tuple[Level, ...]
+    rungs: tuple[Submodel, ...]
     submodels: tuple[Submodel, ...]
-    published: tuple[Submodel, ...]
-    notes: tuple[str, ...] = ()
-    tasks: Mapping[str, Task] = field(default_factory=dict)
+    included: frozenset[str]
+    options: Mapping[str, Any]
+    notes: tuple[str, ...]
+    tasks: Mapping[str, Task]
+    lora_rank: int | None
+    examples: Path | None
+    output: Path
+    overwrite: bool
+    emit_only: bool
+    mergeable: bool
+    command: tuple[str, ...]
 
     @cached_property
-    def rungs(self) -> tuple[Submodel, ...]:
-        """The ladder between the levels, smallest first, in one precision."""
-        return ladder(self.levels, self.profile.promotion_order)
+    def corpus(self) -> Corpus | ArrayCorpus | None:
+        """The examples, read when first asked for: a plan needs none."""
+        if self.examples is None:
+            return None
+        return read_corpus(self.examples) if self.options["text"] else read_array_corpus(self.examples, self.source)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Settings of this request beside the profile, as the manifest keeps it."""
-        request = self.request
-        options: dict[str, Any] = {
-            "include": request.include,
-            "submodels": [submodel.id for submodel in self.submodels],
-            "text": request.text is not None,
-        }
-        if request.data is not None:
-            options["data"] = True
-        if request.exits is not None:
-            options["exits"] = sorted(request.exits)
-        if request.generate:
-            options["generate"] = True
-        if request.mergeable:
-            options["mergeable"] = True
-        if self.source.whole_along:
-            options[WHOLE_ALONG] = sorted(self.source.whole_along)
-        if self.published:
-            options["slices"] = [submodel.id for submodel in self.published]
-        return options
+    def candidates(self) -> tuple[Submodel, ...]:
+        """Every submodel that may get engines."""
+        return (*in_every_precision(self.rungs), *self.submodels)
 
     @checked
     def plan(self, source: ModelSource | None = None, corrections: Corrections | None = None) -> Plan:
@@ -92,8 +96,23 @@ class Resolved:
         )
         return replace(made, notes=(*self.notes, *made.notes))
 
+    def chosen(self, spec: ElasticSpec, plan: Plan) -> list[Submodel]:
+        """The submodels to build by ``plan``, smallest first."""
+        ids = {budget.submodel for budget in plan.budgets} | self.included
+        found = [(c.parameters, spec.parse(c.id)) for c in plan.candidates if c.id in ids]
+        found.sort(key=lambda pair: (pair[0], [v for _, v in pair[1].structure], pair[1].bits or 0, pair[1].id))
+        return [submodel for _, submodel in found]
 
-def resolve(request: CompileRequest) -> Resolved:
+    def validate(self) -> None:
+        """Refuses before any work what would fail behind it: weights that are not there, a back end that cannot finish
+        engines here, budgets that no submodel keeps, and examples that a precision lacks or that cannot be read."""
+        self.source.checkpoint.require_weights()
+        validate_backend(self.profile, self.emit_only)
+        validate_budgets(self.source, self.profile, self.levels, self.submodels)
+        validate_examples(self.profile.precisions, self.corpus is not None)
+
+
+def resolve(request: CompileRequest) -> Job:
     """Opens the model (headers alone, no torch) and the profile, and reads what was asked for by name.
 
     Raises a NestforgeError for a model, profile, level, submodel, bucket or precision that does not exist or fit.
@@ -102,19 +121,56 @@ def resolve(request: CompileRequest) -> Resolved:
     given = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
     profile = _for_request(given, request, source)
     source = replace(source, precisions=profile.precisions, generates=request.generate)
-    source, tasks = asked_tasks(source, profile, request.tasks, request.lora_rank, request.mergeable)
-    if request.generate:
-        require_cached_form(source, profile)
+    source, tasks = validated_tasks(source, profile, request.tasks, request.lora_rank, request.mergeable)
+    validate_generation(source, profile)
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     asked = [read_assignment(source.spec, id_, levels, profile) for id_ in request.submodels]
-    if request.generate:
-        require_that_generate(source, profile, (*(level.submodel for level in levels), *asked))
+    validate_submodels(source, profile, (*(level.submodel for level in levels), *asked))
     published = _published(source, request.slices)
     require_scales(source, profile)
     submodels = (*(level.submodel for level in levels), *asked, *published)
     source = replace(source, whole_along=_whole_along(source.spec, submodels))
-    notes = _notes(source, given, profile, is_asked=bool(request.buckets))
-    return Resolved(request, source, profile, levels, (*asked, *published), published, notes, tasks)
+    if request.text is not None and request.data is not None:
+        raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
+    examples = request.data if request.text is None else request.text
+    rungs = ladder(levels, profile.promotion_order)
+    whole = {"budgets": (), "levels": tuple(level.submodel for level in levels), "ladder": rungs}
+    included = whole[request.include]
+    always = (source.spec.universal(), *asked, *published, *(in_every_precision(included) if included else ()))
+    return Job(
+        source=source,
+        profile=profile,
+        levels=levels,
+        rungs=rungs,
+        submodels=(*asked, *published),
+        included=frozenset(submodel.id for submodel in always),
+        options=_options(request, source, asked, published),
+        notes=_notes(source, given, profile, is_asked=bool(request.buckets)),
+        tasks=tasks,
+        lora_rank=request.lora_rank,
+        examples=None if examples is None else Path(examples),
+        output=Path(request.output),
+        overwrite=request.overwrite,
+        emit_only=request.emit_only,
+        mergeable=request.mergeable,
+        command=tuple(request.command),
+    )
+
+
+def _options(
+    request: CompileRequest, source: ModelSource, asked: Sequence[Submodel], published: Sequence[Submodel]
+) -> dict[str, Any]:
+    stated = {
+        "data": request.data is not None,
+        "exits": request.exits is not None and sorted(request.exits),
+        "generate": request.generate,
+        "mergeable": request.mergeable,
+        WHOLE_ALONG: sorted(source.whole_along),
+        "slices": [submodel.id for submodel in published],
+    }
+    ids = [submodel.id for submodel in (*asked, *published)]
+    always = {"include": request.include, "submodels": ids, "text": request.text is not None}
+    return {**always, **{name: value for name, value in stated.items() if value not in (False, [])}}
 
 
 def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[str]:
@@ -235,98 +291,3 @@ def _require_shape(shape: Bucket, device: DeviceProfile) -> None:
             f"`budget_at={shape}`: larger than every bucket ({', '.join(map(str, device.buckets))}); ask for a smaller "
             "shape, or for a bucket that holds it"
         )
-
-
-def require_cached_form(source: ModelSource, profile: DeviceProfile) -> None:
-    """Refuses models that cannot generate, before any work."""
-    if source.cached is None:
-        raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
-    if source.cached.problem is not None:
-        raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
-    backend = BACKENDS[profile.backend]
-    if "generation" not in backend.kinds:
-        raise PlanError(f"generate: engines for {backend.name} are whole ones; compile for onnxruntime")
-    if not backend.caches_integers and profile.precisions != (TRACED,):
-        asked = ", ".join(profile.precisions)
-        raise PlanError(
-            f"generate: for {backend.name} engines that keep a cache are in {TRACED} alone, asked for {asked}"
-        )
-    for precision in profile.precisions:
-        if PRECISIONS[precision].numbers == "halves":
-            raise PlanError(
-                f"generate: engines that keep a cache are in fp32 or of integers, asked for {precision}; on the "
-                "processor the operator that reads the cache takes longer on halves"
-            )
-
-
-def require_that_generate(source: ModelSource, profile: DeviceProfile, submodels: Iterable[Submodel]) -> None:
-    """Submodels whose heads no engine keeps in a cache, and for TensorRT those whose encoder counts what it selects,
-    are refused before any work."""
-    form = source.cached
-    assert form is not None
-    backend = BACKENDS[profile.backend]
-    for submodel in submodels:
-        if (problem := form.at(submodel).problem) is not None:
-            raise PlanError(f"generate: submodel {submodel.id} cannot: {problem}")
-        computes = form.encoder is not None and form.encoder.routes(submodel)
-        if computes and not backend.takes_computed_counts:
-            raise PlanError(
-                f"generate: submodel {submodel.id} cannot for {backend.name}: its encoder selects a number of tokens "
-                f"that follows from the prompt's length, and {backend.title}'s parser takes a constant one (TopK); ask "
-                "for levels without it, or compile for onnxruntime"
-            )
-
-
-def generation_notes(source: ModelSource, profile: DeviceProfile) -> tuple[str, ...]:
-    """Settings of generation in the model's folder that engines do not follow, and those that it lacks."""
-    if source.cached is None:
-        return ()
-    vocabulary = source.cached.vocabulary
-    stated = read_generation_defaults(source.checkpoint, vocabulary)
-    notes = []
-    if stated.left_out:
-        notes.append(f"generation does not follow {', '.join(stated.left_out)}, which the model's folder states")
-    if stated.beyond:
-        notes.append(
-            f"the model's folder states {', '.join(stated.beyond)}, beyond its vocabulary of {vocabulary} tokens: no "
-            "such token can come"
-        )
-    if not stated.end_ids:
-        of_it = " of its vocabulary" if stated.beyond else ""
-        notes.append(
-            f"the model's folder states no eos_token_id{of_it}: a text ends at a stop of the request's or at its "
-            "`max_tokens`"
-        )
-    if (note := BACKENDS[profile.backend].generation_note) is not None:
-        notes.append(note)
-    return tuple(notes)
-
-
-def asked_tasks(
-    source: ModelSource,
-    profile: DeviceProfile,
-    tasks: Mapping[str, str | Path],
-    lora_rank: int | None,
-    mergeable: bool,
-) -> tuple[ModelSource, dict[str, Task]]:
-    """``source`` whose engines take ``tasks``, folders by name, and what those hold; itself without any.
-
-    Raises PlanError for options without tasks, and for what engines with tasks cannot be, CheckpointError for a folder
-    that is none of the model's tasks.
-    """
-    if lora_rank is not None and (not tasks or lora_rank < 1):
-        raise PlanError(f"`lora_rank={lora_rank}`: expected at least 1, with tasks that are adapters of PEFT")
-    if mergeable and not tasks:
-        raise PlanError("mergeable: expected tasks, which are merged into the weights of such engines")
-    if not tasks:
-        return source, {}
-    source, read = with_tasks(source, {name: Path(folder) for name, folder in tasks.items()}, lora_rank)
-    if "tasks" not in BACKENDS[profile.backend].kinds:
-        raise PlanError(
-            f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
-        )
-    if profile.precisions != ("fp32",):
-        raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
-    if source.exits is not None:
-        raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without `tasks`")
-    return source, read

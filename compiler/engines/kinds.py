@@ -1,0 +1,95 @@
+"""The kinds of engines: one table says how each is built, verified and judged with a task, and nothing else asks which
+kinds there are. How one is opened says the runtime (runtime/engines/runner.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.open_bundle import Bundle
+from ...elastic import Submodel
+from ...profiles.device_profile import DeviceProfile
+from ...runtime.graphs.task_tensors import TaskTensors
+from ..parity.engine_verdict import EngineVerdict
+from ..parity.references import References
+from ..work.clock import Clock
+from .build_engine import EngineBuilder
+from .cached import build_generating, judge_generating, verify_generating
+from .segments import build_segments, verify_segments
+from .whole import JudgedEngine, judge_whole, verify_whole
+
+
+def _nothing(*_: object) -> Iterator[EngineVerdict]:
+    """Of an engine that is built or verified with another."""
+    yield from ()
+
+
+def _no_task(*_: object) -> Iterator[JudgedEngine]:
+    """Of an engine that takes none, or is judged with another."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How engines of a kind come to be: the ``stage`` of a compile that builds them, at every shape of a submodel or,
+    where they take any (``is_shaped``), once; ``verify`` holds a written one against PyTorch, as users run it, and
+    ``judge`` one that has the tensors of a task."""
+
+    stage: str
+    is_shaped: bool
+    build: Callable[[EngineBuilder, Submodel, Bucket], Iterable[EngineEntry]]
+    verify: Callable[[Bundle, References, EngineEntry], Iterable[EngineVerdict]]
+    judge: Callable[[Bundle, References, EngineEntry, TaskTensors], Iterable[JudgedEngine]]
+
+
+def _build_whole(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> Iterator[EngineEntry]:
+    yield builder.build(submodel, bucket)
+
+
+KINDS = {
+    "whole": Kind("build", True, _build_whole, verify_whole, judge_whole),
+    "segment": Kind("build", True, build_segments, verify_segments, _no_task),
+    "decode": Kind("generate", False, build_generating, verify_generating, judge_generating),
+    "encoder": Kind("generate", False, lambda *_: (), _nothing, _no_task),  # with the decoder that reads it
+}
+
+
+def shapes_of(submodel: Submodel, device: DeviceProfile) -> list[Bucket]:
+    """The buckets of the profile as ``submodel`` has them; several may be one."""
+    return list(dict.fromkeys(map(submodel.at, device.buckets)))
+
+
+def build_engines(
+    builder: EngineBuilder, submodels: Sequence[Submodel], clock: Clock, stage: str | None = None
+) -> tuple[EngineEntry, ...]:
+    """The engines of every kind that the model has, of each of ``submodels``, in the stages of their kinds, or all in
+    ``stage``. Done work of an earlier run is kept. Raises ParityError for the first that breaks the rule of the gate.
+    """
+    any_shape = builder.profile.buckets[:1]
+    shaped = [(submodel, bucket) for submodel in submodels for bucket in shapes_of(submodel, builder.profile)]
+    unshaped = [(submodel, bucket) for submodel in submodels for bucket in any_shape if builder.source.cached]
+    steps = [
+        (stage or kind.stage, kind.build, place)
+        for places in (shaped, unshaped)
+        for place in places
+        for kind in KINDS.values()
+        if kind.is_shaped == (places is shaped)
+    ]
+    engines: list[EngineEntry] = []
+    for name, group in groupby(steps, key=lambda step: step[0]):
+        with clock(name):
+            for _, build, (submodel, bucket) in clock.each(list(group)):
+                engines += build(builder, submodel, bucket)
+    return tuple(engines)
+
+
+def verify_engines(bundle: Bundle, references: References, clock: Clock) -> tuple[EngineVerdict, ...]:
+    """Every engine against its submodel's reference; the universal model of those is in the bundle's order."""
+    return tuple(
+        verdict
+        for engine in clock.each(bundle.manifest.every_engine)
+        for verdict in KINDS[engine.kind.name].verify(bundle, references, engine)
+    )
