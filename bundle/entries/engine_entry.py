@@ -71,9 +71,9 @@ class ParityReceipt:
     outputs: tuple[ParityOutput, ...]
     graph_sha256: str
     weights_sha256: str
+    rms: float
     difference_to_universal: float | None = None
     routing: tuple[ParityRouting, ...] | None = None
-    rms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ def plan_limits(engine: EngineEntry) -> tuple[Tolerance, Roundings]:
     inputs of a plan, so that the receipt's figures, at most 1 % of an output, serve for it."""
     assert engine.parity is not None, "a manifest has no engine without a receipt"
     receipt = engine.parity
-    limit = Tolerance(receipt.atol, receipt.rtol, receipt.min_cosine, receipt.rms or receipt.atol + receipt.rtol)
+    limit = Tolerance(receipt.atol, receipt.rtol, receipt.min_cosine, receipt.rms)
     rounding = {output.name: Rounding(output.float32_max_abs, output.float32_rms) for output in receipt.outputs}
     return _INTEGER_TOLERANCE if PRECISIONS[engine.precision].is_integer else limit, rounding
 

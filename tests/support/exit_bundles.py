@@ -43,7 +43,7 @@ LAYERS = (1, 2, 4)  # of the exits
 DEPTHS = (2, 4)  # of the submodels
 BUCKETS = tuple(Bucket(batch, sequence) for batch in (1, 4, 8) for sequence in (8, 16))
 GATE = GateEntry("<=", (0.25, 0.375))
-PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64)
+PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64, 0.0)
 
 _TOKENS = ("batch", "sequence")
 _STATE = (*_TOKENS, HIDDEN)

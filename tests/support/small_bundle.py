@@ -46,7 +46,7 @@ PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink
 BUCKETS = (Bucket(1, 8), Bucket(2, 16))
 RANGE = Bucket(4, 16, 1, 2)
 WIDTHS = {"ffn16": 16, "ffn32": 32}
-PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64)
+PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64, 0.0)
 
 
 def make_weights() -> dict[str, NDArray[np.float32]]:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nestforge.bundle.figures import FIGURES, cell, heading, present
+from nestforge.bundle.figures import FIGURES, cell, heading, present, quality_warnings, shortfall
+from nestforge.bundle.manifest import Manifest, Quality
+from nestforge.runtime.request import Request
+from support.three_submodels import BUCKETS, SIZES, dispatcher, make
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -41,3 +45,77 @@ def test_every_figure_is_explained_on_both_pages() -> None:
     for page in ("consistency.md", "bundle-format.md"):
         text = (DOCS / page).read_text()
         assert [name for name in FIGURES if f"`{name}`" not in text] == []
+
+
+@pytest.fixture
+def three(manifest: Manifest) -> Manifest:
+    return replace(make(manifest, SIZES, BUCKETS), trained_nested=False)
+
+
+def keeping(manifest: Manifest, **cosines: float) -> Manifest:
+    """``manifest`` with the mean cosines of its submodels by id."""
+    submodels = tuple(
+        replace(entry, quality=Quality(40, {"mean_cosine": cosines[entry.id], "recall_at_10": 0.5}, "0" * 64))
+        for entry in manifest.submodels
+    )
+    return replace(manifest, submodels=submodels)
+
+
+def test_what_is_below_says_by_which_figure(three: Manifest) -> None:
+    kept = keeping(three, small=0.63, medium=0.9, large=1.0)
+    assert [shortfall(kept.submodel(name)) for name in ("small", "medium", "large")] == [
+        "mean cosine 0.6300, below 0.9",
+        None,
+        None,
+    ]
+    assert shortfall(three.submodel("small")) is None  # nothing was measured
+    tokens = replace(three.submodel("small"), quality=Quality(9, {"token_agreement": 0.79}, "0" * 64))
+    assert shortfall(tokens) == "token agreement 0.7900, below 0.8"
+
+
+def test_a_budget_that_chose_one_is_named_and_nesting_mends_it(three: Manifest) -> None:
+    (warning,) = quality_warnings(keeping(three, small=0.6, medium=0.7, large=1.0))
+    assert warning.startswith(
+        "2 of 3 submodels keep little of the universal model (budget edge: mean cosine 0.7000, below 0.9): the model "
+        "was never nested; "
+    )
+    assert "`nestforge nest MODEL --text FILE --output nested`" in warning
+    assert quality_warnings(keeping(three, small=0.9, medium=0.95, large=1.0)) == []
+
+
+def test_what_no_training_of_ours_mends_is_not_advised(three: Manifest) -> None:
+    low = keeping(three, small=0.6, medium=0.95, large=1.0)
+    assert "trained nested; larger levels" in quality_warnings(replace(low, trained_nested=True))[0]
+    without_text = quality_warnings(replace(low, text=None))[0]
+    assert "never nested; larger levels (`levels`) keep more" in without_text
+    assert "nestforge nest" not in without_text
+
+
+def test_quality_that_was_not_measured_is_said_with_the_setting_that_measures_it(three: Manifest) -> None:
+    (warning,) = quality_warnings(three)
+    assert "was not measured" in warning
+    assert warning.endswith("compile with `text` to measure it")
+    assert quality_warnings(replace(three, text=None))[0].endswith("compile with `data` to measure it")
+    assert quality_warnings(replace(three, trained_nested=True)) == []
+
+
+def test_of_precisions_alone_nothing_is_said_of_nesting(three: Manifest) -> None:
+    whole = tuple(axis.size for axis in three.axes)
+    entries = tuple(
+        replace(entry, values={"ffn": whole, "bits": (bits,)})
+        for entry, bits in zip(three.submodels, (8, 16, 32), strict=True)
+    )
+    precisions = replace(three, submodels=entries)
+    (warning,) = quality_warnings(precisions)
+    assert "was not measured, since no examples were given: compile with `text`" in warning
+    (warning,) = quality_warnings(keeping(precisions, small=0.6, medium=0.95, large=1.0))
+    assert warning.endswith("their precision costs it; a wider one keeps more")
+
+
+@pytest.mark.parametrize("limit", [Request(budget="edge"), Request(latency_ms=3.0)])
+def test_the_reason_says_it_where_a_limit_chose_the_submodel(three: Manifest, limit: Request) -> None:
+    low = keeping(three, small=0.6, medium=0.7, large=1.0)
+    reason = dispatcher(low).choose(limit, 1, 8).reason
+    assert reason.endswith("; it keeps little of the universal model: mean cosine 0.7000, below 0.9")
+    assert "keeps little" not in dispatcher(low).choose(Request(submodel="medium"), 1, 8).reason
+    assert "keeps little" not in dispatcher(low).choose(Request(), 1, 8).reason

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 from nestforge.bundle.files import FileIdentity
 from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.graphs.weight_store import MappedStore, mapped_store, tensor_spans
+from nestforge.runtime.engines.residency import RESIDENCIES, Residency
+from nestforge.runtime.engines.runner import runner_for
+from nestforge.runtime.graphs.weight_store import MappedStore, mapped_store, store_initializers, tensor_spans
+from onnx import ModelProto
+from support.sealing import reseal
 
 
 def test_engines_of_one_process_share_a_store(own_bundle: Path) -> None:
@@ -43,3 +53,94 @@ def test_a_header_larger_than_stores_have_is_refused_before_it_is_read(tmp_path:
             tensor_spans(store, identity)
     else:
         assert tensor_spans(store, identity) == ()
+
+
+ENGINE = "ffn16.b1-s8.onnx"
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def edit_graph(folder: Path, edit: Callable[[ModelProto], object]) -> Bundle:
+    """The bundle opened after ``edit`` changed its first engine, under new hashes."""
+    model = onnx.load(folder / ENGINE, load_external_data=False)
+    edit(model)
+    (folder / ENGINE).write_bytes(model.SerializeToString())
+    reseal(folder)
+    return open_bundle(folder, "full")
+
+
+def place(model: ModelProto, key: str, value: str) -> None:
+    """``value`` for ``key`` of the place of ``up.weight``."""
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "up.weight")
+    next(entry for entry in tensor.external_data if entry.key == key).value = value
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES)
+@pytest.mark.parametrize("link", [os.link, shutil.copyfile], ids=["hard link", "another file"])
+def test_weights_in_a_file_that_no_manifest_lists_are_refused(
+    own_bundle: Path, link: Callable[[Path, Path], object], residency: Residency
+) -> None:
+    link(own_bundle / WEIGHTS_NAME, own_bundle / "other.bin")
+    bundle = edit_graph(own_bundle, lambda model: place(model, "location", "other.bin"))
+    with pytest.raises(BundleCorruptError, match=rf"{ENGINE}: initializer 'up\.weight': lies in 'other\.bin', exp"):
+        runner_for(bundle, bundle.manifest.engines[0], residency, 1).__enter__()
+
+
+@pytest.mark.parametrize("offset", [0, 8, 10**6])
+def test_weights_that_are_no_tensor_of_the_store_are_refused(own_bundle: Path, offset: int) -> None:
+    """Such as the store's header, or what would lie behind its end."""
+    bundle = edit_graph(own_bundle, lambda model: place(model, "offset", str(offset)))
+    with pytest.raises(BundleCorruptError, match=rf"'up\.weight': bytes {offset} to {offset + 1024} are no tensor of"):
+        runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
+
+
+def test_a_graph_larger_than_its_engine_can_be_is_refused_before_it_is_read(own_bundle: Path) -> None:
+    """16 MiB for nodes and names, beside the initializers of its own that the manifest counts."""
+    with (own_bundle / ENGINE).open("r+b") as file:
+        file.truncate(16 * 2**20 + 1)  # and nothing but zeros, which are no ONNX file
+    reseal(own_bundle)
+    bundle = open_bundle(own_bundle)
+    engine = next(engine for engine in bundle.manifest.engines if engine.file == ENGINE)
+    with pytest.raises(BundleCorruptError, match=rf"{ENGINE}: 16777217 bytes, more than the 16777216 of such an eng"):
+        store_initializers(bundle, replace(engine, private_bytes=0))
+    with pytest.raises(BundleCorruptError, match="no ONNX file"):
+        store_initializers(bundle, replace(engine, private_bytes=1))
+
+
+def test_a_flipped_byte_of_a_graph_is_found_where_its_engine_is_opened(own_bundle: Path) -> None:
+    raw = bytearray((own_bundle / ENGINE).read_bytes())
+    raw[-1] ^= 1
+    (own_bundle / ENGINE).write_bytes(raw)
+    bundle = open_bundle(own_bundle)
+    with pytest.raises(BundleCorruptError, match=rf"{ENGINE}: sha256 \w+, expected \w+; fetch the bundle again"):
+        store_initializers(bundle, bundle.manifest.engines[0])
+
+
+def test_the_cache_of_mapped_engines_is_not_filled_from_damaged_weights(own_bundle: Path, tiny_bundle: Path) -> None:
+    """It is kept by the hashes that the manifest states, and would answer for the whole bundle too."""
+    raw = bytearray((own_bundle / WEIGHTS_NAME).read_bytes())
+    raw[-1] ^= 1
+    (own_bundle / WEIGHTS_NAME).write_bytes(raw)
+    for folder in (own_bundle, tiny_bundle):
+        bundle = open_bundle(folder)
+        runner = runner_for(bundle, bundle.manifest.engines[0], "mapped", 1)
+        if folder == own_bundle:
+            with pytest.raises(BundleCorruptError, match=rf"{WEIGHTS_NAME}: sha256 \w+, expected"):
+                runner.__enter__()
+        else:
+            with runner:
+                pass
+
+
+def test_a_graph_takes_memory_for_itself_alone(tiny_bundle: Path) -> None:
+    """Many threads open engines at once: what the largest graph may be is no memory that each takes."""
+    bundle = open_bundle(tiny_bundle)
+    tracemalloc.start()
+    try:
+        store_initializers(bundle, bundle.manifest.engines[0])
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

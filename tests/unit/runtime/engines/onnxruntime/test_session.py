@@ -12,7 +12,16 @@ import nestforge
 import numpy as np
 import onnxruntime
 import pytest
-from nestforge.runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, open_session, session_options
+from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError
+from nestforge.runtime.engines.onnxruntime import session as module
+from nestforge.runtime.engines.onnxruntime.session import (
+    OPTIMIZATION_LEVEL,
+    open_error,
+    open_session,
+    session_options,
+    use_shared_arena,
+)
+from onnx import TensorProto, helper
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="reads threads from Linux's /proc")
 
@@ -85,3 +94,53 @@ def test_threads_sleep_while_nothing_runs(tiny_bundle: Path) -> None:
     ours, other = (cpu_ms(task) for _, [task] in sessions)  # since they were opened
     assert ours < 2
     assert other > ours
+
+
+ENTRY = "session.use_env_allocators"
+
+
+def test_sessions_take_activations_from_one_arena() -> None:
+    options = onnxruntime.SessionOptions()
+    use_shared_arena(options)
+    assert options.get_session_config_entry(ENTRY) == "1"
+
+
+def test_a_process_that_registers_none_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("registered already")
+
+    monkeypatch.setattr(onnxruntime, "create_and_register_allocator", refuse)
+    monkeypatch.setattr(module, "_registered", module._registered.__wrapped__)
+    options = onnxruntime.SessionOptions()
+    use_shared_arena(options)
+    with pytest.raises(RuntimeError, match=ENTRY):
+        options.get_session_config_entry(ENTRY)
+
+
+def graph(ir_version: int) -> bytes:
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    nodes = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
+    opset = [helper.make_opsetid("", 20)]
+    return helper.make_model(nodes, opset_imports=opset, ir_version=ir_version).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"not a graph", BundleCorruptError),
+        (graph(ir_version=99), BundleIncompatibleError),
+        (None, BundleCorruptError),
+    ],
+    ids=["damaged", "of a later release", "missing"],
+)
+def test_what_onnx_runtime_raises_is_named_by_its_cause(
+    tmp_path: Path, content: bytes | None, expected: type[BundleError]
+) -> None:
+    path = tmp_path / "g.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    with pytest.raises(Exception) as failure:
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    assert open_error(failure.value) is expected

@@ -10,7 +10,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.onnxruntime_gpu import provider as module
-from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named, require_providers
+from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named, provider_problem, require_providers
 from support.host_provider import host_provider
 
 
@@ -111,3 +111,19 @@ def test_a_session_that_took_another_provider_is_refused(took: list[str], fits: 
     host = host_provider()
     with pytest.raises(BundleIncompatibleError, match="expected CPUExecutionProvider, onnxruntime took Tensor"):
         require_providers("e", SimpleNamespace(get_providers=lambda: [*GPU[:1]]), host)
+
+
+def test_a_build_without_the_provider() -> None:
+    problem = str(provider_problem(("CUDAExecutionProvider",)))
+    assert problem.startswith("onnxruntime ")
+    assert problem.endswith(" and no CUDAExecutionProvider; install nestforge[cuda] in place of nestforge[cpu]")
+
+
+def test_a_host_without_cudas_runtime_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    assert provider_problem(("CPUExecutionProvider",)) == "cuda.bindings is not installed; install nestforge[cuda]"
+
+
+def test_a_host_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert provider_problem(("CPUExecutionProvider",)) == "onnxruntime is not installed; install nestforge[cuda]"

@@ -1,9 +1,8 @@
-"""Seals: what a sealed file looks like, and that no byte of one can change."""
-
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,48 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.bundle.files import SEAL, sealed_json, to_json, unsealed
+from nestforge.bundle.files import SEAL, identity_at, regular_file, sealed_json, stream_sha256, to_json, unsealed
 from nestforge.bundle.manifest import BUILD_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError
 from support.sealing import edited
+
+
+def test_a_file_is_open_with_the_identity_of_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"nest")
+    with regular_file(path) as (file, identity):
+        assert file.read() == b"nest"
+    assert identity == identity_at(path)
+    path.write_bytes(b"forge!")
+    assert identity != identity_at(path)
+    assert identity_at(tmp_path / "none") is None
+
+
+def test_whatever_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "folder", "pipe"):
+        with pytest.raises(BundleFormatError, match=f"{name}: expected a regular file"), regular_file(tmp_path / name):
+            pass
+    with (
+        pytest.raises(BundleCorruptError, match="none: missing; fetch the bundle again"),
+        regular_file(tmp_path / "none"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**18, 2**18 + 1, 3 * 2**18 + 5])
+def test_a_hash_is_of_what_is_left_of_the_file(tmp_path: Path, size: int) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    path = tmp_path / "f"
+    path.write_bytes(b"head" + content[:size])
+    with path.open("rb") as file:
+        file.read(4)
+        assert stream_sha256(file) == hashlib.sha256(content[:size]).hexdigest()
+
 
 UNMEASURED = {"engine": "ffn16@b1-s8", "predicted_ms": 1.0, "noise": {"runs": 3, "spread": 0.1}}
 DATA = {"schema_version": 2, "thresholds": [0.25, 0.5], "name": "ü"}
