@@ -37,7 +37,7 @@ from .passes.fuse_nodes import fuse_norms, join_products, pack_attention
 from .passes.fuse_rotary import fuse_rotary, fuse_rotary_into_attention
 from .passes.general_optimizer import optimize, shorten_names, tidy, weights_as_inputs
 from .passes.linear_to_gemm import linear_to_gemm, rows_as_weights
-from .passes.matching import CACHED_ATTENTION
+from .passes.matching import CACHED_ATTENTION, constant
 from .passes.merge_reshapes import flatten_rows, merge_reshapes
 from .passes.simplify_attention import pick_tokens, simplify_attention
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
@@ -178,10 +178,12 @@ def _dims_are_free(model: ir.Model, given: Given) -> str | None:
     if _PROBLEM in model.meta:
         return None
     _, targets = followed(model, given.seeds, given.interface)
-    return next((node.outputs[0].name for node in targets), None)
+    repeats = (node for node, target in targets.items() if (old := constant(node, 1)) is not None and [*old] != target)
+    return next((node.outputs[0].name for node in repeats), None)
 
 
-# In order, each with what it is for. A pass requires what those before it ensure, and says what of that it needs.
+# In order, each with what it is for. A pass requires what those before it ensure, and says what of that it needs. One
+# that is not idempotent finds its pattern again in nodes that it left unread.
 PASSES = (
     # Constants folded, simpler operators where they compute the same.
     Pass(
@@ -199,9 +201,9 @@ PASSES = (
         is_idempotent=False,
     ),
     # The tokens whose logits are asked for, by one node.
-    Pass("pick_tokens", lambda model, _: pick_tokens(model), (extents_are_known,), graphs="cached"),
+    Pass("pick_tokens", lambda model, _: pick_tokens(model), (extents_are_known,), (), False, "cached"),
     # Norms with the sums before them, and SiLU, as one node.
-    Pass("fuse_norms", lambda model, _: fuse_norms(model), (extents_are_known,), graphs="fused"),
+    Pass("fuse_norms", lambda model, _: fuse_norms(model), (extents_are_known,), (), False, "fused"),
     # Rotary positions by attention itself, from tables.
     Pass("fuse_rotary_into_attention", _rotary_into_attention, (extents_are_known,), graphs="fused"),
     # Those that are left as one node.
@@ -215,7 +217,7 @@ PASSES = (
     Pass("flatten_rows", lambda model, _: flatten_rows(model), (linear_layers_are_gemm,), graphs="cached"),
     Pass("merge_reshapes", lambda model, _: merge_reshapes(model), ensures=(reshapes_are_merged,)),
     # Elastic extents in the targets of Reshapes as -1.
-    Pass("free_elastic_dims", _free_elastic_dims, (linear_layers_are_gemm,), (_dims_are_free,)),
+    Pass("free_elastic_dims", _free_elastic_dims, (linear_layers_are_gemm,), (_dims_are_free,), is_idempotent=False),
     # A row of stacked weights as an initializer of its own.
     Pass("rows_as_weights", lambda model, given: rows_as_weights(model, given.parameters)),
     # Unused nodes, duplicates, metadata.

@@ -37,6 +37,10 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 SIZES = {"batch": 1, "sequence": 3, "capacity": 11, "answers": 2}
 
 
+# What no graph here needs; their own tests show them at work.
+IDLE = {"note_modules", "drop_open_masks", "fold_tables", "fuse_rotary", "rows_as_weights", "simplify_attention"}
+
+
 @dataclass
 class Report:
     """What one pass did to each kind of graph: whether it changed it, and what of its contract it broke."""
@@ -75,8 +79,8 @@ def watched(step: Pass, kind: str, report: Report) -> Callable[[ir.Model, Given]
 
     def run(model: ir.Model, given: Given) -> bool:
         problems = [f"requires {one.__name__}: {what}" for one in step.requires if (what := one(model, given))]
+        expected = answers(model)  # first: fixing names of a copy also names tensors that the two share
         before = ir.to_proto(model)
-        expected = answers(model)
         changed = step.run(model, given)
         after = ir.to_proto(model)
         problems += [f"ensures {one.__name__}: {what}" for one in step.ensures if (what := one(model, given))]
@@ -127,5 +131,5 @@ def answers(model: ir.Model) -> dict[str, np.ndarray]:
 def test_a_pass_keeps_its_contract(step: Pass, reports: dict[str, Report]) -> None:
     report = reports[step.name]
     assert report.broken == []
-    assert any(report.changed.values()) or step.name == "note_modules", "no graph here needs it"
+    assert any(report.changed.values()) != (step.name in IDLE)
     assert report.changed.keys() == (MODELS.keys() if step.graphs == "all" else {"decoder"})
