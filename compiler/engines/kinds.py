@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
@@ -34,12 +35,11 @@ def _no_task(*_: object) -> Iterator[JudgedEngine]:
 
 @dataclass(frozen=True)
 class Kind:
-    """How engines of a kind come to be: the ``stage`` of a compile that builds them, at every shape of a submodel or,
-    where they take any (``is_shaped``), once; ``verify`` holds a written one against PyTorch, as users run it, and
-    ``judge`` one that has the tensors of a task."""
+    """How engines of a kind come to be: the ``stage`` of a compile that builds them, at every shape of a submodel
+    (``build``) or once, where they take any (``generate``); ``verify`` holds a written one against PyTorch, as users
+    run it, and ``judge`` one that has the tensors of a task."""
 
-    stage: str
-    is_shaped: bool
+    stage: Literal["build", "generate"]
     build: Callable[[EngineBuilder, Submodel, Bucket], Iterable[EngineEntry]]
     verify: Callable[[Bundle, References, EngineEntry], Iterable[EngineVerdict]]
     judge: Callable[[Bundle, References, EngineEntry, TaskTensors], Iterable[JudgedEngine]]
@@ -50,10 +50,10 @@ def _build_whole(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> 
 
 
 KINDS = {
-    "whole": Kind("build", True, _build_whole, verify_whole, judge_whole),
-    "segment": Kind("build", True, build_segments, verify_segments, _no_task),
-    "decode": Kind("generate", False, build_generating, verify_generating, judge_generating),
-    "encoder": Kind("generate", False, lambda *_: (), _nothing, _no_task),  # with the decoder that reads it
+    "whole": Kind("build", _build_whole, verify_whole, judge_whole),
+    "segment": Kind("build", build_segments, verify_segments, _no_task),
+    "decode": Kind("generate", build_generating, verify_generating, judge_generating),
+    "encoder": Kind("generate", lambda *_: (), _nothing, _no_task),  # with the decoder that reads it
 }
 
 
@@ -72,17 +72,15 @@ def build_engines(
     shaped = [(submodel, bucket) for submodel in submodels for bucket in shapes_of(submodel, builder.profile)]
     unshaped = [(submodel, bucket) for submodel in submodels for bucket in any_shape if builder.source.cached]
     steps = [
-        (stage or kind.stage, kind.build, place)
-        for places in (shaped, unshaped)
+        (stage or name, place, [kind.build for kind in KINDS.values() if kind.stage == name])
+        for name, places in (("build", shaped), ("generate", unshaped))
         for place in places
-        for kind in KINDS.values()
-        if kind.is_shaped == (places is shaped)
     ]
     engines: list[EngineEntry] = []
     for name, group in groupby(steps, key=lambda step: step[0]):
         with clock(name):
-            for _, build, (submodel, bucket) in clock.each(list(group)):
-                engines += build(builder, submodel, bucket)
+            for _, (submodel, bucket), builds in clock.each(list(group)):
+                engines += [engine for build in builds for engine in build(builder, submodel, bucket)]
     return tuple(engines)
 
 

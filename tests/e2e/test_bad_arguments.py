@@ -255,7 +255,7 @@ PROFILES: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] 
     "measured on this host for another backend": (
         lambda c: c.yaml(backend="tensorrt", host="0123456789abcdef"),
         ProfileError,
-        r"device.yaml: host: a compile measures on ONNX Runtime alone, backend is tensorrt",
+        r"device.yaml: host: a compile measures on the processor alone, backend is tensorrt",
     ),
     "an opset that TensorRT's parser may not take": (
         lambda c: (c.yaml(backend="tensorrt", opset=21), c.arguments.update(emit_only=True)),

@@ -220,7 +220,7 @@ def mixer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def case(tmp_path: Path, mixer: Path) -> Case:
+def mixer_case(tmp_path: Path, mixer: Path) -> Case:
     found = Case(tmp_path, mixer)
     found.profile = board(budgets={"full": {}})
     found.arguments["buckets"] = [BUCKET]
@@ -318,9 +318,9 @@ MIXERS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
 
 
 @pytest.mark.parametrize(("damage", "error", "message"), MIXERS.values(), ids=MIXERS)
-def test_mixers(case: Case, damage: Callable[[Case], object], error: type[NestforgeError], message: str) -> None:
-    damage(case)
-    refusal = case.refused()
+def test_mixers(mixer_case: Case, damage: Callable[[Case], object], error: type[NestforgeError], message: str) -> None:
+    damage(mixer_case)
+    refusal = mixer_case.refused()
     assert type(refusal) is error
     assert re.search(message, str(refusal)), str(refusal)
 

@@ -188,7 +188,7 @@ def test_two_builders_write_the_same_bytes(builder: EngineBuilder, tmp_path: Pat
     second = replace(
         builder,
         stage=replace(builder.stage, folder=other_folder, work=other_folder / "work"),
-        draft=replace(builder.bundle, path=other_folder.absolute()),
+        bundle=replace(builder.bundle, path=other_folder.absolute()),
     )
     submodel = builder.universal.spec.parse("ffn24-heads2")
     one, other = builder.build(submodel, BUCKET), second.build(submodel, BUCKET)
