@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from .passes.matching import MICROSOFT
+from .passes.operators import MICROSOFT
 
 
 class Edit:

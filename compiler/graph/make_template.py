@@ -37,8 +37,9 @@ from .passes.fuse_nodes import fuse_norms, join_products, pack_attention
 from .passes.fuse_rotary import fuse_rotary, fuse_rotary_into_attention
 from .passes.general_optimizer import optimize, shorten_names, tidy, weights_as_inputs
 from .passes.linear_to_gemm import linear_to_gemm, rows_as_weights
-from .passes.matching import CACHED_ATTENTION, constant
+from .passes.matching import constant
 from .passes.merge_reshapes import flatten_rows, merge_reshapes
+from .passes.operators import CACHED_ATTENTION
 from .passes.simplify_attention import pick_tokens, simplify_attention
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
 from .template import Template

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from ....elastic import Axis
 from ....errors import SliceError
-from .matching import CACHED_ATTENTION, ELEMENTWISE, Extent, constant, extents, factors, product
+from .matching import Extent, constant, extents, factors, product
+from .operators import CACHED_ATTENTION, ELEMENTWISE
 
 
 @dataclass(frozen=True)

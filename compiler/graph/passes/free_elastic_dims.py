@@ -20,16 +20,8 @@ import onnx_ir as ir
 from ....elastic import Axis
 from ....errors import SliceError
 from .dims_by_operator import DIMS_BY_OPERATOR, Dim, Dims, Elastic, extent_of, is_elastic, slice_error
-from .matching import (
-    CACHED_ATTENTION,
-    Extent,
-    extents,
-    factors,
-    int64_constant,
-    reshape_target,
-    scalar,
-    typed_node,
-)
+from .matching import Extent, extents, factors, int64_constant, reshape_target, scalar, typed_node
+from .operators import CACHED_ATTENTION
 
 # Dimensions of an input or output of a graph to the axes by which they shrink.
 Shrinking = Mapping[int, Axis]

@@ -15,20 +15,8 @@ import onnx_ir as ir
 
 from ....profiles.precision import LEAST_OUTPUTS
 from .contract import JOINED
-from .matching import (
-    CACHED_ATTENTION,
-    MICROSOFT,
-    NORM,
-    extents,
-    is_last,
-    last_extent,
-    new_weight,
-    producer,
-    replace,
-    reshape_target,
-    scalar,
-    sliced,
-)
+from .matching import extents, is_last, last_extent, new_weight, producer, replace, reshape_target, scalar, sliced
+from .operators import CACHED_ATTENTION, MICROSOFT, NORM
 
 # Of attention over a cache: queries, keys and values.
 _PARTS = 3

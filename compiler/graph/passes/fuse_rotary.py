@@ -18,9 +18,6 @@ import onnx_ir as ir
 
 from ....bundle.entries.generation_entry import POSITIONS
 from .matching import (
-    CACHED_ATTENTION,
-    MICROSOFT,
-    NORM,
     Extent,
     extents,
     int64_constant,
@@ -33,6 +30,7 @@ from .matching import (
     scalar,
     sliced,
 )
+from .operators import CACHED_ATTENTION, MICROSOFT, NORM
 from .rotary_tables import AngleTables
 
 _ANGLES = frozenset({"Cos", "Sin"})

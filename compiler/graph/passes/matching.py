@@ -1,4 +1,4 @@
-"""Shared by the passes: patterns of nodes, extents of values, and sets of operators.
+"""Shared by the passes: patterns of nodes, and extents of values.
 
 An extent is a number, or the name of a dimension that the graph leaves free (``batch``, ``sequence``), or a product of
 both, such as ``batch*40``.
@@ -15,26 +15,6 @@ import onnx_ir as ir
 
 from ....errors import SliceError
 
-MICROSOFT = "com.microsoft"
-# Attention over a cache, whose further outputs are that cache.
-CACHED_ATTENTION = "GroupQueryAttention"
-NORM = "SimplifiedLayerNormalization"
-NORMS = frozenset({NORM, "SkipSimplifiedLayerNormalization"})
-# Of one tensor, as FFNs have them between their two layers.
-ACTIVATIONS = frozenset(
-    [
-        *("Celu", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "QuickGelu", "Relu", "Selu"),
-        *("Sigmoid", "Softplus", "Softsign", "Swish", "Tanh", "ThresholdedRelu"),
-    ]
-)
-# Of one tensor or several, which broadcast.
-ELEMENTWISE = ACTIVATIONS | frozenset(
-    [
-        *("Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Equal", "Exp", "Floor", "Greater", "GreaterOrEqual"),
-        *("Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or"),
-        *("Pow", "Reciprocal", "Round", "Sign", "Sqrt", "Sub", "Where", "Xor"),
-    ]
-)
 # A number, the name of a free dimension, or a product such as ``batch*sequence``.
 Extent = int | str
 _TIMES = "*"

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .matching import ACTIVATIONS, ELEMENTWISE, NORMS, Extent, constant, extents, product, typed_node
+from .matching import Extent, constant, extents, product, typed_node
+from .operators import ACTIVATIONS, ELEMENTWISE, NORMS
 
 _RESHAPES = {"Reshape", "Flatten"}
 _BEFORE_RESHAPES = _RESHAPES | {"Unsqueeze", "Squeeze"}

@@ -43,7 +43,7 @@ from ....profiles.precision import (
 from ..edit import Edit, uses
 from ..encodings import parts_of, split_encoding
 from ..passes.contract import TRANSPOSED
-from ..passes.matching import MICROSOFT
+from ..passes.operators import MICROSOFT
 
 _GEMM_DEFAULTS = {"transA": 0, "alpha": 1.0, "beta": 1.0}
 # Of MatMulNBits: activations are quantised to int8, block by block, so that the sums are of integers.

@@ -17,7 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ..edit import Edit
-from ..passes.matching import CACHED_ATTENTION, ELEMENTWISE, MICROSOFT, NORMS
+from ..passes.operators import CACHED_ATTENTION, ELEMENTWISE, MICROSOFT, NORMS
 
 _ANY_RANK = ELEMENTWISE | NORMS | {"MatMulNBits", "QuantizeLinear"}
 _KEEP_ROWS = ELEMENTWISE | NORMS | {"MatMulNBits", CACHED_ATTENTION, "RotaryEmbedding"}

@@ -16,6 +16,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import verify
+from nestforge.compiler.engines import whole
 from nestforge.errors import ExportError, InputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
@@ -126,13 +127,13 @@ def test_what_was_written_is_checked_on_few_cases_and_by_verify_on_all(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[list[str]] = []
-    judge = verify.judge_engine
+    judge = whole.judge_engine
 
     def counted(manifest: Any, universal: Any, engine: Any, cases: Any, *rest: Any) -> Any:
         judged.append([case.name for case in cases])
         return judge(manifest, universal, engine, cases, *rest)
 
-    monkeypatch.setattr(verify, "judge_engine", counted)
+    monkeypatch.setattr(whole, "judge_engine", counted)
     profile = board(**FULL, buckets=["1..4x1..16"])
     out = nestforge.compile(folder, profile=profile, output=tmp_path / "bundle", include="budgets")
     (engine,) = open_bundle(out).manifest.engines

@@ -232,7 +232,7 @@ def test_quality_equals_what_pytorch_says(builder: EngineBuilder) -> None:
 
 def test_a_model_without_embedding_is_averaged_over_real_tokens(builder: EngineBuilder) -> None:
     text = replace(builder.bundle.manifest.text, embedding=None)
-    plain = replace(builder, draft=replace(builder.bundle, manifest=replace(builder.bundle.manifest, text=text)))
+    plain = replace(builder, bundle=replace(builder.bundle, manifest=replace(builder.bundle.manifest, text=text)))
     encoder = text_encoder(builder.universal)
     assert encoder is not None
     quality = measure_quality(plain, encoder, _engines(plain, "ffn8-heads1"), CORPUS, Clock(silent))["ffn8-heads1"]

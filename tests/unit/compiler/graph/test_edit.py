@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 from nestforge.compiler.graph.edit import Edit, uses
-from nestforge.compiler.graph.passes.matching import MICROSOFT
+from nestforge.compiler.graph.passes.operators import MICROSOFT
 from onnx import TensorProto
 from support.encoded_engines import parsed
 

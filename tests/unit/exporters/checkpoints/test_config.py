@@ -13,6 +13,7 @@ import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.config import offline_transformers
+from nestforge.exporters.hugging_face.interface import Loading
 from nestforge.exporters.hugging_face.transformers_model import load_transformers
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
@@ -182,7 +183,7 @@ def test_a_parameter_that_stays_narrow_is_refused_where_it_is_loaded(tmp_path: P
     with pytest.raises(
         CheckpointError, match=r"act_fn\.alpha_p of BertModel stays bfloat16; expected a model that can"
     ):
-        load_transformers(checkpoint, without_pooler=False)
+        load_transformers(checkpoint, Loading())
 
 
 def test_the_command_line_refuses_in_one_line(copy: Callable[[str], Path]) -> None:

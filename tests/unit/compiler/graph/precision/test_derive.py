@@ -14,9 +14,11 @@ from support.wide_template import wide_template
 READ: dict[tuple[str, str], set[str]] = {
     ("fp32", "onnxruntime"): {""},
     ("fp32", "tensorrt"): {""},
+    ("fp32", "openvino"): {""},
     ("fp16", "onnxruntime"): {"", ".fp16"},
     ("fp16", "tensorrt"): {"", ".fp16"},
     ("bf16", "tensorrt"): {"", ".bf16"},
+    ("bf16", "openvino"): {"", ".bf16"},
     ("int8", "onnxruntime"): {"", ".int8", ".int8-scale", ".int8-zero"},
     ("int8", "tensorrt"): {"", ".int8", ".int8-scale"},
     ("int8-dynamic", "onnxruntime"): {"", ".int8", ".int8-scale", ".int8-zero"},
