@@ -75,7 +75,7 @@ def provider_named(name: str) -> Provider | None:
 
     Raises InputError for an unknown name, BundleIncompatibleError where this host lacks something that it needs.
     """
-    if name not in PROVIDERS:
+    if not isinstance(name, str) or name not in PROVIDERS:
         raise InputError(f"provider {name!r:.80}: expected one of {', '.join(PROVIDERS)}")
     provider = PROVIDERS[name]
     if provider is None:

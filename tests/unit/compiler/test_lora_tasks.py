@@ -146,7 +146,7 @@ def test_a_session_keeps_the_keys_of_one_task(bundle: Path) -> None:
             assert [*turn, *row.tokens][: len(PROMPT) + 6] == [*PROMPT, *text]
         assert row.reused_tokens > len(PROMPT)
         for task, named in ((None, "the base"), ("b", "task b")):
-            with pytest.raises(InputError, match=f"session: its keys are those of task a, asked for {named}"):
+            with pytest.raises(InputError, match=f"session: its keys are those of task a, the request is for {named}"):
                 model.generate(PROMPT, session=session, task=task, **WHOLE)
         with pytest.raises(SelectionError, match="no task 'c'"):
             model.generate(PROMPT, task="c", **WHOLE)

@@ -163,7 +163,7 @@ def test_nothing_runs_while_a_run_is_bound(bundle: Bundle, world: World) -> None
         run.close()
         run.close()
         with pytest.raises(BundleError, match="not open"):
-            run()
+            run.call()
         cache.close()
 
 
@@ -173,10 +173,10 @@ def test_a_run_ends_with_its_runner(bundle: Bundle, world: World) -> None:
         cache = DeviceCache.empty(bundle.manifest.generation.of(plan.engine).layers, 1, PLACES, device)
         run = cache.bind(plan, *feeds_of(1, 1, 1))
         for _ in range(3):
-            run()
+            run.call()
         cache.close()
     with pytest.raises(BundleError, match=r"cached40@b1_64-s1_40: not open"):
-        run()
+        run.call()
     with pytest.raises(BundleError, match="not open"):
         plan.inspect()
 
@@ -232,7 +232,7 @@ def test_what_tensorrt_refuses_is_one_line(
         run = cache.bind(plan, *feeds_of(1, 12, 1))
         monkeypatch.setattr(type(plan._context._context), call, lambda *_: answer)
         with pytest.raises(BundleError, match=line):
-            run()
+            run.call()
         cache.close()
 
 
