@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from ..bucket import MAX_TOKENS, Bucket
 from ..elastic import ElasticSpec
 from ..errors import BundleFormatError, PlanError
-from ..profiles.backends import BACKENDS
+from ..profiles.backends import BACKENDS, EngineKind
+from ..profiles.precision import PRECISIONS
 from ..strict import parse_json, structure
 from .build_record import BuildRecord, LatencyPoint
 from .check_parts import exit_problems, generation_problems, task_problems
@@ -88,6 +89,10 @@ def is_plain_name(path: str) -> bool:
     return _PLAIN_NAME.fullmatch(path) is not None
 
 
+# What a back end must run beside whole engines, by the kind of an engine.
+_KINDS: Mapping[str, EngineKind] = {"segment": "segments", "encoder": "generation", "decode": "generation"}
+
+
 def _problems(manifest: Manifest) -> Iterable[str]:
     """Checks beyond the types: names confined to the folder, references that resolve, sane shapes."""
     files = [f.path for f in manifest.files]
@@ -116,6 +121,10 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
         if engine.parity is None:
             yield f"engine {engine.id}: has no parity receipt"
+        if engine.backend not in PRECISIONS[engine.precision].backends:
+            yield f"engine {engine.id}: {engine.backend} runs no engine in {engine.precision}"
+        if (needed := _KINDS.get(engine.kind.name)) is not None and needed not in BACKENDS[engine.backend].kinds:
+            yield f"engine {engine.id}: {engine.backend} runs no engine of kind {engine.kind.name}"
         if engine.file not in files:
             yield f"engine {engine.id}: file {engine.file!r} is not among the files"
         if min(engine.bucket.batch, engine.bucket.sequence) < 1 or engine.bucket.tokens > MAX_TOKENS:
@@ -125,6 +134,9 @@ def _problems(manifest: Manifest) -> Iterable[str]:
         for least, most in zip(_least(engine.bucket), (engine.bucket.batch, engine.bucket.sequence), strict=True):
             if least is not None and not 1 <= least < most:
                 yield f"engine {engine.id}: bucket has a range {least}..{most}; expected one that rises from 1 or more"
+    for engine in manifest.engines:
+        if engine.kind.name not in ("whole", "segment"):
+            yield f"engine {engine.id}: of kind {engine.kind.name}; expected it among those of generation"
     for budget in manifest.budgets:
         if budget.submodel not in ids:
             yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"

@@ -45,17 +45,16 @@ class Job:
     """Everything that a compile will do, resolved once from a request: nothing asks the request again.
 
     ``source`` is the model as its folder states it (headers alone), in the precisions and with the tasks and exits of
-    the job; ``profile`` is the device with what the request puts in place of its own. ``rungs`` are the ladder between
-    the ``levels``, smallest first, in one precision. ``submodels`` were asked for by id or as published slices;
-    ``included`` are the ids of the submodels that are built whatever budgets choose. ``options`` are what the profile
-    does not say of the job, as the manifest keeps it; ``notes`` state what of the profile this model cannot have.
+    the job; ``profile`` is the device with what the request puts in place of its own. ``submodels`` were asked for by
+    id or as published slices; ``included`` are the ids of the submodels that are built whatever budgets choose.
+    ``options`` are what the profile does not say of the job, as the manifest keeps it; ``notes`` state what of the
+    profile this model cannot have.
     ``tasks`` were read whole; ``examples`` is the file of texts (``text``) or arrays that rank the axes.
     """
 
     source: ModelSource
     profile: DeviceProfile
     levels: tuple[Level, ...]
-    rungs: tuple[Submodel, ...]
     submodels: tuple[Submodel, ...]
     included: frozenset[str]
     options: Mapping[str, Any]
@@ -75,6 +74,11 @@ class Job:
         if self.examples is None:
             return None
         return read_corpus(self.examples) if self.options["text"] else read_array_corpus(self.examples, self.source)
+
+    @cached_property
+    def rungs(self) -> tuple[Submodel, ...]:
+        """The ladder between the levels, smallest first, in one precision."""
+        return tuple(ladder(self.levels, self.profile.promotion_order))
 
     @property
     def candidates(self) -> tuple[Submodel, ...]:
@@ -133,15 +137,17 @@ def resolve(request: CompileRequest) -> Job:
     if request.text is not None and request.data is not None:
         raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
     examples = request.data if request.text is None else request.text
-    rungs = ladder(levels, profile.promotion_order)
-    whole = {"budgets": (), "levels": tuple(level.submodel for level in levels), "ladder": rungs}
+    whole = {
+        "budgets": (),
+        "levels": tuple(level.submodel for level in levels),
+        "ladder": ladder(levels, profile.promotion_order),
+    }
     included = whole[request.include]
     always = (source.spec.universal(), *asked, *published, *(in_every_precision(included) if included else ()))
     return Job(
         source=source,
         profile=profile,
         levels=levels,
-        rungs=rungs,
         submodels=(*asked, *published),
         included=frozenset(submodel.id for submodel in always),
         options=_options(request, source, asked, published),
@@ -162,14 +168,15 @@ def _options(
 ) -> dict[str, Any]:
     stated = {
         "data": request.data is not None,
-        "exits": request.exits is not None and sorted(request.exits),
         "generate": request.generate,
         "mergeable": request.mergeable,
         WHOLE_ALONG: sorted(source.whole_along),
         "slices": [submodel.id for submodel in published],
     }
     ids = [submodel.id for submodel in (*asked, *published)]
-    always = {"include": request.include, "submodels": ids, "text": request.text is not None}
+    always: dict[str, Any] = {"include": request.include, "submodels": ids, "text": request.text is not None}
+    if request.exits is not None:  # none of them is the last exit alone
+        always["exits"] = sorted(request.exits)
     return {**always, **{name: value for name, value in stated.items() if value not in (False, [])}}
 
 

@@ -42,6 +42,7 @@ from ..elastic import Submodel
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.checkpoints.generation_defaults import read_chat_template, read_generation_defaults
 from ..exporters.source import ModelSource
+from ..profiles.backends import BACKENDS, BackendName
 from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.probe_host import probe_host
 from ..runtime.generation.sampling import Sampling
@@ -66,10 +67,13 @@ _VERSIONED_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", 
 _TEMPLATE_NAME = "chat_template.jinja"
 
 
-def tool_versions() -> dict[str, str]:
-    """Versions of everything that shapes a bundle's bytes."""
+def tool_versions(backend: BackendName = "onnxruntime") -> dict[str, str]:
+    """Versions of everything that shapes a bundle's bytes, and of the back end that proves its engines."""
     # Several distributions bring ONNX Runtime, so the module is asked.
     own = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    entry = BACKENDS[backend]
+    if entry.runs_graphs and backend not in own:
+        own[backend] = metadata.version(entry.distributions[0])
     return {**own, **{name: metadata.version(name) for name in _VERSIONED_PACKAGES}}
 
 
@@ -85,7 +89,7 @@ def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
 def resume_key(job: Job) -> dict[str, Any]:
     """Everything that an interrupted compile must share with the one that goes on."""
     return {
-        "tools": tool_versions(),
+        "tools": tool_versions(job.profile.backend),
         "source": unstructure(source_entries(job.source)),
         "profile": profile_data(job.profile),
         "corpus": job.corpus.key if job.corpus is not None else None,
@@ -115,7 +119,7 @@ def partial_bundle(
         inputs=signature.inputs,
         outputs=signature.outputs,
         files=(),
-        provenance=Provenance(tool_versions(), source_entries(source), profile_data(profile), options),
+        provenance=Provenance(tool_versions(profile.backend), source_entries(source), profile_data(profile), options),
         text=signature.text,
         exits=source.exits.entry if source.exits else None,
         generation=generation_entry(source, stage),

@@ -40,7 +40,7 @@ class CompileRequest:
         HOST_PROFILE_NAME,
         metavar="NAME|FILE",
     )
-    output: str | Path = option("Folder to write; must not exist.", "model.bundle")
+    output: str | Path = option("Folder to write; must not exist.", "model.bundle", required=True)
     overwrite: bool = option("Replace an output that exists, in one step, once the new one is whole.", False)
     text: str | Path | None = option(
         "UTF-8 text, one example a line: ranks the axes and measures quality. Without it: magnitude, no quality."

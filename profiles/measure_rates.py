@@ -2,7 +2,7 @@
 
 Each is a chain of operations on one tensor, run by ONNX Runtime where the ``onnx`` package can write the chain down, by
 numpy otherwise. The two differ, so ``Rates.source`` says which it was. Integer products are ONNX Runtime's alone, with
-the kernels of compiler/graph/precision/cpu_kernels.py, of which nothing is imported: a profile is made on devices
+the kernels of compiler/graph/precision/quantize.py, of which nothing is imported: a profile is made on devices
 without a compiler.
 """
 

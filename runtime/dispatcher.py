@@ -141,8 +141,9 @@ class Dispatcher:
     def to_try(
         self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None = None
     ) -> Choice | None:
-        """Reason of a request that was refused for its limit in time: the engine that is stated to take the least, for
-        its run to show whether that is so; None where that was seen lately, or is stated to be far beyond the limit.
+        """Engine to try for a request that was refused for its limit in time: the one that is stated to take the least,
+        for its run to show whether that is so; None where that was seen lately, or is stated to be far beyond the
+        limit.
 
         Raises as ``choose`` does for a request that is malformed, or too large.
         """

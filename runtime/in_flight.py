@@ -166,7 +166,7 @@ class InFlight:
             return is_alone
 
     def load(self) -> LoadEstimate:
-        """Requests in flight now."""
+        """Estimated load of the requests in flight now."""
         with self._lock:
             return self._estimate(self._advance())
 

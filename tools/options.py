@@ -188,7 +188,9 @@ def field_options(request: type[Any], *names: str) -> Callable[[F], F]:
 def _field_option(field: Field[Any], hint: Any) -> Callable[[F], F]:
     stated, flag = field.metadata, f"--{field.metadata.get('option', field.name).replace('_', '-')}"
     settings: dict[str, Any] = {"help": stated["help"], "metavar": stated.get("metavar")}
-    if field.default not in (MISSING, None, (), False):
+    if stated.get("required"):
+        settings["required"] = True
+    elif field.default not in (MISSING, None, (), False):
         settings |= {"default": field.default, "show_default": True}
     if hint is bool:
         return click.option(f"{flag}/--no-{flag[2:]}" if field.default else flag, field.name, is_flag=True, **settings)

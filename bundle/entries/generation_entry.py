@@ -163,7 +163,7 @@ class GenerationEntry:
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Bytes of each layer's cache and, behind an encoder, of its share of a prompt."""
+        """Heads of each layer's cache and, behind an encoder, of what it reads of a prompt."""
         return tuple(layer.heads for layer in self._kept)
 
     @property

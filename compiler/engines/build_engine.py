@@ -195,7 +195,7 @@ class EngineBuilder:
             stated = f"{rule}; without the rounding of activations, {exact}"
         verdict = judge_engine(self.bundle.manifest, self.universal, entry, cases, reference, found)
         modules = engine.template.module_outputs
-        run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs)
+        run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs, entry.backend)
         require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
         return self.with_receipt(engine, f"narrowed to {submodel.id}, in float64", stated, cases, verdict)
 

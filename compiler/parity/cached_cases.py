@@ -57,7 +57,7 @@ class Row:
 
     @property
     def prompt(self) -> Case:
-        """Prompts of the encoder before it."""
+        """The case of the encoder that reads its prompt."""
         return Case(self.case.name, {"input_ids": self.case.feeds["source_ids"]})
 
 

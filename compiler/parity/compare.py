@@ -113,7 +113,7 @@ Roundings = Mapping[str, Rounding]
 
 
 def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
-    """Tolerance of one output; infinite in places where ``float32`` is not finite."""
+    """Differences of ``float32`` from the reference on one output; infinite where ``float32`` is not finite."""
     finite = np.isfinite(float32)
     difference = np.where(finite, float32, np.inf).astype(np.float64) - np.where(finite, reference, 0.0)
     within_place = tuple(range(places(reference), reference.ndim))

@@ -19,6 +19,7 @@ from ...bundle.manifest import WEIGHTS_NAME, Manifest
 from ...bundle.roles import continued_input, ids_input
 from ...errors import ParityError
 from ...exporters.universal import PREFIX, UniversalModel
+from ...profiles.backends import BACKENDS, ONNXRUNTIME, BackendName
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, counted, rounding, tolerance_for, within
@@ -100,8 +101,9 @@ def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:
 class ProofRun:
     """A run and its reference.
 
-    ``graph`` ran in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
+    ``graph`` runs in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
     module ``name`` of ``reference`` returns. ``routes`` are the ones that the engine returns, beside ``outputs``.
+    ``backend`` ran the engine itself.
     """
 
     graph: bytes
@@ -110,6 +112,7 @@ class ProofRun:
     reference: Reference
     routes: Sequence[RoutingEntry] | None
     outputs: JudgedOutputs
+    backend: BackendName = "onnxruntime"
 
 
 def require_parity(
@@ -134,6 +137,8 @@ def require_parity(
     where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound, mask)
     if where == NOWHERE and isinstance(broken, BrokenRoute):
         where = "no module; the route alone is wrong"
+    elif where == NOWHERE and BACKENDS[run.backend].runs_graphs and run.backend != ONNXRUNTIME.name:
+        where = f"no module in ONNX Runtime; the difference is of {BACKENDS[run.backend].title}"
     raise ParityError(f"{subject}: {broken.describe()}; allowed {rule}; first to diverge: {where}")
 
 

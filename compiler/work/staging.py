@@ -64,8 +64,8 @@ class Stage:
     def memo(self, key: str, kind: type[T], make: Callable[[], T], files: Sequence[str] = ()) -> T:
         """The result ``key``, a value of ``kind``: made now unless an earlier run kept it in ``work``.
 
-        One of ``files`` in ``folder`` is made again where those are gone: the manifest's stage removes the engines that
-        it leaves out.
+        A result that has ``files`` in ``folder`` is made again where any of them is gone: the manifest's stage removes
+        the engines that it leaves out.
         """
         path = self._kept(key)
         if not all((self.folder / file).exists() for file in files):

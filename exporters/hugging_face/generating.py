@@ -169,7 +169,7 @@ def own_keys(cache: Any) -> tuple[torch.Tensor, ...]:
 
 
 def source_keys(decoder: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The layers' share, in ``decoder``, of an encoder's answer [1, N, H], as ``T5Encoder`` returns it."""
+    """Keys and values that the layers of ``decoder`` make of an encoder's answer [1, N, H], as ``T5Encoder`` has it."""
     found: list[torch.Tensor] = []
     for block in decoder.block:
         cross = block.layer[1].EncDecAttention

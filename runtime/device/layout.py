@@ -120,7 +120,7 @@ def layout_of(
 
 
 class CopyingRunner(ABC):
-    """One engine on a device; see ``DeviceRunner``."""
+    """One engine whose values are copied into arrays of the caller; see ``DeviceRunner`` for those on a GPU."""
 
     # What runs as long as it is the same object, None while inactive; calls that are bound keep it.
     _opened: object | None
@@ -156,7 +156,7 @@ class CopyingRunner(ABC):
         return list(outputs.values())
 
     def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """See ``Runner.bind``. Values still go through page-locked memory of the runner's own."""
+        """See ``Runner.bind``. On a GPU values still go through page-locked memory of the runner's own."""
         layout = self._layouts.of(feeds)
         self._check(layout.misfit(feeds, outputs))
         opened = self._opened

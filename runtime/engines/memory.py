@@ -132,12 +132,12 @@ class MemoryCap:
 
     @property
     def left_mb(self) -> float:
-        """Bytes left under the cap."""
+        """MB (10^6 bytes) left under the cap."""
         with self._lock:
             return self._left_mb(self._open.present())
 
     def left_mb_without(self, engines: Collection[tuple[EngineEntry, Residency]]) -> float:
-        """Bytes left if these, which are open so, were not."""
+        """MB (10^6 bytes) left if these, which are open so, were not."""
         with self._lock:
             others = self._open.present()
             for engine, residency in engines:

@@ -37,7 +37,11 @@ def problem(precisions: Collection[str] = ()) -> str | None:
     """See ``Opener.problem``."""
     if util.find_spec("openvino") is None:
         return "openvino is not installed; install nestforge[openvino]"
-    has = _core().get_property(_DEVICE, "OPTIMIZATION_CAPABILITIES") if precisions else ()
+    try:
+        with library_errors(BundleIncompatibleError):
+            has = _core().get_property(_DEVICE, "OPTIMIZATION_CAPABILITIES") if precisions else ()
+    except BundleIncompatibleError as failure:
+        return f"openvino does not load: {failure}"
     missing = [one for one in precisions if _CAPABILITIES[one] not in has]
     return f"this processor does not compute in {', '.join(missing)}" if missing else None
 
@@ -101,7 +105,8 @@ class OpenVinoRunner(CopyingRunner):
         try:
             request = idle.pop()
         except IndexError:
-            request = opened.create_infer_request()
+            with library_errors(lambda said: BundleError(f"{self._where}: OpenVINO made no request: {said}")):
+                request = opened.create_infer_request()
         # Those that the caller does not want too: a request keeps the memory that it was given last.
         unread = {
             name: np.empty(slot.shape, slot.dtype) for name, slot in layout.outputs.items() if name not in outputs

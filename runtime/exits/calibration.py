@@ -1,7 +1,7 @@
 """Calibrated exit policies: what ``calibration.json`` in a bundle's folder holds, and reading and writing it.
 
 Like the build record it is measured, belongs to one host, and is not listed in the manifest; it names the manifest's
-hash instead, and is sealed (device_files.py). docs/exits.md says what the figures mean.
+hash instead, and is sealed (device_file.py). docs/exits.md says what the figures mean.
 """
 
 from __future__ import annotations

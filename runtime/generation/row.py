@@ -50,8 +50,8 @@ class Run:
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """Proposals of a draft: ``drafted`` tokens, checked in so many ``runs`` of the submodel that generates,
-    which ``accepted`` so many of them."""
+    """Proposals of a draft: ``drafted`` tokens, checked in ``runs`` runs of the submodel that generates, of which
+    ``accepted`` were accepted."""
 
     draft: str
     runs: int

@@ -91,7 +91,7 @@ class TextStream:
         return text
 
     def _certain(self, text: str) -> str:
-        """The part of the held text and ``text`` before the stop string, or cannot be the beginning of one."""
+        """The part of the held text and ``text`` that is before a stop string and cannot be the beginning of one."""
         strings, text = self._stops.strings, self._held + text
         ends = [(place + len(stop), place, stop) for stop in strings if (place := text.find(stop)) >= 0]
         if ends:

@@ -169,7 +169,7 @@ def _first(array: np.ndarray, one: Initializer) -> np.ndarray:
 
 
 def _change(task: MergedTask, name: str) -> np.ndarray | None:
-    """The addend of a pair beside the weight ``name`` adds to it, in float64 and laid out as the weight is; None
+    """The matrix that a pair beside the weight ``name`` adds to it, in float64 and laid out as the weight is; None
     without one."""
     plain = name.removesuffix(_TRANSPOSED)
     module = plain.removesuffix(_WEIGHT)

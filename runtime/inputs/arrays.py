@@ -239,7 +239,7 @@ def _dims(spec: TensorSpec) -> str:
 
 
 def _kind(array: object) -> str:
-    """``array`` in place of the expected one, and the advice about an array that is more than one."""
+    """Type of ``array``, which stands in place of the expected one, and advice where it holds more than one array."""
     if type(array) in _PLAIN_ARRAY_TYPES and isinstance(array, np.ndarray):
         return f"{array.dtype!s:.{_MAX_SHOWN}}"
     mend = ""

@@ -124,7 +124,7 @@ Examples:
 
 _PLAN_FIELDS = (
     *("profile", "levels", "promotion_order", "budgets", "submodels", "buckets", "budget_at", "exits", "variants"),
-    "precisions",
+    *("precisions", "backend"),
 )
 
 

@@ -67,7 +67,7 @@ class AngleTables:
 def angle_tables(
     model: ir.Model, values: Sequence[ir.Value], positions: ir.Value, count: int, weights: Collection[str]
 ) -> list[np.ndarray] | None:
-    """Numbers of each of ``values`` ``[B, .., S, .., R]`` float32 the numbers of a token at 0 to ``count`` - 1,
+    """For each of ``values`` ``[B, .., S, .., R]`` float32, the numbers of a token at 0 to ``count`` - 1,
     ``[count, R]``.
 
     None where they may depend on more than the token's own number in ``positions`` ``[B, S]`` int64 and on constants;

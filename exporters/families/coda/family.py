@@ -161,8 +161,8 @@ class TokenRoutes(Routing):
 
 
 def coda_task_form(config: CodaConfig, prefix: str = "") -> TaskForm | None:
-    """Routing of a model whose encoder ``config`` describes, with the encoder's names behind ``prefix``. None where no
-    layer is conditional."""
+    """Form of the tasks of a model whose encoder ``config`` describes, with the encoder's names behind ``prefix``. None
+    where no layer is conditional."""
     if not config.conditional:
         return None
 

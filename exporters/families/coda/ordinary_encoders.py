@@ -114,7 +114,7 @@ def from_bert(checkpoint: Checkpoint) -> DenseEncoder:
 
 
 def from_t5(checkpoint: Checkpoint) -> DenseEncoder:
-    """Problem of an encoder alone, or of a model that has a decoder too, which is not judged.
+    """The encoder of a folder: of an encoder alone, or of a model that has a decoder too, which is not judged.
 
     Raises CheckpointError for what does not map.
     """

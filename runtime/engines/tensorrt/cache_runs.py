@@ -111,7 +111,7 @@ class CacheContext:
                 self._reserve(context, needed)
 
     def _reserve(self, context: trt.IExecutionContext, size: int) -> None:
-        """Queues no run where memory is there already: every run is waited for."""
+        """Memory of ``size`` bytes. No run is queued on what it frees: every run is waited for."""
         before, self._memory, self._bytes = self._memory, None, 0
         if before is not None:
             self.device.free(before)

@@ -68,7 +68,7 @@ def _require_memory(engine: EngineEntry, needed: int) -> None:
 
 
 def this_gpu(device: int = 0) -> Gpu:
-    """Identity of plans that are built here. Raises BundleError where there is no GPU."""
+    """The GPU and the TensorRT release that plans built here are bound to. Raises BundleError where there is no GPU."""
     name, capability = device_name(device)
     return Gpu(name, capability, trt.__version__)
 

@@ -134,6 +134,21 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("same file", lambda d: d["files"][0].update(path="TOKENIZER.json"), "file 'tokenizer.json' stands twice"),
     ("negative size", lambda d: d["files"][0].update(bytes=-1), "bytes: expected at least 0, got -1"),
     ("bad hash", lambda d: d["files"][0].update(sha256="A" * 64), "expected 64 lower-case hexadecimal digits"),
+    (
+        "precision of another back end",
+        lambda d: d["engines"][0].update(backend="openvino", precision="int8"),
+        "openvino runs no engine in int8",
+    ),
+    (
+        "kind of another place",
+        lambda d: d["engines"][0].update(kind={"name": "decode"}),
+        "of kind decode; expected it among those of generation",
+    ),
+    (
+        "kind of another back end",
+        lambda d: d["engines"][0].update(backend="openvino", kind={"name": "decode"}),
+        "openvino runs no engine of kind decode",
+    ),
     ("engine file", lambda d: d["engines"][0].update(file="other.onnx"), "'other.onnx' is not among the files"),
     ("engine submodel", lambda d: d["engines"][0].update(submodel="ffn5"), "submodel 'ffn5' is not in this manifest"),
     ("no parity", lambda d: d["engines"][0].pop("parity"), "has no parity receipt"),

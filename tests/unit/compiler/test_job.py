@@ -18,6 +18,7 @@ from nestforge.exporters.source import open_source
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.load_profile import load_profile
+from support.cost_eff_models import save_tiny
 from support.gated_decoders import edit_config, save_decoder
 from support.tiny_coda_t5 import save_tiny_pair
 from support.tiny_compile import board
@@ -244,3 +245,11 @@ def test_tokens_beyond_the_vocabulary_are_noted(tmp_path: Path) -> None:
         "the model's folder states no eos_token_id of its vocabulary: a text ends at a stop of the request's or at its "
         "`max_tokens`"
     ) in notes
+
+
+def test_no_exits_are_told_from_every_exit(tmp_path: Path) -> None:
+    """The last exit alone is another bundle than all of them: a compile of one does not go on as the other."""
+    folder = save_tiny(tmp_path / "model")
+    every, last = (resolve(CompileRequest(folder, board(), exits=exits)) for exits in (None, ()))
+    assert "exits" not in every.options
+    assert last.options["exits"] == []

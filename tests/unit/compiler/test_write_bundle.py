@@ -112,3 +112,8 @@ def test_versions_do_not_depend_on_which_distribution_brings_onnxruntime(monkeyp
     versions = tool_versions()
     assert not [name for name in asked if name.startswith("onnxruntime")]
     assert versions["onnxruntime"] == known("onnxruntime")
+
+
+def test_the_back_end_that_proves_engines_is_among_the_versions() -> None:
+    assert tool_versions("openvino")["openvino"] == metadata.version("openvino")
+    assert tool_versions("tensorrt") == tool_versions()
