@@ -10,9 +10,12 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
-# Folders whose tests trace, compile or train, and the fixtures of others that do.
+# Folders and files whose tests trace, compile or train, and the fixtures of others that do.
 COMPILING = (
     *("e2e", "hostile", "unit/benchmarks", "unit/compiler", "unit/examples", "unit/exporters", "unit/integrations"),
+    *("unit/runtime/engines/test_openvino.py", "unit/runtime/generation/test_drafting.py", "unit/test_traces.py"),
+    *("unit/runtime/generation/test_source_plans.py", "unit/tools/test_bundle_bench.py", "unit/tools/test_console.py"),
+    *(f"unit/tools/commands/test_{name}.py" for name in ("bench", "checks", "commands", "compile")),
 )
 COMPILED = {"compiled"}
 
@@ -30,10 +33,10 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what `make check` leaves out."""
-    folders = [ROOT / "tests" / folder for folder in COMPILING]
+    places = [ROOT / "tests" / place for place in COMPILING]
     for item in items:
         fixtures = {*getattr(item, "fixturenames", ())}
-        if COMPILED & fixtures or any(item.path.is_relative_to(folder) for folder in folders):
+        if COMPILED & fixtures or any(item.path.is_relative_to(place) for place in places):
             item.add_marker("compiles")
 
 
