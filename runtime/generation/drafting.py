@@ -3,6 +3,7 @@ how many of them in each run."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from time import perf_counter
 from typing import NamedTuple
@@ -28,13 +29,13 @@ _LEAST_GAIN = 1.05
 _FEWEST_ALIKE, _MOST_ALIKE = 2, 3
 
 
-class Draft:
+class Draft(ABC):
     """Proposes the next tokens of one row. ``name`` is what answers call it, ``expected_ms`` the time of a token."""
 
     name: str
     expected_ms: float
 
-    def bind(self) -> None:
+    def bind(self) -> None:  # noqa: B027  (most have nothing to open)
         """Opens what it needs, so that no token waits for that. Raises SelectionError where a memory cap does not allow
         it."""
 
@@ -42,9 +43,9 @@ class Draft:
         """Whether ``propose`` would return anything."""
         return True
 
+    @abstractmethod
     def propose(self, row: Row, count: int) -> list[Drafted]:
         """``count`` tokens behind the row's last, fewer than it has left; or none."""
-        raise NotImplementedError
 
 
 class SubmodelDraft(Draft):

@@ -1,4 +1,4 @@
-"""A small real checkpoint, and what the exporters make of it."""
+"""A small real checkpoint and what the exporters make of it; a small real bundle."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from pathlib import Path
 import pytest
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from support.small_bundle import (  # noqa: F401  (fixtures)
+    edit_manifest,
+    exits_bundle,
+    expected,
+    feeds,
+    manifest,
+    own_bundle,
+    range_bundle,
+    tiny_bundle,
+)
 from support.tiny_models import save_tiny_encoder
 from support.traces import traced_once
 
