@@ -1,4 +1,4 @@
-"""Strict reading of outside data (YAML profiles, JSON manifests): JSON text, and plain data into frozen dataclasses.
+"""Strict reading of outside data (YAML profiles, JSON manifests): plain data into frozen dataclasses.
 
 Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its type.
 Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``. Of a union of dataclasses
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
 import types
 import typing
@@ -21,50 +20,6 @@ T = TypeVar("T")
 
 # Of a whole number in a file; larger ones overflow floats, arrays and even printing.
 _MAX_BITS = 63
-# Of lists and mappings within each other. What walks data later has to walk it without running out of stack.
-_MAX_DEPTH = 64
-
-
-def parse_json(raw: bytes | str, strict: bool = True) -> Any:
-    """The plain data of a JSON text, in UTF-8. Raises ValueError for anything else and for data nested too deeply.
-
-    ``strict`` refuses what Python's parser takes beside JSON, where one reader could understand another thing than the
-    next: keys that stand twice, NaN and Infinity. Files of other programs may have them.
-    """
-    try:
-        if strict:
-            text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
-            data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-        else:
-            data = json.loads(raw)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    _check_depth(data)
-    return data
-
-
-_TOO_DEEP = f"lists and mappings within more than {_MAX_DEPTH} others"
-
-
-def _check_depth(data: object) -> None:
-    level: list[Any] = [data] if isinstance(data, (dict, list)) else []
-    for _ in range(_MAX_DEPTH):
-        values = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [inner for items in values for inner in items if isinstance(inner, (dict, list))]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:80]}")
-    return table
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def structure(cls: type[T], data: object, where: str, error: Callable[[str], Exception]) -> T:

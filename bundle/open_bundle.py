@@ -17,7 +17,7 @@ from typing import Literal
 
 from ..argument_types import checked
 from ..errors import BundleCorruptError, BundleFormatError
-from ..outside_file import is_hub_id, what_it_is
+from ..outside_file import folder_problem
 from .build_record import BuildRecord
 from .entries.task_entry import MergedTask
 from .files import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256
@@ -106,11 +106,8 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
     full ``load``. Raises BundleFormatError or BundleCorruptError, InputError for arguments of another type.
     """
     folder = Path(path)
-    is_folder = os.path.isdir(folder)  # of a name that the system refuses, too
-    if not (is_folder and os.path.lexists(folder / MANIFEST_NAME)) and (kind := what_it_is(folder)):
-        raise BundleFormatError(f"bundle {path}: is {kind}")
-    if not is_folder:
-        raise BundleFormatError(_no_folder(folder))
+    if problem := folder_problem("bundle", folder):
+        raise BundleFormatError(problem)
     folder = folder.resolve()
     opened: dict[str, FileIdentity] = {}
     raw, opened[MANIFEST_NAME] = _read_json(folder / MANIFEST_NAME)
@@ -136,17 +133,6 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
             with regular_file(folder / REPORT_NAME) as (file, _):
                 _require_hash(folder / REPORT_NAME, file, build.report_sha256)
     return bundle
-
-
-def _no_folder(path: Path) -> str:
-    what = f"bundle {path}: not a folder; expected one that `nestforge compile` wrote"
-    if not is_hub_id(path):
-        return what
-    name = path.name
-    return (
-        f"{what}; of a model on the Hugging Face Hub `hf download {path} --local-dir {name}` and then "
-        f"`nestforge compile {name} --output {name}.bundle` make one"
-    )
 
 
 def read_json(folder: Path, name: str) -> bytes:

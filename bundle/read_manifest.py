@@ -11,9 +11,10 @@ from typing import Any
 from ..bucket import MAX_TOKENS, Bucket
 from ..elastic import ElasticSpec
 from ..errors import BundleFormatError, PlanError
+from ..outside_file import parse_json
 from ..profiles.backends import BACKENDS, EngineKind
 from ..profiles.precision import PRECISIONS
-from ..strict import parse_json, structure
+from ..strict import structure
 from .build_record import BuildRecord, LatencyPoint
 from .check_parts import exit_problems, generation_problems, task_problems
 from .entries.engine_entry import EngineEntry

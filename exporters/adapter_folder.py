@@ -16,13 +16,10 @@ import numpy as np
 
 from ..bundle.entries.task_entry import LORA_A, LORA_B
 from ..errors import CheckpointError
-from ..outside_file import read_file
-from ..strict import parse_json
+from ..outside_file import read_json
 from .checkpoints.checkpoint import Checkpoint, read_headers
 
 CONFIG_NAME = "adapter_config.json"
-
-_MAX_BYTES = 2**20
 
 _MAX_RANK = 2**16
 
@@ -265,7 +262,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     path = folder / CONFIG_NAME
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected {CONFIG_NAME} of an adapter in it")
-    data = _json(path)
+    data = read_json(path, CheckpointError)
     if data.get("peft_type") != "LORA":
         raise CheckpointError(f"{path}: peft_type {str(data.get('peft_type'))[:80]!r}; expected 'LORA'")
     if _flag(path, "use_dora", data):
@@ -290,16 +287,6 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         ranks={name: _rank(path, "rank_pattern", rank) for name, rank in _pattern(path, "rank_pattern", data)},
         alphas={name: _number(path, "alpha_pattern", alpha) for name, alpha in _pattern(path, "alpha_pattern", data)},
     )
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        data = parse_json(read_file(path, _MAX_BYTES, CheckpointError))
-    except ValueError as failure:
-        raise CheckpointError(f"{path}: cannot be read ({failure})") from failure
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
-    return data
 
 
 def _flag(path: Path, key: str, data: Mapping[str, Any]) -> bool:

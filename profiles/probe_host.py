@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from ..errors import OutputError, ProfileError
-from ..outside_file import read_file
-from ..strict import parse_json, structure, unstructure
+from ..outside_file import read_json
+from ..strict import structure, unstructure
 from ..whole_file import write_whole
 from .backends import BACKENDS, ONNXRUNTIME
 from .device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
@@ -29,7 +29,6 @@ HOST_PROFILE_NAME = "host-cpu"
 
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
 _MEASUREMENT_VERSION = 3
-_MAX_RATES_BYTES = 2**16
 _LOOK_SECONDS = 1.0
 # Before marked rates are measured again: every command that asks for this host's profile waits for it.
 _GLANCE_SECONDS = 0.25
@@ -132,9 +131,7 @@ def _cached_rates(facts: HostFacts, refresh: bool) -> Rates:
     with contextlib.suppress(OSError):  # a home that cannot be written costs only a new measurement each time
         path = cache_folder() / f"host-rates-{_rates_key(facts)}.json"
         with contextlib.suppress(ProfileError, ValueError):  # a damaged entry is measured again
-            kept = structure(
-                Rates, parse_json(read_file(path, _MAX_RATES_BYTES, ProfileError)), str(path), ProfileError
-            )
+            kept = structure(Rates, read_json(path, ProfileError), str(path), ProfileError)
     if kept is not None and not refresh and (kept.others_share is None or is_busy(others_now(_GLANCE_SECONDS))):
         return kept
     load = OthersLoad()

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ...errors import BundleCorruptError, BundleFormatError, OutputError
+from ...outside_file import parse_json
 from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host
-from ...strict import parse_json, structure
+from ...strict import structure
 from ...whole_file import write_whole
 from ..files import sealed_json, unsealed
 from ..manifest import MANIFEST_NAME

@@ -34,10 +34,10 @@ from ...bundle.entries.generation_entry import CACHED, ENCODER
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...bundle.shape_profile import shape_profiles
 from ...errors import BuildError, BundleCorruptError
+from ...outside_file import parse_json
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import TensorRTOptions
 from ...runtime.engines.tensorrt.backend import require_tensorrt
-from ...strict import parse_json
 from ...whole_file import alone, require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle
 from ..work.clock import Progress, silent

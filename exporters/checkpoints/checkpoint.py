@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,8 @@ from safetensors import safe_open
 from ...bundle.files import stream_sha256
 from ...errors import CheckpointError
 from ...outside import library_errors
-from ...outside_file import is_hub_id, read_file, what_it_is
-from ...strict import parse_json
+from ...outside_file import folder_problem, read_json
 
-MAX_CONFIG_BYTES = 8 * 2**20
 # By it sentence-transformers says which modules run behind the model (exporters/sentence_transformers/).
 MODULES_FILE = "modules.json"
 _MAX_NAME_LENGTH = 120
@@ -127,13 +124,9 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
 
     Raises CheckpointError for a missing, damaged or refused (pickle) file.
     """
-    if not os.path.isfile(folder / "config.json") and (kind := what_it_is(folder)):
-        raise CheckpointError(f"model {folder}: is {kind}")
-    if not os.path.isfile(folder / "config.json") and os.path.isfile(folder / MODULES_FILE):
-        _refuse_modules_alone(folder)
-    if not os.path.isdir(folder):  # of a name that the system refuses, too
-        raise CheckpointError(_no_such_folder(folder))
-    config = read_json(folder / "config.json")
+    if problem := folder_problem("model", folder):
+        raise CheckpointError(problem)
+    config = read_json(folder / "config.json", CheckpointError)
     files = _weight_files(folder)
     if not files:
         missing = (
@@ -148,56 +141,6 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
     return Checkpoint(folder, config, tensors)
 
 
-def _no_such_folder(folder: Path) -> str:
-    """Message for a model that is not there."""
-    what = f"{folder}: no such folder; expected config.json and model.safetensors in it; nothing is downloaded here"
-    if is_hub_id(folder):
-        return f"{what}: run `hf download {folder} --local-dir {folder.name}` and give {folder.name}"
-    return f"{what}: `hf download OWNER/NAME --local-dir FOLDER` makes a folder of a model on the Hugging Face Hub"
-
-
-def _refuse_modules_alone(folder: Path) -> None:
-    """Raises CheckpointError where modules say why a folder of sentence-transformers has no ``config.json``."""
-    first = next(iter(read_json_list(folder / MODULES_FILE)), None)
-    stated = first if isinstance(first, dict) else {}
-    path, kind = str(stated.get("path", "")), str(stated.get("type", ""))
-    where = f"{folder / MODULES_FILE}: module 0 ({path[:80]!r})"
-    if Path(path).name == path and (folder / path / "config.json").is_file():
-        raise CheckpointError(
-            f"{where}: the transformer lies in a folder of its own, as old versions of sentence-transformers saved it; "
-            f"SentenceTransformer({str(folder)!r}).save(NEW_FOLDER) writes the folder that compiles"
-        )
-    if not kind.endswith("Transformer"):
-        raise CheckpointError(
-            f"{where} is {kind[:120]!r}, no transformer; expected one, with its config.json beside {MODULES_FILE}"
-        )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a small JSON object. Raises CheckpointError if it is missing, oversized or not an object."""
-    data = _read_json(path)
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
-    return data
-
-
-def read_json_list(path: Path) -> list[Any]:
-    """Reads a small JSON list. Raises CheckpointError if it is missing, oversized or not a list."""
-    data = _read_json(path)
-    if not isinstance(data, list):
-        raise CheckpointError(f"{path}: expected a JSON list, got {type(data).__name__}")
-    return data
-
-
-def _read_json(path: Path) -> object:
-    if not os.path.lexists(path):
-        raise CheckpointError(f"{path}: no such file; a model folder needs it")
-    try:
-        return parse_json(read_file(path, MAX_CONFIG_BYTES, CheckpointError), strict=False)
-    except ValueError as failure:
-        raise CheckpointError(f"{path}: not JSON ({failure})") from failure
-
-
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as stream:
@@ -209,7 +152,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        weight_map = read_json(index).get("weight_map")
+        weight_map = read_json(index, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: expected a weight_map of tensor names to files")
         names = sorted({str(name) for name in weight_map.values()})

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, InputError
-from ...outside_file import read_file
+from ...outside_file import read_file, read_json
 from ...runtime.generation.chat import MAX_TEMPLATE_LETTERS
 from ...runtime.generation.sampling import Sampling
 from ...strict import structure
-from .checkpoint import Checkpoint, read_json
+from .checkpoint import Checkpoint
 from .config import known_keys
 from .tokenizer_file import SETTINGS_FILE
 
@@ -86,7 +86,7 @@ def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> Generat
     """
     path = checkpoint.folder / _FILE
     if path.is_file():
-        data: Mapping[str, Any] = read_json(path)
+        data: Mapping[str, Any] = read_json(path, CheckpointError)
     else:
         path, data = checkpoint.folder / "config.json", checkpoint.config
     given = {key: value for key, value in data.items() if value is not None}
@@ -107,7 +107,7 @@ def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> Generat
 def read_decoder_start(checkpoint: Checkpoint, vocabulary: int) -> int:
     """The token with which a decoder that reads an encoder begins, of either file. Raises CheckpointError for none."""
     path = checkpoint.folder / _FILE
-    stated = read_json(path) if path.is_file() else {}
+    stated = read_json(path, CheckpointError) if path.is_file() else {}
     key = "decoder_start_token_id"
     value: Any = stated.get(key)
     value = checkpoint.config.get(key) if value is None else value
@@ -154,7 +154,7 @@ def read_chat_template(folder: Path) -> StatedTemplate | None:
     Raises CheckpointError for files that cannot be read, and for a template that the runtime would not take.
     """
     path = folder / SETTINGS_FILE
-    settings = read_json(path) if path.is_file() else {}
+    settings = read_json(path, CheckpointError) if path.is_file() else {}
     source = _default_of(settings.get("chat_template"), path)
     if (file := folder / _TEMPLATE_FILE).is_file():  # before what the settings state
         path, source = file, _text(file)
@@ -188,7 +188,7 @@ def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]
     stated = [(folder / SETTINGS_FILE, settings)]
     older = folder / _TOKENS_FILE  # where both state a token, this file counts
     if "added_tokens_decoder" not in settings and older.is_file():
-        stated.append((older, read_json(older)))
+        stated.append((older, read_json(older, CheckpointError)))
     found: dict[str, str] = {}
     for path, tokens in stated:
         for name in _TOKENS:

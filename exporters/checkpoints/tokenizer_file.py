@@ -18,9 +18,8 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...outside import library_errors, printable
-from ...outside_file import read_file
+from ...outside_file import read_file, read_json
 from ...runtime.inputs.text import open_tokenizer
-from .checkpoint import read_json
 from .config import offline_transformers
 
 # The largest vocabularies that are published take 40 MB.
@@ -112,7 +111,7 @@ class _Transformers:
         """The folder's ``AutoTokenizer``."""
         transformers = offline_transformers()
         for path in (self.file.with_name(SETTINGS_FILE), self.file.with_name("config.json")):
-            self._refuse_other_classes(path, read_json(path) if path.is_file() else {}, transformers)
+            self._refuse_other_classes(path, read_json(path, CheckpointError) if path.is_file() else {}, transformers)
         with self._library_errors(self.file):
             return transformers.AutoTokenizer.from_pretrained(
                 self.file.parent, local_files_only=True, trust_remote_code=False

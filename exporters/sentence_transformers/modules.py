@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 
 from ...bucket import Bucket
 from ...errors import CheckpointError
+from ...outside_file import read_json
 from ...strict import structure
 from ...workload import Op, elementwise, linear
-from ..checkpoints.checkpoint import read_json
 
 Value = Literal["token_embeddings", "sentence_embedding"]
 TOKENS: Value = "token_embeddings"
@@ -203,7 +203,7 @@ def read_module(kind: str, folder: Path, widths: Widths) -> Module | None:
     Raises CheckpointError for a key or value that is not understood.
     """
     path = folder / "config.json"
-    return KINDS[kind](path, read_json(path) if path.is_file() else {}, widths)
+    return KINDS[kind](path, read_json(path, CheckpointError) if path.is_file() else {}, widths)
 
 
 def _pooling(path: Path, data: dict[str, Any], _: Widths) -> Pooling:

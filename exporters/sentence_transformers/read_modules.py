@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ...bucket import Bucket
 from ...errors import CheckpointError
+from ...outside_file import read_json
 from ...strict import structure
 from ...workload import Op
-from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint, TensorHeader, read_headers, read_json_list
+from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint, TensorHeader, read_headers
 from .modules import KINDS, SENTENCE, TOKENS, Module, Pooling, Shape, Value, read_module
 from .text_settings import read_model_config
 
@@ -139,7 +140,7 @@ def read_modules(checkpoint: Checkpoint, hidden: int) -> SentenceModules | None:
 def _entries(folder: Path) -> list[tuple[str, _Entry]]:
     """Kind and entry of every module, the transformer first."""
     where = folder / MODULES_FILE
-    data = read_json_list(where)
+    data = read_json(where, CheckpointError, list)
     if not 1 <= len(data) <= _MAX_MODULES:
         raise CheckpointError(f"{where}: expected 1 to {_MAX_MODULES} modules, got {len(data)}")
     entries = [structure(_Entry, item, f"{where}: module {i}", CheckpointError) for i, item in enumerate(data)]

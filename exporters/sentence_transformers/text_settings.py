@@ -13,8 +13,9 @@ from typing import Any
 
 from ...bundle.manifest import TextEntry
 from ...errors import CheckpointError
+from ...outside_file import read_json
 from ...strict import nearest, structure
-from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint, read_json
+from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint
 from .modules import TOKENS
 
 _CONFIG_FILE = "config_sentence_transformers.json"
@@ -52,7 +53,7 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """The file's settings; the defaults where there is none. Raises CheckpointError for what is not understood."""
     path = folder / _CONFIG_FILE
-    data = read_json(path) if path.is_file() else {}
+    data = read_json(path, CheckpointError) if path.is_file() else {}
     _refuse_other_kinds(path, data.get("model_type", _MODEL_TYPE))
     config = structure(ModelConfig, data, str(path), CheckpointError)
     name = config.default_prompt_name
@@ -130,7 +131,7 @@ def with_text_settings(checkpoint: Checkpoint, text: TextEntry, pooled: str | No
 def _transformer(folder: Path) -> _Transformer:
     path, data = folder / _TRANSFORMER_FILES[0], {}
     for name in _TRANSFORMER_FILES:
-        if (folder / name).is_file() and (data := read_json(folder / name)):
+        if (folder / name).is_file() and (data := read_json(folder / name, CheckpointError)):
             path = folder / name
             break
     stated = structure(_Transformer, data, str(path), CheckpointError)
@@ -164,7 +165,7 @@ def _refusals(stated: _Transformer) -> list[str]:
 def _longest(checkpoint: Checkpoint, stated: _Transformer) -> int | None:
     """Tokens that a text may have: ``max_seq_length``, else what the tokenizer's own file says."""
     path = checkpoint.folder / "tokenizer_config.json"
-    data = read_json(path) if path.is_file() else {}
+    data = read_json(path, CheckpointError) if path.is_file() else {}
     if (side := data.get("truncation_side", "right")) != "right":
         raise CheckpointError(f"{path}: truncation_side {side!r:.80} is not supported; expected 'right'")
     if stated.max_seq_length is not None:

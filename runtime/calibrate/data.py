@@ -11,8 +11,7 @@ import numpy as np
 
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
-from ...outside_file import read_file
-from ...strict import parse_json
+from ...outside_file import parse_json, read_file
 from ..inputs.arrays import Array
 from ..inputs.files import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, read_array_file
 from ..inputs.text import TextEncoder

@@ -25,7 +25,7 @@ from ...bundle.files import FETCH_AGAIN, FileIdentity, regular_file
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError
-from ...strict import parse_json
+from ...outside_file import parse_json
 from ..inputs.arrays import Array
 from .initializers import Initializer
 from .weight_store import MAX_HEADER_BYTES, readable

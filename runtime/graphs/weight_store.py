@@ -21,7 +21,7 @@ from ...bundle.files import FETCH_AGAIN, FileIdentity, identity_at, regular_file
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError
-from ...strict import parse_json
+from ...outside_file import parse_json
 from .initializers import Initializer, external_initializers
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.

@@ -18,8 +18,9 @@ import numpy as np
 
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
+from ...outside_file import parse_json
 from ...progress import Progress, silent
-from ...strict import parse_json, structure, unstructure
+from ...strict import structure, unstructure
 from ...whole_file import write_whole
 from ..inputs.arrays import Array
 from ..inputs.files import read_npz

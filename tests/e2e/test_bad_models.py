@@ -52,7 +52,11 @@ MODELS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = 
         CheckpointError,
         r"model: no such folder; expected config.json and",
     ),
-    "no config": (lambda c: (c.model / "config.json").unlink(), CheckpointError, r"config.json: no such file"),
+    "no config": (
+        lambda c: (c.model / "config.json").unlink(),
+        CheckpointError,
+        r"config.json: cannot be read \(No such file",
+    ),
     "config is no JSON": (
         lambda c: (c.model / "config.json").write_text("{'a': 1}"),
         CheckpointError,

@@ -1,15 +1,16 @@
-"""Files of users: read whole, and refused where they have no end or too many bytes."""
+"""Files of users: read whole, as JSON, or refused; and what lies in the place of another."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleFormatError, CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
-from nestforge.outside_file import read_file, what_it_is
+from nestforge.outside_file import folder_problem, parse_json, read_file, read_json
 
 NO_FILE = "expected a file, not a folder, a pipe or a device"
 
@@ -40,6 +41,34 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2**40)
     assert refusal(tmp_path / "sparse") == "1099511627776 bytes, more than the 8 allowed"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 2}',
+        "[NaN]",
+        "[-Infinity]",
+        "[" * 900 + "]" * 900,
+        '{"a":' * 65 + "1" + "}" * 65,
+        "[" * 200_000,
+        '"\xff'.encode("latin-1"),
+        "9" * 5000,
+        "",
+    ],
+)
+def test_json_that_is_none_or_too_deep_is_a_value_error(text: str | bytes) -> None:
+    raw = text if isinstance(text, bytes) else text.encode()
+    with pytest.raises(ValueError):
+        parse_json(raw)
+
+
+def test_json_of_other_programs_may_repeat_keys_and_have_constants() -> None:
+    assert parse_json(b'{"a": 1, "a": [Infinity]}', strict=False) == {"a": [float("inf")]}
+    with pytest.raises(ValueError, match="within more than 64 others"):
+        parse_json("[" * 65 + "]" * 65, strict=False)
+    assert parse_json("[" * 64 + "]" * 64) == parse_json("[" * 64 + "]" * 64, strict=False)
+    assert parse_json("7") == 7
 
 
 def made(folder: Path, name: str) -> Path:
@@ -77,9 +106,18 @@ def test_a_model_folder_is_no_bundle_and_a_bundle_no_model(tmp_path: Path) -> No
 
 
 def test_nothing_is_said_of_what_no_command_knows(tmp_path: Path) -> None:
-    assert (
-        what_it_is(tmp_path) is what_it_is(tmp_path / "none") is what_it_is(made(tmp_path, "a.txt") / "a.txt") is None
-    )
+    assert folder_problem("model", tmp_path) is None
+    assert "no such folder" in str(folder_problem("model", made(tmp_path, "a.txt") / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[]", "expected a JSON object, got list"), ("{", "not JSON (Expecting property name"), ("[" * 65, "not JSON")],
+)
+def test_json_of_a_file_is_an_object(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(CheckpointError, match=re.escape(f"a.json: {said}")):
+        read_json(tmp_path / "a.json", CheckpointError)
 
 
 def test_an_id_of_the_hub_is_answered_with_the_commands_that_make_a_bundle(

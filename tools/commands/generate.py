@@ -14,12 +14,12 @@ import click
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...errors import CapacityError, InputError
 from ...outside import printable
+from ...outside_file import parse_json
 from ...runtime.engines.residency import Residency
 from ...runtime.generation.generation import Generation
 from ...runtime.generation.options import GenerationRequest
 from ...runtime.generation.row import Generated, GeneratedRow
 from ...runtime.summary import ShortNames
-from ...strict import parse_json
 from ..console import print_json, print_table, say
 from ..options import bundle_argument, field_options, json_option, merge_option, merged_tasks
 

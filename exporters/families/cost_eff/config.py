@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ....errors import CheckpointError
+from ....outside_file import read_json
 from ....strict import nearest, structure
-from ...checkpoints.checkpoint import Checkpoint, read_json
+from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.config import read_classes, read_number, read_pad, refuse_unhonoured
 from ...hugging_face.tensors import Shape, linear_shapes
 
@@ -161,7 +162,7 @@ def read_sidecar(folder: Path) -> Sidecar:
     Raises CheckpointError if it is missing, malformed, or contradicts itself.
     """
     where = str(folder / SIDECAR_NAME)
-    data = read_json(folder / SIDECAR_NAME)
+    data = read_json(folder / SIDECAR_NAME, CheckpointError)
     version = data.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:
         raise CheckpointError(f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}")

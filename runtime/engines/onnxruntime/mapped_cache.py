@@ -20,8 +20,8 @@ from ....bundle.files import private_folder, stream_sha256
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import OutputError
+from ....outside_file import parse_json
 from ....profiles.probe_host import probe_host
-from ....strict import parse_json
 from ....whole_file import folder_beside, remove_unfinished
 
 # Part of the key: raised when engines are packed with other settings.

@@ -69,7 +69,7 @@ def folder(tiny: Path, tmp_path: Path) -> Folder:
 
 
 MODELS: dict[str, tuple[Callable[[Folder], object], str]] = {
-    "no sidecar": (lambda f: (f.path / "cost_eff.json").unlink(), "no such file; a model folder needs it"),
+    "no sidecar": (lambda f: (f.path / "cost_eff.json").unlink(), "cannot be read (No such file"),
     "no JSON": (lambda f: f.write("{'exits': 1}"), "not JSON ("),
     "a list": (lambda f: f.write("[]"), "expected a JSON object, got list"),
     "another schema": (sidecar(schema_version=2), "schema_version '2', expected 1"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from nestforge.errors import CheckpointError
-from nestforge.exporters.checkpoints.checkpoint import Checkpoint, read_json
+from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.checkpoints.config import offline_transformers
 from nestforge.exporters.checkpoints.generation_defaults import (
     GenerationDefaults,
@@ -16,6 +16,7 @@ from nestforge.exporters.checkpoints.generation_defaults import (
     read_chat_template,
     read_generation_defaults,
 )
+from nestforge.outside_file import read_json
 from nestforge.runtime.generation.chat import MAX_TEMPLATE_LETTERS
 from nestforge.runtime.generation.sampling import Sampling
 from support.tokenizer_files import CHATML, GEMMA, LLAMA_2, save_tokenizer, word_pieces
@@ -42,7 +43,7 @@ def checkpoint_of(folder: Path, config: dict[str, Any], generation: dict[str, An
     (folder / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return Checkpoint(folder, read_json(folder / "config.json"), {})
+    return Checkpoint(folder, read_json(folder / "config.json", CheckpointError), {})
 
 
 @pytest.mark.parametrize(("config", "generation"), FOLDERS)

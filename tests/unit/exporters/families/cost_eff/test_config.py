@@ -31,7 +31,7 @@ def _refused(folder: Path, message: str, config: Any = None, sidecar: Any = None
 def test_a_missing_sidecar(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "m")
     (folder / "cost_eff.json").unlink()
-    with pytest.raises(CheckpointError, match=r"cost_eff\.json: no such file"):
+    with pytest.raises(CheckpointError, match=r"cost_eff\.json: cannot be read \(No such file"):
         open_source(folder)
 
 
