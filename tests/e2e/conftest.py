@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from nestforge.compiler.compile import compile_bundle
 from nestforge.profiles.load_profile import dump_profile
-from support.refused_compile import Case
+from support.once import traced_once
+from support.refusals import Case
 from support.tiny_compile import board, save_tiniest
 from support.tiny_models import add_pooling, corpus
-from support.traces import traced_once
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,9 +28,9 @@ from nestforge.errors import (
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.profiles.device_profile import profile_data
-from support.refused_compile import Case
+from support.refusals import Case
 from support.tiny_compile import board, save_tiniest, template_of
-from support.tiny_models import word_tokenizer
+from support.tokenizer_files import word_tokenizer
 
 
 @pytest.fixture(scope="module")

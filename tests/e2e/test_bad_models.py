@@ -18,7 +18,7 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import CheckpointError, ExportError, NestforgeError, PlanError, UnsupportedModelError
 from nestforge.tools.cli import main
-from support.refused_compile import Case
+from support.refusals import Case
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer
 

@@ -19,9 +19,8 @@ from nestforge.exporters.universal import load_universal
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.tools.cli import main
 from support.tiny_compile import board
-from support.tiny_language import save_tiny_matlm
-from support.tiny_models import corpus
-from support.tiny_vision import CLASSES, save_tiny_matvit
+from support.tiny_matlm import save_text_matlm
+from support.tiny_models import CLASSES, corpus, save_tiny_matvit
 
 BUCKET = 12  # tokens
 
@@ -40,7 +39,7 @@ def run(*arguments: Any) -> Any:
 def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny nested language model, texts, and the bundle of its universal model and of one level."""
     folder = tmp_path_factory.mktemp("language")
-    model, texts = save_tiny_matlm(folder / "model"), corpus(folder / "texts.txt")
+    model, texts = save_text_matlm(folder / "model"), corpus(folder / "texts.txt")
     profile = board(buckets=[f"1x{BUCKET}"], budgets={"full": {}})
     compile_bundle(model, profile, folder / "bundle", text=texts, submodels=["ffn16"], include="budgets")
     return folder

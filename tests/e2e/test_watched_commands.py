@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from nestforge.profiles.load_profile import dump_profile
 from nestforge.tools.cli import COMMANDS
+from support.processes import watched
 from support.tiny_compile import board, save_tiniest
 from support.tiny_models import add_pooling, corpus
-from support.watched import watched
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc makes the library that sees system calls")
 SETTINGS: dict[str, dict[str, str]] = {"off": {}, "on": {"ORT_DISABLE_TELEMETRY": "0"}}

@@ -15,10 +15,9 @@ from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.gpu_available import Results, verified_on
 from support.tiny_compile import board
-from support.tiny_language import save_tiny_matlm
+from support.tiny_matlm import save_text_matlm
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_models import save_tiny_encoder
-from support.tiny_vision import save_tiny_matvit, save_tiny_vit
+from support.tiny_models import save_tiny_encoder, save_tiny_matvit, save_tiny_vit
 
 TOKENS, IMAGES = [Bucket(1, 8), Bucket(2, 16)], [Bucket(1, 1), Bucket(4, 1)]
 FAMILIES: dict[str, tuple[Callable[[Path], Path], Sequence[Bucket]]] = {
@@ -28,7 +27,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], Sequence[Bucket]]] = {
     "vit": (save_tiny_vit, IMAGES),
     "matformer vit": (save_tiny_matvit, IMAGES),
     "llama": (save_decoder, TOKENS),
-    "matformer lm": (save_tiny_matlm, TOKENS),
+    "matformer lm": (save_text_matlm, TOKENS),
     "sparse mixer": (save_tiny_mixer, [Bucket(2, 16)]),
     "cost-eff": (save_tiny, TOKENS),
 }

@@ -15,10 +15,10 @@ from nestforge.runtime.generation.row import GeneratedRow
 from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from support.fake_tensorrt import host_with_gpu
-from support.generating_plans import RELEASE, few_prompt_tokens
+from support.generating import RELEASE, few_prompt_tokens
 from support.gpu_available import Results, needs_tensorrt
 from support.tiny_compile import board
-from support.tiny_t5 import V1_1, save_t5
+from support.tiny_models import V1_1, save_t5
 
 
 @contextmanager

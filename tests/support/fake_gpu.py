@@ -19,7 +19,6 @@ from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.device.store import DeviceView
 from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, Provider
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
-from support.host_provider import host_provider
 
 T = TypeVar("T")
 
@@ -97,3 +96,9 @@ class CapturingSession(GpuSession):
                     self.session.run_with_iobinding(binding, options)
             binding, options = self.graphs[key]
         self.session.run_with_iobinding(binding, options)
+
+
+def host_provider(device: HostDevice | None = None) -> Provider:
+    """ONNX Runtime's kernels for the processor, with weights as views of a store in ``device``'s memory."""
+    here = device or HostDevice()
+    return Provider("host", ("CPUExecutionProvider",), True, False, lambda: here, lambda *_: [{}])

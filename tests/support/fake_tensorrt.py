@@ -29,8 +29,7 @@ from nestforge.bundle.files import KEY_VARIABLE
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.bundle.shape_profile import shape_profiles
 from nestforge.profiles.device_profile import TensorRTOptions
-from support.fake_cuda import FakeCuda, World
-from support.gpu_modules import ON_A_GPU
+from support.fake_cuda import ON_A_GPU, FakeCuda, World
 from support.sealing import edit_manifest
 
 _KINDS = {1: "FLOAT", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}

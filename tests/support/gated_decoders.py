@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.tiny_models import word_tokenizer
+from support.tokenizer_files import word_tokenizer
 
 # Two layers, four heads on two pairs of keys and values, FFN 32; windows shorter than the buckets of the tests.
 TINY: dict[str, Any] = {
@@ -75,13 +74,6 @@ def save_decoder(folder: Path, model_type: str = "llama", **overrides: Any) -> P
 
     transformers.utils.logging.disable_progress_bar()
     make_decoder(model_type, **overrides).save_pretrained(folder)
-    return folder
-
-
-def edit_config(folder: Path, **changes: Any) -> Path:
-    """Writes ``changes`` into the folder's ``config.json``."""
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return folder
 
 

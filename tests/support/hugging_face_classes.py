@@ -13,8 +13,7 @@ from nestforge.exporters.families.gpt2 import CLASSES as GPT2
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import OWN as DECODER_KEYS
 from support.gated_decoders import TINY as TINY_DECODER
-from support.tiny_gpt2 import TINY_GPT2
-from support.tiny_vision import CLASSES, TINY_VIT
+from support.tiny_models import CLASSES, TINY_GPT2, TINY_VIT
 
 _TINY_ENCODER = {
     "vocab_size": 48,

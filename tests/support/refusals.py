@@ -1,12 +1,24 @@
-"""What a refusal looks like on the command line: one line, nothing changed."""
+"""Refusals: one clear line that says where and what, and nothing written; of a command, and of a compile."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+import safetensors.numpy
+import yaml
 from click.testing import CliRunner
+from nestforge.compiler.compile import compile_bundle
+from nestforge.errors import NestforgeError
+from nestforge.profiles.device_profile import profile_data
 from nestforge.tools.cli import main
+from support.tiny_compile import board
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -27,3 +39,46 @@ def refused(folder: Path, *arguments: object, code: int = 1) -> str:
     match = re.fullmatch(r"(?:[a-z ]+: \d+/\d+\n)*nestforge: error: ([^\n]{1,800})\n", result.stderr)  # after progress
     assert match, result.stderr
     return match[1]
+
+
+class Case:
+    """One compile that must be refused: a copy of the model to damage, a profile, and the arguments."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.inputs = folder / "inputs"
+        self.model = Path(shutil.copytree(model, self.inputs / "model"))
+        self.profile: Any = board()
+        self.output = folder / "outputs" / "out"
+        self.output.parent.mkdir()
+        self.arguments: dict[str, Any] = {}
+
+    def config(self, **changes: Any) -> None:
+        path = self.model / "config.json"
+        config = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+    def weights(self, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+        tensors = safetensors.numpy.load_file(self.model / "model.safetensors")
+        change(tensors)
+        safetensors.numpy.save_file(tensors, self.model / "model.safetensors", metadata={"format": "pt"})
+
+    def yaml(self, text: str | None = None, **changes: Any) -> None:
+        self.profile = str(self.inputs / "device.yaml")
+        data = {key: value for key, value in (profile_data(board()) | changes).items() if value is not ...}
+        Path(self.profile).write_text(text if text is not None else yaml.safe_dump(data))
+
+    def text(self, raw: bytes | None) -> None:
+        self.arguments["text"] = self.inputs / "text.txt"
+        if raw is not None:
+            self.arguments["text"].write_bytes(raw)
+
+    def refused(self) -> NestforgeError:
+        before = sorted(self.output.parent.iterdir())
+        with pytest.raises(NestforgeError) as failure:
+            compile_bundle(self.model, self.profile, self.output, **self.arguments)
+        message = str(failure.value)
+        assert message
+        assert "\n" not in message
+        assert len(message) < 800
+        assert sorted(self.output.parent.iterdir()) == before, "something was left behind"
+        return failure.value

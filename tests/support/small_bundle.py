@@ -233,7 +233,7 @@ def range_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exits_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with exits, see tests/exit_bundles.py; shared by tests that only read it."""
+    """A bundle with exits, see exit_bundles.py; shared by tests that only read it."""
     return write_exits_bundle(tmp_path_factory.mktemp("bundles") / "exits.bundle")
 
 

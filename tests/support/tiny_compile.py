@@ -19,6 +19,7 @@ from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.references import References
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
+from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.work.clock import Clock, silent
 from nestforge.compiler.work.staging import Stage
 from nestforge.compiler.write_bundle import complete, partial_bundle, write_build_record, write_manifest
@@ -102,3 +103,11 @@ def write_levels(builder: EngineBuilder, quality: dict[str, Quality] | None = No
     clock.seconds["build"] = clock.cpu_seconds["build"] = 1.5
     write_build_record(builder.stage, manifest, ["nestforge", "compile"], clock, latencies)
     return builder.stage.folder
+
+
+def assert_tensorrt_takes(folder: Path) -> None:
+    """Every graph in ``folder``: operators, types and shapes, by the parser's own table. Raises BuildError."""
+    graphs = sorted(folder.glob("*.onnx"))
+    assert graphs
+    for graph in graphs:
+        accepted(graph.name, graph.read_bytes())

@@ -13,7 +13,7 @@ import torch
 from nestforge.exporters.checkpoints.own_folder import save_model
 from nestforge.exporters.families.sparse_mixer.config import SparseMixerConfig
 from nestforge.exporters.families.sparse_mixer.model import SparseMixer
-from support.tiny_models import word_tokenizer
+from support.tokenizer_files import word_tokenizer
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other
 

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from support.tiny_models import WORDS
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 _MODULES = (argparse, collections, pathlib, subprocess, textwrap, threading)
@@ -25,6 +24,9 @@ _OTHER_SCRIPTS = [
     "\U0001f600 \U0001f468\u200d\U0001f469",
     "Привет, мир",
 ]
+WORDS = tuple(
+    "the a quick brown fox jumps over lazy dog model engine budget shape time compile run test of to and".split()  # noqa: SIM905
+)
 END = "</s>"
 SPECIAL = ["<unk>", "<s>", END]
 
@@ -123,6 +125,19 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, settings: Mapping[str, An
     if settings is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return file
+
+
+def word_tokenizer(vocabulary: int) -> Tokenizer:
+    """Whole lower-case words, the first of four special tokens and WORDS."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    words = {word: index for index, word in enumerate([*special, *WORDS][:vocabulary])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106  (a token, not a password)
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
 
 
 def word_pieces(lowercase: bool = True, strip_accents: bool | None = None, chinese: bool = True) -> Tokenizer:

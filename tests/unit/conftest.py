@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from support.once import traced_once
 from support.small_bundle import (  # noqa: F401  (fixtures)
     edit_manifest,
     exits_bundle,
@@ -19,7 +20,6 @@ from support.small_bundle import (  # noqa: F401  (fixtures)
     tiny_bundle,
 )
 from support.tiny_models import save_tiny_encoder
-from support.traces import traced_once
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from support.gpu_modules import ON_A_GPU
+from support.fake_cuda import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 # Modules of the root, which everything shares, come before them all.

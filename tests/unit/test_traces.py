@@ -12,8 +12,7 @@ from nestforge.compiler.graph.template import Template
 from nestforge.exporters.source import open_source
 from nestforge.exporters.trace import trace
 from nestforge.exporters.universal import UniversalModel, load_universal
-from support import traces
-from support.operator_tables import tables_anew
+from support import once
 from support.tiny_compile import BUCKET, save_tiniest, template_of
 from torch.onnx._internal.exporter._core import TorchTensor
 
@@ -28,8 +27,8 @@ def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.nn.Mo
         return trace(module, *rest)  # type: ignore[arg-type]
 
     (tmp_path / "traces").mkdir()
-    monkeypatch.setattr(traces, "folder", tmp_path / "traces")
-    monkeypatch.setattr(traces, "trace", exported)
+    monkeypatch.setattr(once, "folder", tmp_path / "traces")
+    monkeypatch.setattr(once, "trace", exported)
     return made
 
 
@@ -51,7 +50,7 @@ def test_a_known_graph_is_the_one_that_torch_makes(
     found = [template_of(model) for model in (first, other)]
     assert exports == [first.module]
     monkeypatch.setattr(make_template, "trace", trace)
-    with tables_anew():
+    with once.tables_anew():
         assert all(alike(one, template_of(model)) for one, model in zip(found, (first, other), strict=True))
 
 
@@ -72,7 +71,7 @@ def test_what_differs_in_more_than_its_weights_is_another(tmp_path: Path) -> Non
     inputs, keys = first.source.signature.inputs, set()
 
     def add(model: UniversalModel, bucket: Bucket = BUCKET, opset: int = 20) -> None:
-        keys.add(traces._key(model.module, inputs, bucket, opset))
+        keys.add(once._key(model.module, inputs, bucket, opset))
 
     add(first)
     add(wider)

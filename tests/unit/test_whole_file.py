@@ -13,7 +13,7 @@ from nestforge import whole_file
 from nestforge import whole_file as whole_file_module
 from nestforge.errors import OutputError
 from nestforge.whole_file import exchange, folder_beside, require_new, write_whole
-from support.killed import die, killed
+from support.processes import die, killed
 
 
 def write_new(stream: IO[bytes]) -> None:

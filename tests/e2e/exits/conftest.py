@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.exit_rows import timed_once, write_text_bundle
+from support.exit_bundles import timed_once, write_text_bundle
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from nestforge.bundle.manifest import CALIBRATION_NAME, MANIFEST_NAME, SCHEMA_VERSION
 from nestforge.tools.cli import main
 from support import sealing
-from support.exit_bundles import requests, write_exits_bundle, write_exits_manifest
-from support.exit_rows import write_arrays
+from support.exit_bundles import requests, write_arrays, write_exits_bundle, write_exits_manifest
 from support.refusals import refused
 
 BUDGET = "mean_flops<=3500"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.exit_rows import make_rows, write_arrays
-from support.nobody import needs_root, nobody
+from support.exit_bundles import make_rows, write_arrays
+from support.processes import needs_root, nobody
 from support.refusals import refused
 
 BUDGET = "mean_flops<=3500"

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError, SelectionError
-from support.exit_bundles import requests, write_exits_manifest
-from support.exit_rows import write_arrays
+from support.exit_bundles import requests, write_arrays, write_exits_manifest
 from support.refusals import refused
 
 BUDGET = "mean_flops<=3500"

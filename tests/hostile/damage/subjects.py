@@ -20,7 +20,7 @@ from nestforge.bundle.files import SEAL, sealed_json
 from nestforge.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import keep_policy
-from support.exit_rows import policy
+from support.exit_bundles import policy
 
 from .changes import ChangeOf, damaged_bytes, damaged_framed_json, damaged_json, damaged_lines
 from .npz_changes import damaged_npz

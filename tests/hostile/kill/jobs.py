@@ -88,8 +88,7 @@ def _stage(folder: Path) -> None:
 
 
 def _prepare_calibration(folder: Path) -> None:
-    from support.exit_bundles import write_exits_bundle
-    from support.exit_rows import timed_once, write_arrays
+    from support.exit_bundles import timed_once, write_arrays, write_exits_bundle
 
     bundle, rows = write_exits_bundle(folder / "exits.bundle"), write_arrays(folder / "rows.npz", 90)
     with timed_once():

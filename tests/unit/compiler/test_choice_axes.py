@@ -23,7 +23,7 @@ from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.runtime.summary import submodel_table
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_models import WORDS
+from support.tokenizer_files import WORDS
 
 WHOLE = "moe.capacity_factor100-moe.group_size4096-moe.experts4-sequence16"
 HALF = WHOLE.replace("factor100", "factor50")

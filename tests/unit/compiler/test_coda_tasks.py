@@ -33,8 +33,7 @@ from nestforge.errors import (
 from nestforge.exporters.families.coda.model import load_model
 from nestforge.exporters.families.coda.tasks import save_task
 from nestforge.runtime.graphs.task_tensors import TaskTensors
-from support.coda_tasks import SETTINGS, save_tiny_task
-from support.tiny_coda import save_tiny_coda
+from support.tiny_coda import TASK_SETTINGS, save_tiny_coda, save_tiny_task
 from support.tiny_compile import board
 
 PROFILE = board(budgets={"full": {}}, buckets=["2x8"], variants={"coda.dispatch": "gather", "coda.combine": "scatter"})
@@ -47,7 +46,7 @@ FEEDS = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``base``; tasks ``both`` at both reductions, ``quarter`` at one; ``bundle`` with ``both``, compiled."""
     root = tmp_path_factory.mktemp("tasks")
-    base = save_tiny_coda(root / "base", **SETTINGS)
+    base = save_tiny_coda(root / "base", **TASK_SETTINGS)
     save_tiny_task(base, root / "both", 1)
     save_tiny_task(base, root / "quarter", 2, epsilon=0.3, reduction=4, reductions=None)
     compile_bundle(base, PROFILE, root / "bundle", tasks={"both": root / "both"})
@@ -194,10 +193,10 @@ def test_bad_tasks_are_refused_in_one_line(
 
 
 def test_a_checkpoint_that_trained_frozen_weights_too_is_no_task(folder: Path, tmp_path: Path) -> None:
-    other = save_tiny_coda(tmp_path / "other", **SETTINGS, seed=1)
+    other = save_tiny_coda(tmp_path / "other", **TASK_SETTINGS, seed=1)
     with pytest.raises(CheckpointError, match=r"tensor embeddings\.word\.weight differs from that of .*base"):
         save_task(other, folder / "base", tmp_path / "task")
-    narrow = save_tiny_coda(tmp_path / "narrow", **SETTINGS, adapter_size=4)
+    narrow = save_tiny_coda(tmp_path / "narrow", **TASK_SETTINGS, adapter_size=4)
     with pytest.raises(CheckpointError, match="adapter_size: 8, the base has 4; all tasks share its graph"):
         save_task(folder / "both.trained", narrow, tmp_path / "task")
     (tmp_path / "task").mkdir()
@@ -212,7 +211,7 @@ def widen_router(file: Path) -> None:
 
 
 def test_another_base_and_a_bundle_without_tasks_are_refused(folder: Path, bundle: Path, tmp_path: Path) -> None:
-    other = save_tiny_coda(tmp_path / "other", **SETTINGS, seed=1)
+    other = save_tiny_coda(tmp_path / "other", **TASK_SETTINGS, seed=1)
     with pytest.raises(CheckpointError, match="its frozen weights have the hash"):
         add_task(bundle, "new", folder / "quarter", other)
     plain = compile_bundle(folder / "base", PROFILE, tmp_path / "plain", levels={"coda.reduction": (1.0,)})

@@ -13,8 +13,7 @@ from nestforge.compiler.convert_coda import convert_coda
 from nestforge.errors import CheckpointError, NestforgeError, OutputError
 from nestforge.exporters.families.coda.convert import ConversionSettings
 from support.tiny_compile import board
-from support.tiny_models import save_tiny_encoder
-from support.tiny_vision import save_tiny_vit
+from support.tiny_models import save_tiny_encoder, save_tiny_vit
 
 SETTINGS = ConversionSettings(adapter_size=4, reduction=2, reductions=(2, 1))
 

@@ -2,27 +2,175 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.compiler.engines.build_engine import EngineBuilder
+from nestforge.compiler.engines.emitted import Emitted
+from nestforge.compiler.engines.templates import Templates
 from nestforge.compiler.parity.cases import Case
+from nestforge.compiler.parity.engine_verdict import judge_engine, tolerance_of
+from nestforge.compiler.parity.judge import Replayed, Verdict
 from nestforge.compiler.parity.reference import replayed
-from nestforge.exporters.universal import UniversalModel
-from support.gate_faults import FAULTS, Subject, findings, subject, subjects
-from support.tiny_compile import BUCKET, save_tiniest
+from nestforge.compiler.work.staging import Stage
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.inputs.arrays import Arrays
+from onnx import numpy_helper
+from support.cost_eff_models import save_tiny
+from support.tiny_compile import BUCKET, board, builder_in, save_tiniest
+from support.tiny_models import save_tiny_encoder
+
+FAULTS = ("bias dropped", "epsilon changed", "heads swapped", "mask position wrong")
+_BIASES = ("attention.output.dense.bias", "output.dense.bias")
+_QUERIES = ("query.weight", "query.weight.T")
 
 
-@pytest.mark.parametrize("name", ["bert, gains x3", "electra, unit embeddings", "cost-eff, heads x1000"])
+@dataclass(frozen=True)
+class Subject:
+    """One universal engine with its reference on every case."""
+
+    builder: EngineBuilder
+    engine: Emitted
+    cases: list[Case]
+    reference: Replayed
+
+    def outputs(self, hidden: bool = False) -> list[Arrays]:
+        """The engine's answers; with ``hidden``, the mask hides one position that counts."""
+        feeds = [{name: array.copy() for name, array in case.feeds.items()} for case in self.cases]
+        for mask in [arrays["attention_mask"] for arrays in feeds] if hidden else ():
+            row = int(np.argmax(mask.sum(axis=1)))
+            places = np.flatnonzero(mask[row])
+            if len(places) > 1:
+                mask[row, places[-1]] = 0
+        return self.builder.run(self.engine.entry, feeds)
+
+    def judged(self, found: list[Arrays]) -> Verdict:
+        manifest, universal = self.builder.bundle.manifest, self.builder.universal
+        return judge_engine(manifest, universal, self.engine.entry, self.cases, self.reference, found)
+
+    def broken(self, fault: str) -> list[Arrays]:
+        """Answers with a ``fault``."""
+        if fault == "mask position wrong":
+            return self.outputs(hidden=True)
+        return self._with_other_epsilons() if fault == "epsilon changed" else self._with_weights(fault)
+
+    def _with_other_epsilons(self) -> list[Arrays]:
+        folder, entry = self.builder.proofs.path, self.engine.entry
+        model = onnx.load(folder / entry.file, load_external_data=False)
+        _change_epsilons(model)
+        (folder / "broken.onnx").write_bytes(model.SerializeToString())
+        return replace(self, engine=replace(self.engine, entry=replace(entry, file="broken.onnx"))).outputs()
+
+    def _with_weights(self, fault: str) -> list[Arrays]:
+        ends = _BIASES if fault == "bias dropped" else _QUERIES
+        names = [name for end in ends for name in self.builder.store if name.endswith(end)]
+        path, stored = self.builder.stage.folder / WEIGHTS_NAME, self.builder.store[names[0]]
+        sound = path.read_bytes()
+        size = int(np.prod(stored.shape))
+        array = np.frombuffer(sound, np.float32, size, stored.offset).reshape(stored.shape).copy()
+        if fault == "bias dropped":
+            array[:] = 0
+        else:
+            rows = array.T if names[0].endswith(".T") else array  # the first rows are those of the first head
+            heads = self.builder.universal.source.checkpoint.config["num_attention_heads"]
+            head = len(rows) // (heads[0] if isinstance(heads, list) else heads)
+            rows[:] = np.concatenate([rows[head : 2 * head], rows[:head], rows[2 * head :]])
+        raw = bytearray(sound)
+        raw[stored.offset : stored.offset + 4 * size] = array.tobytes()
+        path.write_bytes(raw)
+        try:
+            return self.outputs()
+        finally:
+            path.write_bytes(sound)
+
+
+def subject(folder: Path, model: Path, bucket: Bucket, edit: Callable[[UniversalModel], object] | None) -> Subject:
+    """The universal engine of ``model``, whose weights ``edit`` changes first."""
+    universal = load_universal(open_source(model))
+    if edit is not None:
+        edit(universal)
+    profile = board(buckets=[bucket.label], budgets={"full": {}})
+    whole = universal.spec.universal()
+    template = Templates(universal, Stage(folder / "trace", folder / "trace work"), profile).traced(whole, bucket, None)
+    builder = builder_in(folder / "stage", universal, template, profile, segments=False)
+    engine, cases = builder.emit("engine", "engine.onnx", whole, bucket), list(builder.cases[bucket])
+    found = builder.run(engine.entry, [case.feeds for case in cases])
+    atol = tolerance_of(engine.entry, universal).atol
+    reference = replayed(builder.references.of(whole), cases, engine.entry.routing, found, atol)
+    return Subject(builder, engine, cases, reference)
+
+
+def _change_epsilons(model: onnx.ModelProto) -> None:
+    """Ten times every epsilon, at least 1e-5: of layer norms, or the constant that is added to a mean of squares."""
+    changed = 0
+    for attribute in (attribute for node in model.graph.node for attribute in node.attribute):
+        if attribute.name == "epsilon":
+            attribute.f = max(10 * attribute.f, 1e-5)
+            changed += 1
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.data_type == onnx.TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor)
+            if array.size == 1 and 0 < float(array.item()) < 1e-4:
+                tensor.CopyFrom(numpy_helper.from_array(np.maximum(10 * array, np.float32(1e-5)), tensor.name))
+                changed += 1
+    assert changed
+
+
+def gains(factor: float) -> Callable[[UniversalModel], object]:
+    """Every norm's gain times ``factor``: differences grow by it in every layer."""
+
+    def edit(universal: UniversalModel) -> None:
+        for name, parameter in universal.parameters().items():
+            if "norm" in name.lower() and name.endswith("weight"):
+                parameter.data *= factor
+
+    return edit
+
+
+def unit_embeddings(universal: UniversalModel) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in universal.parameters().items():
+        if "embeddings" in name and "norm" not in name.lower():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+
+
+def unit_heads(factor: float) -> Callable[[UniversalModel], object]:
+    """Exits whose logits are ``factor`` times as large."""
+
+    def edit(universal: UniversalModel) -> None:
+        for name, parameter in universal.parameters().items():
+            if "exits." in name:
+                parameter.data *= factor
+
+    return edit
+
+
+MODELS = {
+    "bert, gains x3": (save_tiny_encoder, gains(3)),
+    "electra, unit embeddings": (partial(save_tiny_encoder, model_type="electra"), unit_embeddings),
+    "cost-eff, heads x1000": (save_tiny, unit_heads(1000)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_amplifies_rounding_passes_and_every_fault_of_it_is_found(name: str, tmp_path: Path) -> None:
-    every = subjects(tmp_path, [name])
-    _, one = next(every)  # whose folder is there as long as ``every`` waits
-    found = findings(one)
-    assert found["none"].new == "passes"
-    assert {fault: found[fault].new for fault in FAULTS} == dict.fromkeys(FAULTS, "refused")
+    save, edit = MODELS[name]
+    one = subject(tmp_path, save(tmp_path / "model"), BUCKET, edit)
+    assert one.judged(one.outputs()).broken is None
+    for fault in FAULTS:
+        verdict = one.judged(one.broken(fault))
+        assert verdict.broken is not None, fault
+        assert not verdict.unprovable, fault
 
 
 def test_what_float32_cannot_compute_is_refused_by_name(tmp_path: Path) -> None:

@@ -19,11 +19,10 @@ from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.load_profile import load_profile
 from support.cost_eff_models import save_tiny
-from support.gated_decoders import edit_config, save_decoder
-from support.tiny_coda_t5 import save_tiny_pair
+from support.gated_decoders import save_decoder
+from support.tiny_coda import save_tiny_pair
 from support.tiny_compile import board
-from support.tiny_gpt2 import save_gpt2
-from support.tiny_t5 import save_t5
+from support.tiny_models import edit_config, save_gpt2, save_t5
 
 # Of a kind that levels leave out.
 HEADS = [f"layers.{layer}.heads" for layer in range(3)]

@@ -16,8 +16,7 @@ from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError, ParityError, PlanError
 from nestforge.runtime.graphs import task_tensors
-from support.coda_tasks import SETTINGS, save_tiny_task
-from support.tiny_coda import save_tiny_coda
+from support.tiny_coda import TASK_SETTINGS, save_tiny_coda, save_tiny_task
 from support.tiny_compile import board
 
 PEFT = Path(__file__).parents[2] / "golden" / "peft"
@@ -120,7 +119,7 @@ def test_texts_are_those_of_peft(tmp_path: Path) -> None:
 
 def test_a_task_of_conditional_adapters_is_merged_too(tmp_path: Path) -> None:
     """Its tensors take the place of the base's: nothing is summed."""
-    base = save_tiny_coda(tmp_path / "base", **SETTINGS)
+    base = save_tiny_coda(tmp_path / "base", **TASK_SETTINGS)
     save_tiny_task(base, tmp_path / "quarter", 2, epsilon=0.3, reduction=4, reductions=None)
     path = compile_bundle(base, PROFILE, tmp_path / "b", tasks={"quarter": tmp_path / "quarter"}, mergeable=True)
     ids = np.arange(16, dtype=np.int64).reshape(2, 8)

@@ -30,7 +30,7 @@ from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_vision import save_tiny_matvit, save_tiny_vit
+from support.tiny_models import save_tiny_matvit, save_tiny_vit
 
 FULL = {"budgets": {"full": {}}}
 

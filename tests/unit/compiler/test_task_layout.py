@@ -13,15 +13,14 @@ from nestforge.exporters.architecture import Task, hash_of
 from nestforge.exporters.source import open_source
 from nestforge.exporters.tasks import with_tasks
 from nestforge.exporters.universal import UniversalModel, load_universal
-from support.coda_tasks import SETTINGS, save_tiny_task
-from support.tiny_coda import save_tiny_coda
+from support.tiny_coda import TASK_SETTINGS, save_tiny_coda, save_tiny_task
 from support.tiny_compile import save_tiniest
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[UniversalModel, Task]:
     folder = tmp_path_factory.mktemp("layout")
-    base = save_tiny_coda(folder / "base", **SETTINGS)
+    base = save_tiny_coda(folder / "base", **TASK_SETTINGS)
     save_tiny_task(base, folder / "task", 1, epsilon=0.25)
     source, tasks = with_tasks(open_source(base), {"one": folder / "task"})
     return load_universal(source), tasks["one"]

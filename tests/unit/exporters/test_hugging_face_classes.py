@@ -21,7 +21,6 @@ from nestforge.exporters.family import family_of
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.inputs.arrays import random_feeds
-from support.gated_decoders import edit_config
 from support.hugging_face_classes import (
     DECODER_CLASSES,
     DECODERS,
@@ -34,6 +33,7 @@ from support.hugging_face_classes import (
 )
 from support.tiny_compile import BUCKET as SMALL
 from support.tiny_compile import board, save_tiniest
+from support.tiny_models import edit_config
 
 BUCKET = Bucket(2, 8)
 

@@ -16,8 +16,7 @@ from nestforge.exporters.source import ModelSource, open_source
 from safetensors.torch import load_file, save_file
 from support.cost_eff_models import save_tiny
 from support.tiny_matlm import matlm_config, save_tiny_matlm, tiny_matlm
-from support.tiny_models import save_tiny_encoder
-from support.tiny_vision import cut_ffn, edit_config, save_tiny_vit
+from support.tiny_models import cut_ffn, edit_config, save_tiny_encoder, save_tiny_vit
 
 WIDTHS = (16, 64, 40)
 UP = "layers.2.ffn.up.weight"

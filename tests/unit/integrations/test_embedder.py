@@ -14,7 +14,7 @@ from nestforge.integrations import SentenceEncoder
 from nestforge.integrations.embedder import PRECISIONS, Precision, quantised
 from support.sentence_folders import HIDDEN, Layout, classes
 from support.tiny_compile import board
-from support.tiny_models import WORDS
+from support.tokenizer_files import WORDS
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 TEXTS = ["a dog", "the quick fox runs", "model", " ".join(WORDS)]

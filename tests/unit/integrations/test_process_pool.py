@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.integrations import SentenceEncoder
-from support.tiny_models import WORDS
+from support.tokenizer_files import WORDS
 
 TEXTS = [*WORDS[:5], " ".join(WORDS)]
 

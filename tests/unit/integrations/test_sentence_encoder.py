@@ -16,7 +16,7 @@ import torch
 from nestforge.integrations import SentenceEncoder
 from nestforge.integrations.sentence_encoder import absent
 from support.sentence_folders import HIDDEN
-from support.tiny_models import WORDS
+from support.tokenizer_files import WORDS
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 TEXTS = [" ".join(WORDS[(n * 3 + i) % len(WORDS)] for i in range(1 + n * 5 % 9)) for n in range(17)]

@@ -15,7 +15,7 @@ from nestforge.integrations import TextClassifier
 from support.cost_eff_models import save_tiny as save_exits
 from support.sentence_folders import save_tokenizer
 from support.tiny_compile import board, save_tiniest
-from support.tiny_models import WORDS, word_tokenizer
+from support.tokenizer_files import WORDS, word_tokenizer
 
 LABELS = {0: "sad", 1: "calm", 2: "glad"}
 TEXTS = [" ".join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(1 + n * 5 % 9)) for n in range(11)]

@@ -19,7 +19,7 @@ from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
 from nestforge.runtime.generation.draft_gains import HostDrafts, keep_drafts
 from nestforge.runtime.load import verify_bytes
-from support.exit_rows import policy
+from support.exit_bundles import policy
 from support.sealing import edit_sealed
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -15,7 +15,7 @@ from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from support.exit_bundles import write_exits_bundle
-from support.host_provider import host_provider
+from support.fake_gpu import host_provider
 
 Feeds = Callable[..., dict[str, Any]]
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]

@@ -15,7 +15,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.exits.calibration import read_calibration
 from nestforge.tools import bundle_bench, functions, traffic_bench
-from support.exit_rows import timed_once, write_arrays
+from support.exit_bundles import timed_once, write_arrays
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 TEXTS = ["a fox", "the dog", "a fox and a dog", "the lazy dog", "the fox is lazy"]

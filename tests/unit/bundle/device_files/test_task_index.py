@@ -12,7 +12,7 @@ from nestforge import whole_file
 from nestforge.bundle.device_files.task_index import keep_task, read_tasks, task_file
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import OutputError
-from support.nobody import needs_root, nobody
+from support.processes import needs_root, nobody
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-tasks"
 

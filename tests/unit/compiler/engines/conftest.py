@@ -13,7 +13,8 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.parity.references import References
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from support.gated_decoders import edit_config, save_decoder
+from support.gated_decoders import save_decoder
+from support.tiny_models import edit_config
 
 
 @pytest.fixture(scope="package")

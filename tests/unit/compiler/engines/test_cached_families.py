@@ -17,8 +17,8 @@ from nestforge.exporters.families.matformer import model as matformer
 from nestforge.exporters.families.matformer.model import buckets_between, load_model
 from support.gated_decoders import save_decoder
 from support.generating import greedy
-from support.tiny_gpt2 import save_gpt2
 from support.tiny_matlm import save_tiny_matlm
+from support.tiny_models import save_gpt2
 
 _PROMPT, _TOKENS = [5, 7, 9, 11, 3], 128
 # Behind which a window slides within the answer: its buffers have room for it and a run of 512 tokens.

@@ -23,7 +23,7 @@ from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache, Source, read_source
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from support.generating import compile_t5, t5_folder
-from support.tiny_t5 import save_t5
+from support.tiny_models import save_t5
 
 
 @pytest.fixture(scope="module")

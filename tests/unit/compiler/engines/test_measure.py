@@ -29,7 +29,7 @@ from nestforge.runtime.consistency.tallies import cosines, recalls_at
 from nestforge.runtime.engines import measure as module
 from nestforge.runtime.engines.measure import measured_shapes
 from support.tiny_compile import BUCKET, board, builder_in, template_of
-from support.tiny_models import WORDS
+from support.tokenizer_files import WORDS
 
 
 @pytest.fixture

@@ -19,15 +19,15 @@ from nestforge.profiles.precision import HALVES, PRECISIONS, TRACED, Precision
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest
-from support.tiny_language import save_tiny_matlm
+from support.tiny_matlm import save_text_matlm
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_vision import save_tiny_vit
+from support.tiny_models import save_tiny_vit
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "roberta": lambda folder: save_tiniest(folder, "roberta", "ForSequenceClassification", hidden_size=32),  # a head
     "cost_eff": save_tiny,  # exits, whose engines read other heads than the whole ones
     "llama": lambda folder: save_decoder(folder, hidden_size=32),  # tables: rotations and a causal mask
-    "matlm": lambda folder: save_tiny_matlm(folder, hidden_size=32),  # a table that is a product's weight too
+    "matlm": lambda folder: save_text_matlm(folder, hidden_size=32),  # a table that is a product's weight too
     "mixer": lambda folder: save_tiny_mixer(folder, hidden_size=32),  # rows of stacked weights, and routes
     "vit": lambda folder: save_tiny_vit(folder, hidden_size=32),  # a convolution
 }

@@ -10,8 +10,8 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.tiny_compile import save_tiniest
-from support.tiny_language import save_sure_matlm
-from support.tiny_models import word_tokenizer
+from support.tiny_matlm import save_sure_matlm
+from support.tokenizer_files import word_tokenizer
 
 TEXTS = ("the quick brown fox", "a lazy dog jumps over the model of time", "run", "test engine budget shape to and")
 

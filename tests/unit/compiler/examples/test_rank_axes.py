@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 from support.tiny_compile import board, save_tiniest
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_models import WORDS, word_tokenizer
+from support.tokenizer_files import WORDS, word_tokenizer
 
 CORPUS = Corpus(tuple(f"the {a} jumps over {b}" for a, b in pairwise(WORDS)), ("held out",))
 

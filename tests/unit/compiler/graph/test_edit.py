@@ -5,7 +5,7 @@ import onnx
 from nestforge.compiler.graph.edit import Edit, uses
 from nestforge.compiler.graph.passes.operators import MICROSOFT
 from onnx import TensorProto
-from support.encoded_engines import parsed
+from support.derived_engines import parsed
 
 TEXT = "agraph (float[2,4] x, bool c) => (float[2,4] out) { a = Add (x, w) q0 = Relu (a) out = Neg (q0) }"
 

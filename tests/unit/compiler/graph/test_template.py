@@ -21,7 +21,7 @@ from nestforge.errors import BuildError, CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, magnitude_scores, rank
 from nestforge.runtime.inputs.arrays import random_feeds
-from support.encoded_engines import parsed
+from support.derived_engines import parsed
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_models import add_pooling, save_tiny_encoder
 

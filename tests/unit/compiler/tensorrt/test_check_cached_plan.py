@@ -18,7 +18,7 @@ from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import BuildError, ParityError
 from nestforge.runtime.load import load
 from support.gated_decoders import save_decoder
-from support.generating_plans import CAPACITIES, NARROW, WHOLE, generating_folder, played_gpu
+from support.generating import CAPACITIES, NARROW, WHOLE, generating_folder, played_gpu
 from support.sealing import edit_manifest
 from support.tiny_compile import board
 

@@ -14,7 +14,7 @@ from nestforge.compiler.tensorrt import check_plan
 from nestforge.compiler.tensorrt.build_bundle import build_plans, plan_engines
 from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import ParityError
-from support.generating_plans import few_prompt_tokens, played_gpu, source_folder
+from support.generating import few_prompt_tokens, played_gpu, source_folder
 
 
 @pytest.fixture(scope="module")

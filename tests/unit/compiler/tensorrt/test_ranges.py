@@ -21,7 +21,7 @@ from support.gated_decoders import save_decoder
 from support.sealing import reseal
 from support.tiny_compile import board, save_tiniest
 from support.tiny_matlm import save_tiny_matlm
-from support.tiny_vision import save_tiny_matvit, save_tiny_vit
+from support.tiny_models import save_tiny_matvit, save_tiny_vit
 
 FULL: dict[str, Any] = {"budgets": {"full": {}}, "backend": "tensorrt"}
 SHORT, LONG = Bucket(2, 8, 1, 1), Bucket(2, 16, 1, 9)

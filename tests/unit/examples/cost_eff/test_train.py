@@ -16,7 +16,8 @@ from nestforge.examples.cost_eff.stages import Recipe, Training
 from nestforge.examples.cost_eff.texts import PARTS, Limits, Source
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.source import open_source
-from support.tiny_models import WORDS, save_tiny_encoder
+from support.tiny_models import save_tiny_encoder
+from support.tokenizer_files import WORDS
 
 RECIPE = Recipe(
     limits=Limits(

@@ -18,9 +18,9 @@ from nestforge.exporters.hugging_face.transformers_model import load_transformer
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
-from support.gated_decoders import edit_config
 from support.hugging_face_classes import save_class
 from support.refusals import refused
+from support.tiny_models import edit_config
 
 MODELS = {"bert": "BertModel", "llama": "LlamaForCausalLM", "vit": "ViTModel"}
 

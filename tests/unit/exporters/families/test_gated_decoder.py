@@ -23,10 +23,10 @@ from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal, rank, taylor_scores
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
-from support.gated_decoders import OWN, TINY, edit_config, make_decoder, narrowed, save_decoder
+from support.gated_decoders import OWN, TINY, make_decoder, narrowed, save_decoder
 from support.hugging_face_classes import rename
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import BUCKET, board, builder_in, template_of
+from support.tiny_compile import BUCKET, assert_tensorrt_takes, board, builder_in, template_of
+from support.tiny_models import edit_config
 
 IDS = torch.randint(3, 48, (2, 8), generator=torch.Generator().manual_seed(1))
 

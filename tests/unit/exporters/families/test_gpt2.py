@@ -20,11 +20,9 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal, rank, taylor_scores
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
-from support.gated_decoders import edit_config
 from support.hugging_face_classes import rename
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import BUCKET, board, builder_in, template_of
-from support.tiny_gpt2 import make_gpt2, narrowed_gpt2, save_gpt2
+from support.tiny_compile import BUCKET, assert_tensorrt_takes, board, builder_in, template_of
+from support.tiny_models import edit_config, make_gpt2, narrowed_gpt2, save_gpt2
 
 IDS = torch.randint(3, 48, (2, 8), generator=torch.Generator().manual_seed(1))
 

@@ -24,11 +24,8 @@ from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.tools.commands.run import best_answers
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
-from support.gated_decoders import edit_config
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import board, builder_in, template_of
-from support.tiny_models import add_pooling, corpus
-from support.tiny_t5 import TINY, V1_1, make_t5, save_t5
+from support.tiny_compile import assert_tensorrt_takes, board, builder_in, template_of
+from support.tiny_models import TINY_T5, V1_1, add_pooling, corpus, edit_config, make_t5, save_t5
 from torch.nn import functional
 
 _RANDOM = torch.Generator().manual_seed(1)
@@ -139,7 +136,7 @@ def test_a_text_feeds_both_sides_the_second_one_place_later(folder: Path) -> Non
     encoder = TextEncoder(folder / "tokenizer.json", source.signature.text, source.signature.inputs)
     feeds = encoder.encode(["the file", "a subprocess that is waited for"], 64).feeds
     ids, mask, follows = feeds["input_ids"], feeds["attention_mask"], feeds["decoder_input_ids"]
-    assert [row[kept][-1] for row, kept in zip(ids, mask == 1, strict=True)] == [TINY["eos_token_id"]] * 2
+    assert [row[kept][-1] for row, kept in zip(ids, mask == 1, strict=True)] == [TINY_T5["eos_token_id"]] * 2
     np.testing.assert_array_equal(follows[:, 0], [0, 0])
     length = mask[0].sum()
     np.testing.assert_array_equal(follows[0, 1:length], ids[0, : length - 1])

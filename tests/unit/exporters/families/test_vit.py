@@ -23,10 +23,8 @@ from nestforge.profiles.load_profile import dump_profile
 from nestforge.tools.cli import main
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import board
-from support.tiny_models import corpus
-from support.tiny_vision import CLASSES, cut_ffn, edit_config, save_tiny_matvit, save_tiny_vit
+from support.tiny_compile import assert_tensorrt_takes, board
+from support.tiny_models import CLASSES, corpus, cut_ffn, edit_config, save_tiny_matvit, save_tiny_vit
 
 IMAGES = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -249,7 +247,7 @@ def test_the_number_of_classes_counts_before_their_names(folder: Path, tmp_path:
     copy = edit_config(Path(shutil.copytree(folder, tmp_path / "m")), num_labels=3, id2label={"0": "a"})
     assert load_universal(open_source(copy)).module(IMAGES)[0].shape == (2, 3)
     (copy / "model.safetensors").unlink()
-    assert open_source(edit_config(copy, num_labels=None)).signature.outputs[0].dims == ("batch", 1)
+    assert open_source(edit_config(copy, num_labels=...)).signature.outputs[0].dims == ("batch", 1)
 
 
 @pytest.mark.parametrize("widths", [32, [32, 32]])
@@ -257,7 +255,7 @@ def test_a_folder_that_names_no_class_is_the_base_model(tmp_path: Path, widths: 
     """The head of another class is passed over, and there need be no pooler."""
     folder = save_tiny_vit(tmp_path / "m", task="ForImageClassification")
     whole = load_universal(open_source(folder)).parameters()
-    edit_config(folder, architectures=None, intermediate_size=widths, return_dict=False)
+    edit_config(folder, architectures=..., intermediate_size=widths, return_dict=False)
     universal = load_universal(open_source(folder))
     assert [spec.name for spec in universal.source.signature.outputs] == ["last_hidden_state", "embedding"]
     assert torch.equal(universal.parameters()["layernorm.weight"], whole["vit.layernorm.weight"])

@@ -24,7 +24,7 @@ from nestforge.exporters.hugging_face.tensors import Parameters
 from nestforge.exporters.source import open_source
 from nestforge.tools.cli import main
 from support.gated_decoders import save_decoder
-from support.tiny_t5 import save_t5
+from support.tiny_models import save_t5
 
 CLASSES = {"Base": None, "ForCausalLM": NEXT_TOKEN, "ForTexts": LAST_TOKEN_CLASSES, "ForQuestions": QUESTION}
 

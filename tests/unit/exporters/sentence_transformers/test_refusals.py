@@ -15,7 +15,7 @@ from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import save_file
 from support.tiny_compile import save_tiniest
-from support.tiny_vision import save_tiny_vit
+from support.tiny_models import save_tiny_vit
 
 HIDDEN = 16
 POOLING = {"embedding_dimension": HIDDEN, "pooling_mode": "mean"}

@@ -22,8 +22,7 @@ from nestforge.runtime.calibrate.simulate import Observed, SegmentCosts, parse_b
 from nestforge.runtime.exits.calibration import CalibratedPolicy
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.arrays import Array
-from support.exit_bundles import every_exit, write_exits_bundle
-from support.exit_rows import make_rows, write_arrays, write_text_bundle, write_texts
+from support.exit_bundles import every_exit, make_rows, write_arrays, write_exits_bundle, write_text_bundle, write_texts
 
 ROWS = 150
 

@@ -13,8 +13,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError
 from nestforge.runtime.calibrate import data as labelled_data
 from nestforge.runtime.calibrate.data import LEAST_ROWS_TO_SPLIT, read_data, split
-from support.exit_bundles import write_exits_bundle
-from support.exit_rows import LONGEST, make_rows, write_arrays, write_text_bundle, write_texts
+from support.exit_bundles import LONGEST, make_rows, write_arrays, write_exits_bundle, write_text_bundle, write_texts
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from nestforge.runtime.calibrate.measure import ExitBench, costs_of, measured_fi
 from nestforge.runtime.calibrate.simulate import Observed
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.policy import ExitPolicy
-from support.exit_bundles import every_exit, write_exits_bundle
-from support.exit_rows import LONGEST, make_rows, write_arrays
+from support.exit_bundles import LONGEST, every_exit, make_rows, write_arrays, write_exits_bundle
 
 ROWS = 60
 

@@ -34,7 +34,7 @@ from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from support.cost_eff_models import save_tiny
 from support.tiny_compile import board, builder_in, template_of, write_levels
-from support.tiny_gpt2 import save_gpt2
+from support.tiny_models import save_gpt2
 
 pytest.importorskip("openvino")
 

@@ -13,7 +13,7 @@ from nestforge.errors import BundleIncompatibleError
 from nestforge.profiles.backends import BACKENDS
 from nestforge.runtime.engines.onnxruntime import backend as onnxruntime
 from nestforge.runtime.engines.runner import opener, runnable_engines
-from support.host_provider import host_provider
+from support.fake_gpu import host_provider
 
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 

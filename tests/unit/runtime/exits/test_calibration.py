@@ -21,7 +21,7 @@ from nestforge.runtime.exits.calibration import (
     write_calibration,
 )
 from nestforge.runtime.exits.policy import ExitPolicy
-from support.exit_rows import policy
+from support.exit_bundles import policy
 from support.sealing import edit_sealed
 
 

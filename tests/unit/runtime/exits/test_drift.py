@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.runtime.exits.calibration import CalibratedPolicy
 from nestforge.runtime.exits.drift import BLOCK_ROWS, LEAST_ROWS, ExitDrift, ExitMonitor, compare_exits
-from support.exit_rows import policy
+from support.exit_bundles import policy
 
 COUNTS = st.integers(2, 6).flatmap(
     lambda exits: st.tuples(*[st.lists(st.integers(0, 300), min_size=exits, max_size=exits).filter(any)] * 2)

@@ -14,7 +14,7 @@ from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World
-from support.generating_plans import (
+from support.generating import (
     NARROW,
     SAME_HEADS,
     WHOLE,

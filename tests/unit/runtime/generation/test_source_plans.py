@@ -13,18 +13,19 @@ from nestforge.runtime.generation.cache_memory import session_bytes
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_cuda import World
-from support.generating import compile_t5, t5_folder
-from support.generating_plans import (
+from support.generating import (
     NARROW_PAIR,
     SMALL,
     WHOLE_PAIR,
     compile_plans,
+    compile_t5,
     opened_plans,
     played_gpu,
     require_same,
     source_folder,
+    t5_folder,
 )
-from support.tiny_t5 import save_t5
+from support.tiny_models import save_t5
 
 # Tokens of a prompt, the longest beyond any step's.
 SHORT, LONG, FULL = [5, 7], list(range(20, 29)), list(range(40, 70))

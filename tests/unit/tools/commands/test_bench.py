@@ -24,9 +24,8 @@ from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.engines.measure import MemoryUse, measured_shapes
 from nestforge.tools import bundle_bench, traffic_bench
 from nestforge.tools.cli import main
-from support.device_program import PROGRAM
 from support.exit_bundles import write_exits_bundle
-from support.nobody import needs_root, nobody
+from support.processes import DEVICE_PROGRAM, needs_root, nobody
 from support.refusals import refused
 from support.sealing import edit_sealed
 
@@ -198,7 +197,7 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
     """In a process of its own, on which Ctrl-C falls while engines are timed."""
     assert run("measure", bundle).exit_code == 0
     before: dict[str, Any] = {path.name: path.read_bytes() for path in bundle.iterdir()}
-    program = PROGRAM.replace("main()\n", "").replace(
+    program = DEVICE_PROGRAM.replace("main()\n", "").replace(
         "from nestforge.tools.cli import main",
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a test run in the background ignores it

@@ -22,9 +22,8 @@ from nestforge.runtime.generation.draft_gains import read_drafts
 from nestforge.tools.cli import main
 from nestforge.tools.commands import calibrate
 from nestforge.tools.commands.calibrate import plot_exits
-from support.device_program import PROGRAM
-from support.exit_bundles import write_exits_bundle
-from support.exit_rows import timed_once, write_arrays
+from support.exit_bundles import timed_once, write_arrays, write_exits_bundle
+from support.processes import DEVICE_PROGRAM
 
 BUDGET = "mean_flops<=3500"
 
@@ -138,7 +137,8 @@ def test_refusals_are_one_line_and_keep_nothing(bundle: Path, rows: Path, tmp_pa
 def test_a_device_without_torch_calibrates(bundle: Path, tmp_path: Path) -> None:
     rows = write_arrays(tmp_path / "rows.npz", 12)
     arguments = ["calibrate", str(bundle), "--data", str(rows), "--budget", "mean_flops<=1e9"]
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", DEVICE_PROGRAM, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "full depth meets the budget" in done.stdout
 

@@ -17,7 +17,7 @@ from nestforge.tools.cli import main
 from nestforge.tools.commands.compile import build_command as command
 from support.fake_cuda import World
 from support.fake_tensorrt import installed
-from support.nobody import needs_root, nobody
+from support.processes import needs_root, nobody
 from support.sealing import reseal
 
 GOLDEN = Path(__file__).parents[3] / "golden"

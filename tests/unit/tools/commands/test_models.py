@@ -16,7 +16,7 @@ from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.models import print_variants, shared_variants
 from safetensors.torch import load_file, save_file
-from support.tiny_language import save_sure_matlm
+from support.tiny_matlm import save_sure_matlm
 from support.tiny_models import corpus
 
 

@@ -14,7 +14,7 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.retrieval import Index
 from nestforge.tools.cli import main
-from support.tiny_models import WORDS
+from support.tokenizer_files import WORDS
 
 TEXTS = [f"the {a} {b}" for a in WORDS[2:8] for b in WORDS[8:12]]
 

@@ -21,7 +21,7 @@ from nestforge.tools import bundle_bench, functions
 from nestforge.tools.cli import main
 from nestforge.tools.commands.run import Best, best_answers
 from support.exit_bundles import every_exit, requests, write_exits_bundle
-from support.host_provider import host_provider
+from support.fake_gpu import host_provider
 from support.sealing import edit_manifest, edit_sealed
 
 TEXTS = ("--text", "the quick fox", "--text", "the fox")

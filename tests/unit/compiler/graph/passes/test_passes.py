@@ -24,7 +24,7 @@ from onnx_ir.passes.common import NameFixPass
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_vision import save_tiny_vit
+from support.tiny_models import save_tiny_vit
 
 # By kind of graph, a model that has it: an encoder, one with masks that hide nothing, experts in stacked weights, and a
 # decoder over a cache.

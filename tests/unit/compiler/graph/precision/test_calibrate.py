@@ -14,7 +14,7 @@ from nestforge.compiler.graph.precision.calibrate import Magnitudes, Overflow, c
 from nestforge.compiler.graph.precision.half import half
 from nestforge.errors import BuildError
 from onnx import TensorProto
-from support.half_engines import parsed
+from support.derived_engines import parsed
 
 
 def magnitudes(*arrays: np.ndarray) -> Magnitudes:

@@ -7,8 +7,8 @@ from nestforge.compiler.graph.encodings import split_encoding
 from nestforge.compiler.graph.precision.derive import in_precision
 from nestforge.compiler.graph.template import Template
 from nestforge.profiles.precision import PRECISIONS, TRACED, Precision
+from support.derived_engines import wide_template
 from support.tiny_compile import BUCKET, save_tiniest
-from support.wide_template import wide_template
 
 # The encodings in which an encoder of [out, in] and [in, out] products is read, by backend; "" is float32.
 READ: dict[tuple[str, str], set[str]] = {

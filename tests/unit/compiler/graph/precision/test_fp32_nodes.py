@@ -4,7 +4,7 @@ import onnx
 import pytest
 from nestforge.compiler.graph.precision.fp32_nodes import kept_products, wide_nodes
 from onnx import TensorProto
-from support.half_engines import parsed
+from support.derived_engines import parsed
 
 ROUTED = parsed(
     """routed (float[2, 4] x) => (float[2, 4] y, int64[2, 1] route) <int64[1] one = {1}>

@@ -18,14 +18,13 @@ from nestforge.compiler.graph.precision.proof_graphs import emulated
 from nestforge.compiler.tensorrt.graphs import accepted
 from onnx import TensorProto, helper, numpy_helper
 from support.cost_eff_models import save_tiny
+from support.derived_engines import HalfEngines, half_engines, parsed, run_alone
 from support.gated_decoders import save_decoder
-from support.half_engines import HalfEngines, half_engines, parsed, run
 from support.tiny_coda import save_tiny_coda
 from support.tiny_compile import save_tiniest
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_models import add_pooling
-from support.tiny_vision import save_tiny_vit
+from support.tiny_models import add_pooling, save_tiny_vit
 
 PRECISIONS = ("fp16", "bf16")
 NARROW = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -247,5 +246,5 @@ def test_any_graph_has_types_that_fit_and_casts_no_value_twice(data: st.DataObje
     casts = [node for node in found.graph.node if node.op_type == "Cast"]
     assert len(casts) == len({node.input[0] for node in casts}), "of two types, one is the value's own"
     feeds = {"x": np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)}
-    for name, array in run(emulated(found.SerializeToString()), feeds).items():
+    for name, array in run_alone(emulated(found.SerializeToString()), feeds).items():
         assert np.isfinite(array).all(), name

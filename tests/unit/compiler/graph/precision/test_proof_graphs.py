@@ -26,8 +26,7 @@ from nestforge.compiler.graph.precision.proof_graphs import (
 from nestforge.compiler.graph.store import with_stored_weights
 from nestforge.profiles.precision import INT4, INT8, Precision
 from onnx import TensorProto, numpy_helper
-from support.encoded_engines import encoded_engines, run
-from support.half_engines import run as run_alone
+from support.derived_engines import encoded_engines, run, run_alone
 from support.tiny_compile import save_tiniest
 
 

@@ -19,12 +19,11 @@ from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.tensorrt.operators import unsupported
 from onnx import TensorProto
 from support.cost_eff_models import save_tiny
-from support.encoded_engines import FORMS, EncodedEngines, encoded_engines, filled, parsed, run
+from support.derived_engines import FORMS, EncodedEngines, encoded_engines, filled, parsed, run
 from support.gated_decoders import save_decoder
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_models import add_pooling, save_tiny_encoder
-from support.tiny_vision import save_tiny_vit
+from support.tiny_models import add_pooling, save_tiny_encoder, save_tiny_vit
 
 HEAD = "agraph (float[4,64] x) => (float[4,48] out)"
 # Two products of one value, one of what they make; a transposed weight, and a bias.

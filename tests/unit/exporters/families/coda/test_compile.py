@@ -20,9 +20,8 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError, ExportError, PlanError
 from nestforge.exporters.families.coda.model import load_model
 from support.sealing import edit_manifest
-from support.tensorrt_takes import assert_tensorrt_takes
 from support.tiny_coda import save_tiny_coda
-from support.tiny_compile import board
+from support.tiny_compile import assert_tensorrt_takes, board
 
 NARROW = "ffn24-coda.reduction4"
 INDEXED = {"coda.dispatch": "gather", "coda.combine": "scatter"}

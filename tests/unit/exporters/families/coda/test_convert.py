@@ -18,11 +18,8 @@ from nestforge.exporters.families.coda.encoder_decoder import load_model as load
 from nestforge.exporters.families.coda.model import CodaEncoder, load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from support.tiny_coda_t5 import SETTINGS as T5_SETTINGS
-from support.tiny_coda_t5 import save_small_t5
-from support.tiny_models import add_pooling, save_tiny_encoder
-from support.tiny_t5 import V1_1, save_t5
-from support.tiny_vision import cut_ffn, edit_config, save_tiny_vit
+from support.tiny_coda import T5_SETTINGS, save_small_t5
+from support.tiny_models import V1_1, add_pooling, cut_ffn, edit_config, save_t5, save_tiny_encoder, save_tiny_vit
 
 # As every published T5 has them.
 DISTANCES = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
@@ -194,7 +191,7 @@ def test_a_null_in_the_place_of_an_epsilon_is_not_the_default(
 def test_of_a_decoder_that_is_dropped_nothing_is_judged(tmp_path: Path) -> None:
     with_head = save_t5(tmp_path / "t5", text=False, **DISTANCES)
     headless = save_t5(tmp_path / "t5-headless", "T5Model", text=False, **DISTANCES)
-    no_start = edit_config(with_head, decoder_start_token_id=None)
+    no_start = edit_config(with_head, decoder_start_token_id=...)
     (no_start / "generation_config.json").unlink()
     for folder in (no_start, headless):
         found = converted(open_checkpoint(folder), SETTINGS)
@@ -225,7 +222,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "t5",
-        {"feed_forward_proj": "silu", "dense_act_fn": None},
+        {"feed_forward_proj": "silu", "dense_act_fn": ...},
         "feed_forward_proj: 'silu' is no activation of conditional layers",
     ),
     ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn: expected relu, as feed_forward_proj relu says, got 'gelu'"),
@@ -329,7 +326,7 @@ def test_sizes_are_those_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_folders_without_a_decoder_are_refused(tmp_path: Path) -> None:
-    from support.tiny_t5 import save_t5
+    from support.tiny_models import save_t5
 
     alone = save_t5(
         tmp_path / "t5",

@@ -39,8 +39,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.trace import trace
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
-from support.tiny_coda import OF_IMAGES
-from support.tiny_coda_t5 import encoder_config, pair_config, save_tiny_pair, tiny_pair
+from support.tiny_coda import OF_IMAGES, encoder_config, pair_config, save_tiny_pair, tiny_pair
 
 DRAW = torch.Generator().manual_seed(0)
 PAIR = (

@@ -16,9 +16,9 @@ from nestforge.errors import BuildError
 from nestforge.exporters.families.coda.encoder_decoder import load_model
 from safetensors.torch import load_file, save_file
 from support.generating import generated_by_transformers
-from support.tiny_coda_t5 import converted_t5, save_small_t5
+from support.tiny_coda import converted_t5, save_small_t5
 from support.tiny_compile import board
-from support.tiny_t5 import V1_1
+from support.tiny_models import V1_1
 
 WHOLE, REDUCED = "ffn32-coda.reduction1", "ffn32-coda.reduction3"
 # One is shorter than the reduction.

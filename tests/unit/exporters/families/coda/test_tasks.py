@@ -20,11 +20,16 @@ from nestforge.exporters.families.coda.config import CodaConfig
 from nestforge.exporters.families.coda.encoder_decoder import load_model
 from nestforge.exporters.families.coda.tasks import read_task, save_task
 from safetensors.numpy import load_file, save_file
-from support.coda_tasks import SETTINGS, save_tiny_task
-from support.gated_decoders import edit_config
-from support.tiny_coda import save_tiny_coda
-from support.tiny_coda_t5 import encoder_config, save_pair_task, save_tiny_pair
+from support.tiny_coda import (
+    TASK_SETTINGS,
+    encoder_config,
+    save_pair_task,
+    save_tiny_coda,
+    save_tiny_pair,
+    save_tiny_task,
+)
 from support.tiny_compile import board
+from support.tiny_models import edit_config
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base that is dense at r = 1 and states a k for r = 4, and a task on it."""
     folder = tmp_path_factory.mktemp("tasks")
     own = {"reductions": (4, 2, 1), "reduction": 2, "reduction_of_one": "dense", "tokens_selected": {"8": {"4": 1}}}
-    save_tiny_coda(folder / "base", **SETTINGS, **own)
+    save_tiny_coda(folder / "base", **TASK_SETTINGS, **own)
     save_tiny_task(folder / "base", folder / "task", 1)
     return folder
 

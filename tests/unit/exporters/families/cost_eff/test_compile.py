@@ -20,8 +20,7 @@ from nestforge.exporters.universal import load_universal
 from nestforge.runtime.exits.policy import ExitPolicy
 from support.cost_eff_models import CONFIG, SIDECAR, random_weights, save_folder, save_tiny, shapes_of
 from support.sealing import edit_manifest
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import board
+from support.tiny_compile import assert_tensorrt_takes, board
 from support.tiny_models import corpus, save_tiny_encoder
 
 IDS = np.random.default_rng(0).integers(4, 60, (4, 8))

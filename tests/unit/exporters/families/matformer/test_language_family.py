@@ -21,10 +21,9 @@ from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import board
+from support.tiny_compile import assert_tensorrt_takes, board
 from support.tiny_matlm import save_tiny_matlm
-from support.tiny_vision import edit_config
+from support.tiny_models import edit_config
 
 AS_COUNTED: dict[str, Any] = {"position": "relative_bias", "bias": True, "norm_weights": True}
 IDS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -134,7 +133,7 @@ UP = "layers.1.ffn.up.weight"
             f"{{folder}}: tensor {UP} holds I8; expected F32, F16 or BF16",
         ),
         (_put(UP, torch.full((64, 32), math.nan)), f"{{folder}}: tensor {UP} holds NaN or infinite values"),
-        (lambda folder: edit_config(folder, vocab_size=None), "{folder}/config.json: missing key 'vocab_size'"),
+        (lambda folder: edit_config(folder, vocab_size=...), "{folder}/config.json: missing key 'vocab_size'"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(folder: Path, spoil: Callable[[Path], None], message: str) -> None:

@@ -13,7 +13,7 @@ from nestforge.exporters.families.matformer.model import MatformerViT
 from nestforge.exporters.families.matformer.ops import vision_model_shapes
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from support.tiny_vision import CLASSES, TINY_VIT, edit_config, save_tiny_matvit
+from support.tiny_models import CLASSES, TINY_VIT, edit_config, save_tiny_matvit
 from torch.nn import functional
 
 IMAGES = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(1))

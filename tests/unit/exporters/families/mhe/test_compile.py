@@ -19,8 +19,7 @@ from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.model import load_model
 from nestforge.exporters.source import open_source
 from safetensors import safe_open
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import board
+from support.tiny_compile import assert_tensorrt_takes, board
 from support.tiny_mhe import FAR, save_tiny_mhe
 
 FORMS = {

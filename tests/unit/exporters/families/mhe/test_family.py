@@ -16,7 +16,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal, magnitude_scores, rank
 from safetensors.torch import load_file, save_file
 from support.tiny_mhe import decoder_config, save_tiny_mhe, save_tiny_pair, tiny_mhe
-from support.tiny_vision import edit_config
+from support.tiny_models import edit_config
 
 IDS = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS).index_fill(1, torch.tensor([7, 8]), 0)

@@ -16,8 +16,7 @@ from nestforge.exporters.checkpoints.own_folder import save_model
 from nestforge.exporters.families.mhe.model import turned
 from nestforge.exporters.source import open_source
 from safetensors import safe_open
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import board
+from support.tiny_compile import assert_tensorrt_takes, board
 from support.tiny_mhe import FAR, encoder_config, save_tiny_mhe, tiny_mhe
 
 FORMS = {

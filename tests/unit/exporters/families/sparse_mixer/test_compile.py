@@ -29,8 +29,7 @@ from nestforge.profiles.load_profile import load_profile
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from support.mixer_reference import Weights, mixer_outputs
-from support.tensorrt_takes import assert_tensorrt_takes
-from support.tiny_compile import board
+from support.tiny_compile import assert_tensorrt_takes, board
 from support.tiny_mixer import mixer_config, save_tiny_mixer
 
 BUCKET = Bucket(2, 16)

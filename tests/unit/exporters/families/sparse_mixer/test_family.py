@@ -23,7 +23,7 @@ from nestforge.exporters.universal import load_universal
 from safetensors.numpy import load_file, save_file
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer
-from support.tiny_vision import edit_config
+from support.tiny_models import edit_config
 
 BUCKET = Bucket(2, 16)
 TOKENS = ("batch", "sequence")

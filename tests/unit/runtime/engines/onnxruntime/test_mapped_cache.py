@@ -10,7 +10,7 @@ from nestforge.errors import OutputError
 from nestforge.profiles.probe_host import cache_folder
 from nestforge.runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped, mapped_engine
 from nestforge.whole_file import folder_beside
-from support.killed import die, killed
+from support.processes import die, killed
 
 
 class Builder:

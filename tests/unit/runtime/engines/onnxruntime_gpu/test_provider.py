@@ -11,7 +11,7 @@ from nestforge.errors import BundleIncompatibleError, InputError
 from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.onnxruntime_gpu import provider as module
 from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named, provider_problem, require_providers
-from support.host_provider import host_provider
+from support.fake_gpu import host_provider
 
 
 def wheel(monkeypatch: pytest.MonkeyPatch, *providers: str) -> None:

@@ -20,7 +20,7 @@ from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.device_cache import DeviceCache, DeviceSource
 from support.fake_cuda import World
-from support.generating_plans import NARROW, generating_folder, played_gpu, source_folder
+from support.generating import NARROW, generating_folder, played_gpu, source_folder
 
 if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.cached_runner import TensorRTCacheRunner

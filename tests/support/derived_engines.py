@@ -1,10 +1,11 @@
-"""A small model's template in float32 and in every 8 and 4 bit form, their weights in one store, and their answers."""
+"""A small model's template in float32 and in other precisions, their weights in one store, and their answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,15 +13,84 @@ import onnxruntime
 from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
+from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.precision.calibrate import calibrate
 from nestforge.compiler.graph.precision.fp32_nodes import kept_products
+from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.precision.quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
 from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
-from nestforge.exporters.universal import UniversalModel
+from nestforge.exporters.source import open_source
+from nestforge.exporters.trace import Interface
+from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.inputs.arrays import random_feeds
-from support.wide_template import wide_template
+
+
+@dataclass(frozen=True)
+class WideTemplate:
+    """The template of ``model``, or of a segment of it; ``heads`` are the outputs that stay float32."""
+
+    model: UniversalModel
+    template: Template
+    interface: Interface
+    heads: frozenset[str]
+
+
+def wide_template(checkpoint: Path, bucket: Bucket, segment: int | None = None) -> WideTemplate:
+    """The model in folder ``checkpoint``, in the first of its variants."""
+    model = load_universal(open_source(checkpoint))
+    source, heads = model.source, frozenset[str]()
+    module, interface = model.module, source.signature
+    if segment is not None:
+        assert source.exits is not None
+        module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]  # type: ignore[assignment]
+        heads = frozenset({source.exits.entry.logits, source.exits.entry.entropy})
+    offered = source.variants(model.spec.universal(), bucket)
+    if source.architecture.lower is not None:
+        first = {computed: next(iter(variants)) for computed, variants in offered.items()}
+        module = source.architecture.lower(module, first)
+    return WideTemplate(model, traced_template(model, module, interface, bucket, 20), interface, heads)
+
+
+@dataclass(frozen=True)
+class HalfEngines:
+    """Templates by precision; ``folder`` holds the store."""
+
+    model: UniversalModel
+    templates: Mapping[str, Template]
+    store: Store
+    folder: Path
+    feeds: Mapping[str, np.ndarray]
+
+    def engine(self, precision: str, submodel: Submodel) -> bytes:
+        return emit(self.templates[precision], self.store, submodel)
+
+    def answers(self, graph: bytes) -> dict[str, np.ndarray]:
+        """Outputs by name of an engine, opened as the runtime opens it."""
+        path = self.folder / "engine.onnx"
+        path.write_bytes(graph)
+        onnx.checker.check_model(str(path.resolve()), full_check=True)
+        return run_alone(path, self.feeds)
+
+
+def half_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int | None = None) -> HalfEngines:
+    """The engines of the model in folder ``checkpoint``, or of a segment of it, whose heads stay float32."""
+    made = wide_template(checkpoint, bucket, segment)
+    model, wide, heads = made.model, made.template, made.heads
+    templates = {"fp32": wide, "fp16": derived(wide, "fp16", heads), "bf16": derived(wide, "bf16", heads)}
+    weights = {name for template in templates.values() for name in template.weights}
+    tables = {name: table for template in templates.values() for name, table in template.tables.items()}
+    write_store(model, weights, tables, folder / WEIGHTS_NAME)
+    store = read_store(folder / WEIGHTS_NAME, model.spec)
+    return HalfEngines(model, templates, store, folder, random_feeds(made.interface.inputs, bucket))
+
+
+def derived(template: Template, precision: Any, heads: Collection[str] = ()) -> Template:
+    """``template`` in another precision."""
+    converted = half(template.proto, template.tables, precision, heads)
+    return replace(template, proto=converted.proto, tables=converted.tables)
+
 
 FORMS = ("qdq", "int8", "int8-dynamic", "int4")
 
@@ -72,15 +142,20 @@ def encoded_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int
 def run(
     graph: onnx.ModelProto, feeds: Mapping[str, np.ndarray], folder: Path, packed: bool = True
 ) -> dict[str, np.ndarray]:
-    """Outputs by name, by the kernels that the runtime would use."""
+    """Outputs by name of a graph beside its store."""
     path = folder / "engine.onnx"
     path.write_bytes(graph.SerializeToString())
+    return run_alone(path, feeds, packed)
+
+
+def run_alone(graph: Path | bytes, feeds: Mapping[str, np.ndarray], packed: bool = True) -> dict[str, np.ndarray]:
+    """Outputs by name, by the kernels that the runtime would use."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     if not packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 

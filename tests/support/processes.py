@@ -1,12 +1,18 @@
-"""Programs whose look-ups of hosts and written files are seen, those of compiled libraries too. Needs gcc."""
+"""Programs and blocks of tests in other conditions: watched, killed, as a user without rights, on a device that cannot
+compile."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 # What a process that imports nestforge or PyTorch sets for itself, and its children inherit.
 _OURS = ("ORT_", "HF_", "XDG_", "TORCHINDUCTOR_")
@@ -40,3 +46,52 @@ def watched(program: str, home: Path, *arguments: str, **environment: str) -> Wa
     noted = [line.partition(" ")[::2] for line in log.read_text().splitlines()] if log.exists() else []
     hosts, files = ([name for kind, name in noted if kind == wanted] for wanted in ("host", "file"))
     return Watched(tuple(hosts), tuple(Path(file) for file in files if file != os.devnull), done.stderr)
+
+
+def killed(job: Callable[[], object]) -> None:
+    """Runs ``job`` in a child process, where it must come to ``die``."""
+    child = os.fork()
+    if not child:
+        try:
+            job()
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def die(*_: object) -> None:
+    """Kills this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")
+
+
+@contextmanager
+def nobody(*readable: Path) -> Iterator[None]:
+    """As a user without rights, who may read ``readable`` and what is in it."""
+    modes = {each: each.stat().st_mode for path in readable for each in (path, *path.parents, *path.glob("*"))}
+    for each, mode in modes.items():
+        each.chmod(mode | (0o055 if each.is_dir() else 0o044))
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+        for each, mode in modes.items():
+            each.chmod(mode)
+
+
+# What only a compiling machine has; importing any of it fails here.
+DEVICE_PROGRAM = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in {"torch", "transformers", "onnx", "onnx_ir", "nestforge.compiler", "nestforge.exporters"}:
+            raise ImportError(name + " is not on this device")
+
+sys.meta_path.insert(0, Absent())
+from nestforge.tools.cli import main
+main()
+"""
