@@ -28,7 +28,7 @@ Some models do multiply them: large gains or weights make a difference of one ro
 is measured, not guessed: PyTorch's own float32 on the same input has such an error too (``Rounding``). Where it takes
 up more than half of one of the limits at one place, four times the rest is allowed on top there; other places, and
 other models, are judged by the limits alone. Where it exceeds a hundredth of a row, nothing that is worth the name
-would be proved, and the output is refused as ``unprovable``. docs/decisions/0017 and 0020 have the measurements.
+would be proved, and the output is refused as ``unprovable``. docs/decisions/0020 has the measurements.
 """
 
 from __future__ import annotations
