@@ -19,12 +19,12 @@ from .errors import PlanError
 DEPTH = "depth"
 # The axis of the sequence that a submodel takes, of models that are another function at each.
 SEQUENCE = "sequence"
-# The axis of the precision, as bits of a weight, of bundles whose budgets may choose one.
-BITS = "bits"
 # The id of the one submodel that a model without axes has.
 _ID_WITHOUT_AXES = "universal"
 _LAYER_AXIS = re.compile(r"(?:(?:encoder|decoder)\.)?layers\.(\d{1,9})\.(.+)", re.ASCII)
 _LAYER_PARAMETER = re.compile(r"(?:.+\.)??(layers?\.\d+)\.")
+# Behind a digit a dot can be no part of a kind: ``ffn32.int8-dynamic`` beside ``moe.experts8``.
+_ID_PRECISION = re.compile(rf"(?P<values>.*\d|{_ID_WITHOUT_AXES})\.(?P<precision>[a-z][a-z0-9-]*)", re.ASCII)
 _ID_PART = re.compile(r"(?P<kind>[a-z][a-z_.]*)(?P<runs>\d{1,9}(?:x\d{1,9})?(?:_\d{1,9}(?:x\d{1,9})?)*)", re.ASCII)
 
 
@@ -93,12 +93,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Submodel:
-    """One point: a value for every axis, in the axes' order.
+    """One point: a value for every axis, in the axes' order, and the ``precision`` of its engines, by name.
 
-    Axes of layers behind its depth have their full size, so that one function has one id.
+    Axes of layers behind its depth have their full size, so that one function has one id. None is the highest precision
+    of a bundle, which goes unsaid, so that no id follows from how many there are.
     """
 
     values: tuple[tuple[Axis, int], ...]
+    precision: str | None = None
 
     def __getitem__(self, axis_name: str) -> int:
         return self._by_name[axis_name]
@@ -107,15 +109,6 @@ class Submodel:
     def depth(self) -> int | None:
         """How many layers run, or None where every submodel has all of them."""
         return self._by_name.get(DEPTH)
-
-    @property
-    def bits(self) -> int | None:
-        """How many bits a weight has, or None where all submodels have the same precision."""
-        return self._by_name.get(BITS)
-
-    def at_bits(self, bits: int) -> Submodel:
-        """This submodel in another precision."""
-        return Submodel(tuple((axis, bits if axis.name == BITS else value) for axis, value in self.values))
 
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that this submodel has in the place of ``bucket``: as long as its own sequence, if it has one."""
@@ -128,28 +121,29 @@ class Submodel:
 
     @cached_property
     def id(self) -> str:
-        """Readable, stable and parseable: ``ffn768x4_1536x2-heads6x4_12x2``; ``ffn1536-heads12`` where uniform, and
-        ``universal`` of a model without axes. The widest precision stays unsaid, so that no id follows from how many
-        there are."""
+        """Readable, stable and parseable: ``ffn768x4_1536x2-heads6x4_12x2``; ``ffn1536-heads12`` where uniform,
+        ``ffn1536-heads12.int8`` in another precision, and ``universal`` of a model without axes."""
         parts = []
-        for kind in dict.fromkeys(axis.kind for axis, value in self.values if axis.name != BITS or value != axis.size):
+        for kind in dict.fromkeys(axis.kind for axis, _ in self.values):
             runs = [(v, len(list(g))) for v, g in groupby(v for axis, v in self.values if axis.kind == kind)]
             parts.append(kind + (str(runs[0][0]) if len(runs) == 1 else "_".join(f"{v}x{n}" for v, n in runs)))
-        return "-".join(parts) or _ID_WITHOUT_AXES
+        values = "-".join(parts) or _ID_WITHOUT_AXES
+        return values if self.precision is None else f"{values}.{self.precision}"
 
     @property
     def is_universal(self) -> bool:
-        return all(value == axis.size for axis, value in self.values)
+        return self.precision is None and all(value == axis.size for axis, value in self.values)
 
     @property
     def deepest(self) -> Submodel:
         """The submodel of these widths that has every layer."""
-        return Submodel(tuple((axis, axis.size if axis.name == DEPTH else value) for axis, value in self.values))
+        values = ((axis, axis.size if axis.name == DEPTH else value) for axis, value in self.values)
+        return replace(self, values=tuple(values))
 
     @property
     def structure(self) -> tuple[tuple[str, int], ...]:
         """The values that change the traced graph itself: submodels alike in them differ in extents, and precision."""
-        return tuple((axis.name, value) for axis, value in self.values if axis.choices and axis.name != BITS)
+        return tuple((axis.name, value) for axis, value in self.values if axis.choices)
 
     def by_kind(self) -> dict[str, list[int]]:
         """``{"ffn": [768, 768, 1536], "heads": [6, 6, 12]}``: values per kind, in layer order."""
@@ -173,7 +167,8 @@ class ElasticSpec:
     axis's order and keep every step, such as the scores of experts. ``per_layer_order`` names axes of the whole model
     whose steps in one layer have nothing to do with those in another, so that each layer has its own order. ``folded``
     are tensors that some engines read in place of parameters, made of those, to how they shrink, None where they do
-    not; they are neither counted nor ranked.
+    not; they are neither counted nor ranked. ``precisions`` are those that submodels may have, the highest first; none
+    where there is no choice.
     """
 
     axes: tuple[Axis, ...]
@@ -188,6 +183,7 @@ class ElasticSpec:
     per_layer_order: frozenset[str] = frozenset()
     folded: Mapping[str, PrefixSlice | None] = field(default_factory=dict, hash=False)
     multiples: Mapping[str, int] = field(default_factory=dict, hash=False)
+    precisions: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> list[str]:
@@ -260,9 +256,21 @@ class ElasticSpec:
         return self.submodel(values)
 
     def parse(self, submodel_id: str) -> Submodel:
-        """The submodel that ``submodel_id`` names; kinds left out keep their full size."""
+        """The submodel that ``submodel_id`` names; kinds left out keep their full size, and a precision left out is the
+        highest."""
+        if match := _ID_PRECISION.fullmatch(submodel_id):
+            if match["precision"] not in self.precisions:
+                expected = f"one of {', '.join(self.precisions)}" if self.precisions else "an id that names none"
+                raise PlanError(
+                    f"submodel {submodel_id[:80]!r}: unknown precision {match['precision'][:80]!r}; expected {expected}"
+                )
+            precision = None if match["precision"] == self.precisions[0] else match["precision"]
+            return replace(self._parse_values(match["values"]), precision=precision)
+        return self._parse_values(submodel_id)
+
+    def _parse_values(self, submodel_id: str) -> Submodel:
         table: dict[str, Iterable[int]] = {}
-        if submodel_id == _ID_WITHOUT_AXES and all(axis.name == BITS for axis in self.axes):
+        if submodel_id == _ID_WITHOUT_AXES and not self.axes:
             return self.universal()
         for part in submodel_id.split("-"):
             match = _ID_PART.fullmatch(part)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..elastic import BITS
 from .manifest import Manifest, SubmodelEntry
 
 NEIGHBOURS = 10
@@ -105,10 +104,10 @@ def _first(manifest: Manifest, short: Mapping[str, str]) -> str:
 def _mending(manifest: Manifest, short: list[SubmodelEntry]) -> str:
     """The remedy for ``short``: another precision where nothing else was cut, training, or larger levels."""
     if not _narrowed(manifest, short):
-        return "their precision costs it; a wider one keeps more"
+        return "their precision costs it; a higher one keeps more"
     if manifest.trained_nested:
         return "the model was trained nested; larger levels (`levels`) keep more, and so does longer training"
-    can_nest = manifest.text is not None and all(axis.choices is None or axis.kind == BITS for axis in manifest.axes)
+    can_nest = manifest.text is not None and all(axis.choices is None for axis in manifest.axes)
     if not can_nest:
         return "the model was never nested; larger levels (`levels`) keep more"
     return (
@@ -122,4 +121,4 @@ def _narrowed(manifest: Manifest, entries: list[SubmodelEntry]) -> bool:
     sizes: dict[str, set[int]] = {}
     for axis in manifest.axes:
         sizes.setdefault(axis.kind, set()).add(axis.size)
-    return any(set(v) - sizes[kind] for entry in entries for kind, v in entry.values.items() if kind != BITS)
+    return any(set(v) - sizes[kind] for entry in entries for kind, v in entry.values.items())

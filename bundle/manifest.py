@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..bucket import Bucket
 from ..elastic import SEQUENCE, Axis, ElasticSpec
 from ..errors import InputError, PlanError, SelectionError
+from ..profiles.precision import Precision, highest_first, rank
 from ..strict import nearest
 from .entries.engine_entry import Decode, Encoder, EngineEntry, Segment, Whole
 from .entries.exits_entry import ExitsEntry
@@ -63,7 +64,8 @@ class Quality:
 class SubmodelEntry:
     """One submodel: its axis values per kind, one per layer, and what does not depend on the bucket.
 
-    ``weight_bytes`` counts the parameters that its engines read of the weight store; tables come on top.
+    ``weight_bytes`` counts the parameters that its engines read of the weight store; tables come on top. ``precision``
+    is that of its engines.
     """
 
     id: str
@@ -72,6 +74,7 @@ class SubmodelEntry:
     parameters: int = field(metadata={"min": 0})
     weight_bytes: int = field(metadata={"min": 0})
     quality: Quality | None = None
+    precision: Precision = "fp32"
 
     @property
     def label(self) -> str:
@@ -259,12 +262,12 @@ class Manifest:
     @property
     def largest_first(self) -> tuple[SubmodelEntry, ...]:
         """``submodels``, those with the most parameters first, and of equally many those whose other choices, such as
-        capacity, keep more."""
+        capacity, or whose precision keep more."""
         chosen = {axis.kind: axis for axis in self.axes if axis.choices is not None}
 
-        def smallness(entry: SubmodelEntry) -> tuple[int, list[float], str]:
+        def smallness(entry: SubmodelEntry) -> tuple[int, list[float], int, str]:
             shares = (-axis.share(value) for kind, axis in chosen.items() for value in entry.values.get(kind, ()))
-            return -entry.parameters, list(shares), entry.id
+            return -entry.parameters, list(shares), rank(entry.precision), entry.id
 
         return tuple(sorted(self.submodels, key=smallness))
 
@@ -288,10 +291,16 @@ class Manifest:
             return self.generation.of(engine).encoder_interface
         return self.interface(engine.segment)
 
+    @property
+    def spec(self) -> ElasticSpec:
+        """The axes of its submodels, and the precisions that these have where there are several."""
+        precisions = highest_first({entry.precision for entry in self.submodels})
+        return ElasticSpec(self.axes, (), precisions=precisions if len(precisions) > 1 else ())
+
     def _completed(self, submodel_id: str) -> str:
         """The whole id, as far as ``submodel_id`` is one."""
         try:
-            return ElasticSpec(self.axes, ()).parse(submodel_id).id
+            return self.spec.parse(submodel_id).id
         except PlanError:
             return submodel_id
 

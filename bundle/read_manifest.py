@@ -9,11 +9,10 @@ from math import prod
 from typing import Any
 
 from ..bucket import MAX_TOKENS, Bucket
-from ..elastic import ElasticSpec
 from ..errors import BundleFormatError, PlanError
 from ..outside_file import parse_json
 from ..profiles.backends import BACKENDS, EngineKind
-from ..profiles.precision import PRECISIONS
+from ..profiles.precision import PRECISIONS, in_precision
 from ..strict import structure
 from .build_record import BuildRecord, LatencyPoint
 from .check_parts import exit_problems, generation_problems, task_problems
@@ -116,14 +115,16 @@ def _problems(manifest: Manifest) -> Iterable[str]:
 
     yield from _axis_problems(manifest)
 
-    ids = {entry.id for entry in manifest.submodels}
+    precisions = {entry.id: entry.precision for entry in manifest.submodels}
     for engine in manifest.every_engine:
-        if engine.submodel not in ids:
+        if engine.submodel not in precisions:
             yield f"engine {engine.id}: submodel {engine.submodel!r} is not in this manifest"
         if engine.parity is None:
             yield f"engine {engine.id}: has no parity receipt"
         if engine.backend not in PRECISIONS[engine.precision].backends:
             yield f"engine {engine.id}: {engine.backend} runs no engine in {engine.precision}"
+        if engine.precision != precisions.get(engine.submodel, engine.precision):
+            yield f"engine {engine.id}: in {engine.precision}; its submodel is in {precisions[engine.submodel]}"
         if (needed := _KINDS.get(engine.kind.name)) is not None and needed not in BACKENDS[engine.backend].kinds:
             yield f"engine {engine.id}: {engine.backend} runs no engine of kind {engine.kind.name}"
         if engine.file not in files:
@@ -139,7 +140,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
         if engine.kind.name not in ("whole", "segment"):
             yield f"engine {engine.id}: of kind {engine.kind.name}; expected it among those of generation"
     for budget in manifest.budgets:
-        if budget.submodel not in ids:
+        if budget.submodel not in precisions:
             yield f"budget {budget.name}: submodel {budget.submodel!r} is not in this manifest"
     for submodel in manifest.submodels:
         quality = submodel.quality
@@ -244,13 +245,13 @@ def _axis_problems(manifest: Manifest) -> Iterable[str]:
         ):
             expected = f"rising or falling numbers, from 1 on, up or down to {axis.size}"
             yield f"axis {axis.name}: choices {list(choices)[:80]}; expected {expected}"
-    spec = ElasticSpec(manifest.axes, ())
+    spec, precisions = manifest.spec, [entry.precision for entry in manifest.submodels]
     if len(spec.kinds) > MAX_KINDS:
         yield f"axes are of {len(spec.kinds)} kinds, more than the {MAX_KINDS} allowed"
         return
     for entry in manifest.submodels:
         try:
-            submodel = spec.from_kinds(entry.values)
+            submodel = in_precision(spec.from_kinds(entry.values), entry.precision, precisions)
         except PlanError as problem:
             yield f"submodel {entry.id}: {problem}"
             continue
@@ -259,7 +260,7 @@ def _axis_problems(manifest: Manifest) -> Iterable[str]:
             missing = next(kind for kind in values if entry.values.get(kind) != values[kind])
             yield f"submodel {entry.id}: values of {missing}; expected one for each of {len(values[missing])} axes"
         elif entry.id != submodel.id:
-            yield f"submodel {entry.id}: its values are those of {submodel.id}"
+            yield f"submodel {entry.id}: its values and precision are those of {submodel.id}"
 
 
 def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:

@@ -19,7 +19,7 @@ from ..profiles.backends import BACKENDS, Backend
 from ..profiles.compile_request import CompileRequest, takes_request
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
-from ..profiles.precision import precision_problem
+from ..profiles.precision import precision_problem, rank
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .planning.candidate import Corrections
 from .planning.levels import Level, in_every_precision, ladder, read_assignment
@@ -83,7 +83,7 @@ class Job:
     @property
     def candidates(self) -> tuple[Submodel, ...]:
         """Every submodel that may get engines."""
-        return (*in_every_precision(self.rungs), *self.submodels)
+        return (*in_every_precision(self.rungs, self.profile.precisions), *self.submodels)
 
     @checked
     def plan(self, source: ModelSource | None = None, corrections: Corrections | None = None) -> Plan:
@@ -103,9 +103,9 @@ class Job:
     def chosen(self, spec: ElasticSpec, plan: Plan) -> list[Submodel]:
         """The submodels to build by ``plan``, smallest first."""
         ids = {budget.submodel for budget in plan.budgets} | self.included
-        found = [(c.parameters, spec.parse(c.id)) for c in plan.candidates if c.id in ids]
-        found.sort(key=lambda pair: (pair[0], [v for _, v in pair[1].structure], pair[1].bits or 0, pair[1].id))
-        return [submodel for _, submodel in found]
+        found = [(c.parameters, rank(c.precision), spec.parse(c.id)) for c in plan.candidates if c.id in ids]
+        found.sort(key=lambda one: (one[0], [value for _, value in one[2].structure], -one[1], one[2].id))
+        return [submodel for *_, submodel in found]
 
     def validate(self) -> None:
         """Refuses before any work what would fail behind it: weights that are not there, a back end that cannot finish
@@ -143,7 +143,7 @@ def resolve(request: CompileRequest) -> Job:
         "ladder": ladder(levels, profile.promotion_order),
     }
     included = whole[request.include]
-    always = (source.spec.universal(), *asked, *published, *(in_every_precision(included) if included else ()))
+    always = (source.spec.universal(), *asked, *published, *in_every_precision(included, profile.precisions))
     return Job(
         source=source,
         profile=profile,

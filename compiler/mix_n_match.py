@@ -18,7 +18,7 @@ from ..exporters.source import ModelSource
 from ..exporters.universal import load_universal
 from ..profiles.budget import LIMITS, BudgetSpec
 from ..profiles.compile_request import CompileRequest
-from ..profiles.precision import PRECISIONS
+from ..profiles.precision import highest_first
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
@@ -94,14 +94,13 @@ def compare_assignments(
 ) -> Comparison:
     """Compares the promotion orders and a search of ``evaluations`` assignments under the one budget of ``request``.
 
-    Losses are PyTorch's in float32, so of several precisions only the widest is planned for.
+    Losses are PyTorch's in float32, so of several precisions only the highest is planned for.
     A model that was not trained nested is ranked on the calibration texts first, as ``compile`` does.
     Raises PlanError unless the budget has exactly one limit and a submodel that keeps it; CheckpointError for a bad
     text file or a model that reads no text.
     """
     resolved = resolve(request)
-    widest = max(resolved.profile.precisions, key=lambda precision: PRECISIONS[precision].bits)
-    resolved = resolve(replace(request, precisions=(widest,)))
+    resolved = resolve(replace(request, precisions=highest_first(resolved.profile.precisions)[:1]))
     source, profile, levels = resolved.source, resolved.profile, resolved.levels
     ((name, budget),) = profile.budgets.items()
     metric = _only_metric(name, budget)

@@ -41,7 +41,7 @@ class LevelView:
 class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
     ``variants`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the
-    widest. ``cache`` is stated of a model that can generate."""
+    highest. ``cache`` is stated of a model that can generate."""
 
     kind: str
     name: str

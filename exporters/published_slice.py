@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ..elastic import BITS, ElasticSpec, Submodel
+from ..elastic import ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from .checkpoints.checkpoint import TensorHeader
 from .sentence_transformers.read_modules import HEAD, name_in_file
@@ -78,7 +78,7 @@ def _claimed_submodel(source: ModelSource, claimed: ElasticSpec, folder: Path) -
         raise CheckpointError(f"{folder}: {failure}") from failure
     for axis in source.spec.axes:
         behind = submodel.depth is not None and axis.layer is not None and axis.layer >= submodel.depth
-        if axis.name not in values and not behind and axis.name != BITS:
+        if axis.name not in values and not behind:
             raise CheckpointError(f"{folder}: {axis.name} of {source.name} is missing; it is no slice of it")
     return submodel
 

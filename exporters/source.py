@@ -10,25 +10,23 @@ from pathlib import Path
 
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import RoutingEntry
-from ..elastic import BITS, DEPTH, Axis, ElasticSpec, Submodel
+from ..elastic import DEPTH, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.backends import BACKENDS
 from ..profiles.precision import (
     FP32,
     HALVES,
-    INT4,
-    INT4_SCALE,
     INT8,
-    INT8_SCALE,
     INT8_ZERO,
     LEAST_INPUTS,
     LEAST_OUTPUTS,
     PRECISIONS,
+    SCALES,
     Encoding,
     Precision,
     encoded_bytes,
+    highest_first,
     precision_of,
-    widths_of,
 )
 from ..workload import Op
 from .architecture import Architecture, ParameterGroups, TaskForm, Variants, parameter_groups
@@ -44,7 +42,7 @@ from .signature import Signature
 class ModelSource:
     """A checkpoint with its family, and what that read; ``cut_at`` are the layers whose exits are used, None is all.
 
-    ``precisions`` are the ones that its engines get; where there are several, they are one more axis of its submodels.
+    ``precisions`` are the ones that its engines get; where there are several, its submodels exist in each.
     ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
     ``generates``: its submodels get engines that keep a cache. ``tasks``: its engines take tasks, and these tensors of
     theirs as inputs. ``whole_along`` are the axes that no submodel of the bundle shrinks: weights need not be laid out
@@ -67,8 +65,8 @@ class ModelSource:
 
     @cached_property
     def spec(self) -> ElasticSpec:
-        widths, spec = widths_of(self.precisions), self._cut_spec
-        return replace(spec, axes=(*spec.axes, Axis(BITS, widths[-1], widths))) if widths else spec
+        several = len(self.precisions) > 1
+        return replace(self._cut_spec, precisions=highest_first(self.precisions) if several else ())
 
     @cached_property
     def _cut_spec(self) -> ElasticSpec:
@@ -266,15 +264,9 @@ def expected_encodings(
     Which nodes of a graph stay in float32, and whether a table is a product's weight too, is known once it was traced.
     ``inputs_shrink``: the weight is stored transposed, and never in blocks.
     """
-    spec = PRECISIONS[precision]
-    if not spec.is_integer:
-        return (spec.encoding,)
-    on_cpu = BACKENDS[backend].own_operators
+    spec, on_cpu = PRECISIONS[precision], BACKENDS[backend].own_operators
     is_small = len(shape) not in (2, 3) or shape[-1] < LEAST_INPUTS or shape[-2] < LEAST_OUTPUTS
-    if is_small or (is_table and not on_cpu):
-        return (FP32,)
-    if is_table:
-        return (INT8, INT8_SCALE)
-    if spec.encoding == INT4 and not inputs_shrink:
-        return (INT4, INT4_SCALE)
-    return (INT8, INT8_SCALE, INT8_ZERO) if on_cpu else (INT8, INT8_SCALE)
+    is_small |= is_table and spec.is_integer and not on_cpu
+    stored = spec.reads(is_small=is_small, is_table=is_table, inputs_shrink=inputs_shrink)
+    zeros: tuple[Encoding, ...] = (INT8_ZERO,) if stored == INT8 and on_cpu and not is_table else ()
+    return (stored, *SCALES.get(stored, ()), *zeros)

@@ -85,8 +85,8 @@ class CompileRequest:
     )
     backend: BackendName | None = option("Back end in place of the profile's, such as openvino; see docs/openvino.md.")
     precisions: Sequence[Precision] | None = option(
-        "Precision of engines, such as fp16; of several, such as fp32,int8, a budget takes the widest that it affords. "
-        "Default: the profile's.",
+        "Precision of engines, such as fp16; of several, such as fp32,int8, a budget takes the highest that it "
+        "affords. Default: the profile's.",
         option="precision",
     )
     tasks: Mapping[str, str | Path] = field(

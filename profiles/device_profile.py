@@ -94,7 +94,7 @@ class DeviceProfile:
     cheapest.
     ``tensorrt`` says how that backend builds its plans, None leaves it to the defaults of TensorRTOptions.
     ``precisions``, written ``precision: fp16`` or as a list, are those of engines; where there are several, a budget
-    takes the widest one that it can afford at the largest submodel that it can afford.
+    takes the highest one that it can afford at the largest submodel that it can afford.
     ``budget_at`` is the shape at which budgets limit latency and FLOPs, or None for the largest bucket's, of a range
     its fewest rows.
     ``capacities`` are the sizes, in tokens of a row, of caches of engines that generate for TensorRT, where a cache has

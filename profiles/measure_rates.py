@@ -22,6 +22,7 @@ import numpy.typing as npt
 import psutil
 
 from .device_profile import ProductRates, Rates
+from .precision import PRECISIONS
 
 if TYPE_CHECKING:
     import onnx
@@ -91,11 +92,11 @@ CHAINS = {
     ),
     "tiny": Chain((1, 8), (("Add", "y"),), {"y": (1, 8)}, 200, 1),
 }
-# The products of "gemm" on integers. Of int4 the second has 8 bits, as in an engine: its inputs are what shrinks there.
-INTEGER_CHAINS = {
-    "int8": replace(CHAINS["gemm"], steps=(("QGemm", "up"), ("QGemm", "down"))),
-    "int8-dynamic": replace(CHAINS["gemm"], steps=(("QGemmOfRows", "up"), ("QGemmOfRows", "down"))),
-    "int4": replace(CHAINS["gemm"], steps=(("MatMulNBits", "up"), ("QGemmOfRows", "down"))),
+# The products of "gemm" in other precisions. Inputs of the second shrink in an engine, so that of int4 it has 8 bits.
+CHAINS_BY_PRECISION: Mapping[str, Chain] = {
+    precision: replace(CHAINS["gemm"], steps=((spec.rated_by[0], "up"), (spec.rated_by[1], "down")))
+    for precision, spec in PRECISIONS.items()
+    if spec.rated_by is not None
 }
 # The largest activation of a chain, as calibration would find it: 5 times their rms.
 _LARGEST_VALUE = 5 / np.sqrt(384)
@@ -109,7 +110,7 @@ def measure_host_rates(cores: int) -> Rates:
         import onnxruntime
 
         source = f"onnxruntime {onnxruntime.__version__}"
-        chains |= INTEGER_CHAINS
+        chains |= CHAINS_BY_PRECISION
         runs = {name: onnxruntime_run(chain, cores) for name, chain in chains.items()}
     else:
         source = f"numpy {np.__version__}"
@@ -119,7 +120,7 @@ def measure_host_rates(cores: int) -> Rates:
         seconds = _fastest({**runs, "read": lambda: list(pool.map(np.max, parts))})
     rate = {name: chain.repeat * chain.work / seconds[name] for name, chain in chains.items()}
     batched = rate["batched_gemm"] / 1e9  # of two activations, which stay in float32
-    integers = {name: ProductRates(rate[name] / 1e9, batched) for name in INTEGER_CHAINS if name in rate}
+    integers = {name: ProductRates(rate[name] / 1e9, batched) for name in CHAINS_BY_PRECISION if name in rate}
     return Rates(
         gemm_gflops=rate["gemm"] / 1e9,
         batched_gemm_gflops=batched,

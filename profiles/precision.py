@@ -1,4 +1,4 @@
-"""The registry of precisions, one entry each, and the encodings in which their weights are stored.
+"""The registry of precisions, one entry each, the highest first, and the encodings in which their weights are stored.
 
 An encoding is the suffix of a stored tensor's name; the empty one is float32. Its bytes are specified in
 compiler/graph/encodings.py. How a graph gets a precision is a table of its own, since that needs onnx
@@ -7,15 +7,15 @@ compiler/graph/encodings.py. How a graph gets a precision is a table of its own,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 from typing import Literal
 
 from ..elastic import Submodel
 
-Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4"]
+Precision = Literal["fp32", "fp16", "bf16", "int8-dynamic", "int8", "int4"]
 Encoding = Literal["", ".fp16", ".bf16", ".int8", ".int8-scale", ".int8-zero", ".int4", ".int4-scale"]
 FP32: Encoding = ""
 FP16: Encoding = ".fp16"
@@ -27,6 +27,10 @@ INT4: Encoding = ".int4"  # [out, blocks, 16] uint8: 32 inputs a block, the even
 INT4_SCALE: Encoding = ".int4-scale"  # [out, blocks] float32
 ENCODINGS = (FP16, BF16, INT8, INT8_SCALE, INT8_ZERO, INT4, INT4_SCALE)
 HALVES = (FP16, BF16)
+# Bits of a weight in the encodings that hold weights; the others are of their scales.
+WEIGHT_BITS: Mapping[Encoding, int] = MappingProxyType({FP32: 32, FP16: 16, BF16: 16, INT8: 8, INT4: 4})
+# Read beside weights that are integers.
+SCALES: Mapping[Encoding, tuple[Encoding, ...]] = MappingProxyType({INT8: (INT8_SCALE,), INT4: (INT4_SCALE,)})
 INT4_BLOCK = 32
 # Below these a product has no work that smaller numbers would save, and stays in float32; so does a table.
 LEAST_INPUTS = 32
@@ -48,82 +52,100 @@ class LayerTolerance:
 class PrecisionSpec:
     """One precision that engines may have.
 
-    Weights are stored in ``encoding``, by ``bits``, its value on the axis of precisions; ``backends`` run it.
+    Weights of products are stored in ``encoding``, those whose inputs shrink in ``transposed``, tables in ``tables``
+    (None: as the others), and what is too small for a product to gain by it in ``small``. ``backends`` run it.
     ``numbers`` are what it computes with: of ``integers`` the products alone, whose activations are rounded by a scale.
     ``calibration`` is what must be known of the values before a graph can have it: ``scales`` of the products' inputs,
     found on examples, or that none leaves the ``range`` of the type. ``is_emulated``: ONNX Runtime does not compute
     with it, so that a float32 emulation proves engines that it stands in for. ``is_always_packed``: on a processor its
-    kernels compute something else, and slowly, from weights that are mapped.
+    kernels compute something else, and slowly, from weights that are mapped. ``rated_by`` are the two products that
+    measure its rate on a host (measure_rates.py), None where they are those of fp32.
     """
 
-    bits: int
     encoding: Encoding
     backends: tuple[str, ...]
     numbers: Literal["floats", "halves", "integers"]
     tolerance: LayerTolerance
+    transposed: Encoding | None = None
+    tables: Encoding | None = None
+    small: Encoding = FP32
     calibration: Literal["scales", "range"] | None = None
     is_emulated: bool = False
     is_always_packed: bool = False
+    rated_by: tuple[str, str] | None = None
 
     @property
     def is_integer(self) -> bool:
         """Whether products are of integers."""
         return self.numbers == "integers"
 
+    @property
+    def has_exact_form(self) -> bool:
+        """Whether engines, with products in float32, compute what PyTorch does with the numbers that are stored."""
+        return self.encoding != FP32 and self.numbers != "halves"
+
+    def reads(self, *, is_small: bool = False, is_table: bool = False, inputs_shrink: bool = False) -> Encoding:
+        """The encoding in which engines read a weight."""
+        if is_small:
+            return self.small
+        return ((self.tables if is_table else None) or (self.transposed if inputs_shrink else None)) or self.encoding
+
 
 # docs/precision.md shows what the tolerances were measured by. Integers are held to the angle: where activations have
 # outliers, single elements are off by several times what is usual in a layer. Precisions below fp32 round everywhere,
-# so that their rms limit is no other than what holds of each element.
+# so that their rms limit is no other than what holds of each element. The order is that of the answers: an entry keeps
+# more of them than those behind it, and a budget takes the first that it affords.
 PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
     {
         "fp32": PrecisionSpec(
-            bits=32,
             encoding=FP32,
             backends=("onnxruntime", "tensorrt", "openvino"),
             numbers="floats",
             tolerance=LayerTolerance(atol=4e-6, rtol=1e-5, min_cosine=1 - 1e-6, rms=4e-7),
         ),
         "fp16": PrecisionSpec(
-            bits=16,
             encoding=FP16,
+            small=FP16,
             backends=("onnxruntime", "tensorrt"),
             numbers="halves",
             tolerance=LayerTolerance(atol=1e-2, rtol=1e-3, min_cosine=1 - 1e-4, rms=1.1e-2),
             calibration="range",
         ),
         "bf16": PrecisionSpec(
-            bits=16,
             encoding=BF16,
+            small=BF16,
             backends=("tensorrt", "openvino"),
             numbers="halves",
             tolerance=LayerTolerance(atol=2e-1, rtol=8e-3, min_cosine=1 - 2e-3, rms=2.08e-1),
             is_emulated=True,
         ),
+        # Activations are scaled by each input, by operators that TensorRT does not have.
+        "int8-dynamic": PrecisionSpec(
+            encoding=INT8,
+            backends=("onnxruntime",),
+            numbers="integers",
+            tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
+            rated_by=("QGemmOfRows", "QGemmOfRows"),
+        ),
         # Activations are scaled by calibration.
         "int8": PrecisionSpec(
-            bits=8,
             encoding=INT8,
             backends=("onnxruntime", "tensorrt"),
             numbers="integers",
             tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
             calibration="scales",
-        ),
-        # Activations are scaled by each input, by operators that TensorRT does not have.
-        "int8-dynamic": PrecisionSpec(
-            bits=8,
-            encoding=INT8,
-            backends=("onnxruntime",),
-            numbers="integers",
-            tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
+            rated_by=("QGemm", "QGemm"),
         ),
         # Weights of 4 bits where these are stored output by output and of 8 elsewhere; activations as int8-dynamic.
         "int4": PrecisionSpec(
-            bits=4,
             encoding=INT4,
+            transposed=INT8,
+            tables=INT8,
             backends=("onnxruntime",),
             numbers="integers",
             tolerance=LayerTolerance(atol=2.0, rtol=0.2, min_cosine=0.75, rms=2.2),
             is_always_packed=True,
+            rated_by=("MatMulNBits", "QGemmOfRows"),
         ),
     }
 )
@@ -136,16 +158,24 @@ def run_by(backend: str) -> tuple[Precision, ...]:
     return tuple(precision for precision, spec in PRECISIONS.items() if backend in spec.backends)
 
 
+def rank(precision: Precision) -> int:
+    """Its place among all precisions, 0 for the highest."""
+    return tuple(PRECISIONS).index(precision)
+
+
+def highest_first(precisions: Collection[Precision]) -> tuple[Precision, ...]:
+    """``precisions`` in the order of the registry."""
+    return tuple(sorted(precisions, key=rank))
+
+
 def precision_of(submodel: Submodel, precisions: Sequence[Precision]) -> Precision:
-    """The one of ``precisions`` that an engine of ``submodel`` has: the only one, or that of the submodel's bits."""
-    if submodel.bits is None:
-        return precisions[0]
-    return next(precision for precision in precisions if PRECISIONS[precision].bits == submodel.bits)
+    """The one of ``precisions`` that engines of ``submodel`` have: the one it names, else the highest."""
+    return next(one for one in highest_first(precisions) if submodel.precision in (None, one))
 
 
-def widths_of(precisions: Sequence[Precision]) -> tuple[int, ...]:
-    """The choices of the axis ``bits``: none where there is nothing to choose."""
-    return tuple(sorted(PRECISIONS[precision].bits for precision in precisions)) if len(precisions) > 1 else ()
+def in_precision(submodel: Submodel, precision: Precision, precisions: Sequence[Precision]) -> Submodel:
+    """``submodel`` in one of ``precisions``: the inverse of ``precision_of``."""
+    return replace(submodel, precision=None if precision == highest_first(precisions)[0] else precision)
 
 
 def precision_problem(precisions: Sequence[Precision], backend: str) -> str | None:
@@ -155,13 +185,8 @@ def precision_problem(precisions: Sequence[Precision], backend: str) -> str | No
     for precision in precisions:
         if backend not in PRECISIONS[precision].backends:
             return f"{precision} does not run on {backend}; expected some of {', '.join(run_by(backend))}"
-    widths = [PRECISIONS[precision].bits for precision in precisions]
-    if len(set(widths)) < len(widths):
-        twice = next(width for width in widths if widths.count(width) > 1)
-        same = [precision for precision in precisions if PRECISIONS[precision].bits == twice]
-        if len(set(same)) == 1:
-            return f"{same[0]} is named twice; expected one precision of each width"
-        return f"{' and '.join(dict.fromkeys(same))} both have {twice} bits; expected one precision of each width"
+        if precisions.count(precision) > 1:
+            return f"{precision} is named twice"
     return None
 
 

@@ -12,7 +12,7 @@ from ...bundle.build_record import Latency, LatencyPoint
 from ...bundle.entries.engine_entry import EngineEntry, Segment, Whole
 from ...bundle.manifest import Quality
 from ...elastic import Submodel
-from ...profiles.precision import PRECISIONS, Precision, precision_of
+from ...profiles.precision import Precision, in_precision, precision_of
 from ...profiles.probe_host import is_this_host
 from ...runtime.consistency.measure import measure
 from ...runtime.consistency.samples import Samples, TextSamples
@@ -66,7 +66,7 @@ def fit_rungs(
     pairs = [(bucket, precision) for bucket in profile.buckets for precision in profile.precisions]
     corrections = {}
     for bucket, precision in clock.each(pairs):
-        own = [rung.at_bits(PRECISIONS[precision].bits) for rung in picked]
+        own = [in_precision(rung, precision, profile.precisions) for rung in picked]
         costs = [_cost(builder, rung, shape) for rung in own for shape in _fitted_shapes(rung.at(bucket))]
         measured_ms = _measured_rungs(builder, own, included, bucket, precision)
         corrections[bucket, precision] = fit_correction(costs, measured_ms)

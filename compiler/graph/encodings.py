@@ -90,17 +90,16 @@ def encode(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def decoded(array: np.ndarray, name: str) -> np.ndarray:
-    """The float32 numbers that the integers of the tensor ``name`` stand for, made of ``array`` as ``encode`` does."""
+    """The float32 numbers that the tensor ``name`` stands for, made of ``array`` as ``encode`` does."""
     plain, encoding = split_encoding(name)
-    if encoding == INT8:
-        spread = np.expand_dims(encode(array, plain + INT8_SCALE), -2 if plain.endswith(TRANSPOSED) else -1)
-        numbers: np.ndarray = encode(array, name).astype(np.float32) * spread
-    else:
-        assert encoding == INT4, name
+    if encoding == INT4:
         blocks = _blocks(array)
         scale = _int4_scale(blocks)
-        whole = _int4(blocks, scale).astype(np.float32) * np.expand_dims(scale, -1)
-        numbers = whole.reshape(*array.shape[:-1], -1)[..., : array.shape[-1]]
+        whole: np.ndarray = _int4(blocks, scale).astype(np.float32) * np.expand_dims(scale, -1)
+        return whole.reshape(*array.shape[:-1], -1)[..., : array.shape[-1]]
+    numbers: np.ndarray = encode(array, name).astype(np.float32)
+    if encoding == INT8:
+        numbers *= np.expand_dims(encode(array, plain + INT8_SCALE), -2 if plain.endswith(TRANSPOSED) else -1)
     return numbers
 
 

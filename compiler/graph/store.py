@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import PREFIX, UniversalModel
-from ...profiles.precision import BF16, FP16, FP32, INT4, INT8
+from ...profiles.precision import FP32, WEIGHT_BITS
 from .encodings import PER_OUTPUT, decoded, encode, parts_of, split_encoding
 from .passes.contract import TRANSPOSED
 
@@ -205,7 +205,7 @@ def _other_model(model: UniversalModel, problem: str) -> CheckpointError:
 def _name_in(names: Collection[str], parameter: str, spec: ElasticSpec) -> str | None:
     """The stored tensor that holds the weights of ``parameter``, if there is one."""
     stored = stored_name(parameter, spec)
-    return next((stored + held for held in ("", FP16, BF16, INT8, INT4) if stored + held in names), None)
+    return next((stored + held for held in WEIGHT_BITS if stored + held in names), None)
 
 
 def _step_keys(tensors: Iterable[tuple[np.ndarray, str, PrefixSlice]]) -> list[bytes]:
@@ -224,7 +224,7 @@ def _steps(array: np.ndarray, cut: PrefixSlice) -> np.ndarray:
 @dataclass(frozen=True)
 class StoredModel:
     """``universal`` with the numbers that an engine reads as its parameters, and ``folded`` with the ones that it reads
-    as tensors made of several: those lie in the store as they are, or as integers of their own."""
+    as tensors made of several: those lie in the store as they are, or rounded."""
 
     universal: UniversalModel
     folded: Mapping[str, torch.Tensor]
@@ -245,12 +245,12 @@ class StoredModel:
 
 
 def with_stored_weights(model: UniversalModel, names: Collection[str]) -> StoredModel:
-    """``model`` with the numbers that the tensors ``names`` of the store stand for; integers differ from its own."""
+    """``model`` with the numbers that the tensors ``names`` of the store stand for, some of them rounded."""
     stored, values = model.stored(), dict[str, torch.Tensor]()
     for name in chain.from_iterable(map(parts_of, names)):
         plain, encoding = split_encoding(name)
         tensor, transposed = plain.removesuffix(TRANSPOSED), plain.endswith(TRANSPOSED)
-        if encoding in (INT8, INT4):
+        if encoding in WEIGHT_BITS and encoding != FP32:
             data = stored(tensor).numpy()
             array = decoded(data.T if transposed else data, name)
             values[tensor] = torch.from_numpy(np.ascontiguousarray(array.T if transposed else array))

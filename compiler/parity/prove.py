@@ -36,7 +36,7 @@ def prove(bundle: Bundle, chosen: Sequence[Submodel], references: References, cl
     prove_load = universal.source.architecture.prove_load
     proofs = list(prove_load(cases[smallest][0].feeds)) if prove_load is not None else []
     for submodel in clock.each(chosen):
-        if submodel.bits in (None, whole.bits):  # a slice of PyTorch's weights, whatever engines make of them
+        if submodel.precision is None:  # a slice of PyTorch's weights, whatever engines make of them
             proofs += prove_slice(submodel, submodel.at(smallest), references)
         limit = tolerance_for(universal.source.precision(submodel), universal.spec.depth)
         proofs += prove_exits(bundle, submodel, references, limit)

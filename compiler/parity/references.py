@@ -113,8 +113,7 @@ class References:
         return every_exit(exits, whole, exits.entry.segments[-1].layer)
 
     def _in_torch(self, submodel: Submodel) -> Submodel:
-        bits = self.universal.spec.universal().bits
-        return submodel if bits is None else submodel.at_bits(bits)
+        return replace(submodel, precision=None)
 
 
 def _float32(arrays: Arrays) -> Arrays:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile, Rates
-from ...profiles.precision import PRECISIONS, TRACED, Precision
+from ...profiles.precision import FP32, HALVES, PRECISIONS, WEIGHT_BITS, Encoding, Precision
 from ...workload import Op
 
 # ONNX Runtime's arena grows by doubling and is kept: measured 5.4 to 7.8 times the operands of the largest product
@@ -27,6 +27,7 @@ _ARENA_FACTOR = 8
 _PRIOR_WEIGHT = 0.2
 # Of float32's bytes: a half is read, written as float32 and read again.
 _WIDENED_HALF_SHARE = 2.5
+_HALF_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,14 @@ def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Corre
 
 
 def _in_precision(op: Op, precision: Precision, on_cpu: bool) -> Op:
-    """``op`` with the bytes that it moves: of integers the weights alone; of halves everything, which a processor
-    widens first and narrows again."""
-    spec, full = PRECISIONS[precision], PRECISIONS[TRACED].bits
-    if spec.numbers == "halves":
-        share = _WIDENED_HALF_SHARE if on_cpu else 0.5
-        weights, activations = (round(share * moved) for moved in (op.weight_bytes, op.activation_bytes))
-        return replace(op, weight_bytes=weights, activation_bytes=activations)
-    bits = {"gemm": spec.bits, "gather": max(8, spec.bits)}.get(op.kind, full)
-    return replace(op, weight_bytes=op.weight_bytes * bits // full)
+    """``op`` with the bytes that it moves: weights as they are stored, and activations, which are halves or float32. A
+    processor widens halves first and narrows them again."""
+    spec, half = PRECISIONS[precision], _WIDENED_HALF_SHARE if on_cpu else _HALF_SHARE
+    stored: Encoding = spec.reads(is_small=op.kind not in ("gemm", "gather"), is_table=op.kind == "gather")
+    weights = half if stored in HALVES else WEIGHT_BITS[stored] / WEIGHT_BITS[FP32]
+    activations = half if spec.numbers == "halves" else 1
+    moved = int(weights * op.weight_bytes), int(activations * op.activation_bytes)
+    return replace(op, weight_bytes=moved[0], activation_bytes=moved[1])
 
 
 def _milliseconds(op: Op, rates: Rates, precision: Precision) -> float:

@@ -23,10 +23,10 @@ from math import floor, isclose, isfinite
 from string import ascii_lowercase
 from typing import get_args
 
-from ...elastic import BITS, Axis, ElasticSpec, Submodel, canonical
+from ...elastic import Axis, ElasticSpec, Submodel, canonical
 from ...errors import PlanError
 from ...profiles.device_profile import DeviceProfile, PromotionOrder
-from ...profiles.precision import precision_of
+from ...profiles.precision import Precision, highest_first, in_precision
 from ...strict import nearest
 
 # What MatFormer trains; and even steps for a model whose order comes from a ranking.
@@ -58,12 +58,12 @@ def levels(
     together through 1/8, 1/4, 1/2, 1 for a model that was trained nested and 1/4, 1/2, 3/4, 1 otherwise.
     The spec's ``widths`` are rounded to the nearest multiple of ``width_multiple`` (at least one, never above the
     size), kinds with choices to the one whose share of the whole is nearest, other kinds to whole steps (at least one).
-    Every level has the widest precision. Raises PlanError for an unknown kind, fractions that do not increase to 1, and
-    levels that could not be told apart.
+    Every level has the highest precision. Raises PlanError for an unknown kind, fractions that do not increase to 1,
+    and levels that could not be told apart.
     """
     if fractions is None:
         fractions = _default(spec)
-    if not _axes(spec) and not fractions:
+    if not spec.axes and not fractions:
         return (Level("100%", spec.universal()),)
     _check(spec, fractions)
     count = len(next(iter(fractions.values())))
@@ -118,21 +118,21 @@ def promoted(layers: Sequence[int], count: int, order: PromotionOrder) -> frozen
 
 def rung_labels(levels: Sequence[Level], profile: DeviceProfile) -> dict[Submodel, tuple[str, ...]]:
     """Every rung of the ladder in every precision with its labels, smallest first; a label of another precision than
-    the widest ends in that: ``M.int8``."""
+    the highest ends in that: ``M.int8``."""
     labels: dict[Submodel, tuple[str, ...]] = {}
     for rung, between in labelled_ladder(levels, profile.promotion_order):
         own = tuple(level.label for level in levels if level.submodel == rung) or (between,)
-        for each in in_every_precision([rung]):
-            suffix = "" if each == rung else f".{precision_of(each, profile.precisions)}"
+        for each in in_every_precision([rung], profile.precisions):
+            suffix = "" if each.precision is None else f".{each.precision}"
             labels[each] = tuple(f"{label}{suffix}" for label in own)
     return labels
 
 
-def in_every_precision(rungs: Sequence[Submodel]) -> tuple[Submodel, ...]:
-    """Every rung in every precision that it may have, narrow before wide, so that the last one which fits a budget is
-    the largest rung, in the widest precision that it fits in."""
-    widths = next((axis.choices for axis, _ in rungs[0].values if axis.name == BITS), None) or ()
-    return tuple(rung.at_bits(bits) for rung in rungs for bits in widths) if widths else tuple(rungs)
+def in_every_precision(rungs: Sequence[Submodel], precisions: Sequence[Precision]) -> tuple[Submodel, ...]:
+    """Every rung in every one of ``precisions``, the highest last, so that the last one which fits a budget is the
+    largest rung, in the highest precision that it fits in."""
+    lowest_first = highest_first(precisions)[::-1]
+    return tuple(in_precision(rung, precision, precisions) for rung in rungs for precision in lowest_first)
 
 
 def letters(submodels: Iterable[Submodel]) -> dict[Submodel, tuple[str, ...]]:
@@ -179,11 +179,7 @@ def unusual(submodels: Iterable[Submodel], levels: Sequence[Level]) -> Iterator[
                 yield f"{submodel.id}: {kind} shrinks with depth, which rungs of the increasing ladder never do"
             if leap := _leap([axis for axis, _ in _running(submodel) if axis.kind == kind], submodel, levels):
                 yield f"{submodel.id}: {leap}"
-        off = [
-            f"{axis.name} {value}"
-            for axis, value in submodel.values
-            if axis.name != BITS and value not in _widths(axis, levels)
-        ]
+        off = [f"{axis.name} {value}" for axis, value in submodel.values if value not in _widths(axis, levels)]
         if off:
             yield f"{submodel.id}: on no level: {', '.join(off)}"
 
@@ -193,23 +189,14 @@ def _letter(number: int) -> str:
     return (_letter(more - 1) if more else "") + ascii_lowercase[last]
 
 
-def _axes(spec: ElasticSpec) -> list[Axis]:
-    """Axis kinds that levels move: a precision is chosen beside them."""
-    return [axis for axis in spec.axes if axis.name != BITS]
-
-
-def _kinds(spec: ElasticSpec) -> list[str]:
-    return list(dict.fromkeys(axis.kind for axis in _axes(spec)))
-
-
 def _default(spec: ElasticSpec) -> dict[str, Sequence[float]]:
     if spec.granularities is not None:
         return dict(spec.granularities)
-    chosen = {axis.kind: list(map(axis.share, axis.choices)) for axis in _axes(spec) if axis.choices}
+    chosen = {axis.kind: list(map(axis.share, axis.choices)) for axis in spec.axes if axis.choices}
     if chosen:
         most = max(map(len, chosen.values()))
         return {kind: steps for kind, steps in chosen.items() if len(steps) == most}
-    return dict.fromkeys(_kinds(spec), NESTED_FRACTIONS if spec.trained_nested else RANKED_FRACTIONS)
+    return dict.fromkeys(spec.kinds, NESTED_FRACTIONS if spec.trained_nested else RANKED_FRACTIONS)
 
 
 def _level(label: str, spec: ElasticSpec, shares: Mapping[str, float], width_multiple: int) -> Level:
@@ -237,7 +224,7 @@ def _rounded(axis: Axis, exact: float, multiple: int) -> int:
 
 def _label(spec: ElasticSpec, shares: Mapping[str, float], index: int, count: int) -> str:
     """``S`` to ``XL`` for four levels, else the first fraction; ``depth6`` where kinds with choices move alone."""
-    choices = {axis.kind: axis for axis in _axes(spec) if axis.choices}
+    choices = {axis.kind: axis for axis in spec.axes if axis.choices}
     if shares.keys() <= choices.keys():
         values = {kind: _rounded(choices[kind], choices[kind].at(share), 1) for kind, share in shares.items()}
         return "-".join(f"{kind}{value}" for kind, value in values.items())
@@ -250,10 +237,10 @@ def _shown(shares: Mapping[str, float]) -> str:
 
 def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:
     if not fractions:
-        raise PlanError(f"levels: expected fractions for at least one of {', '.join(_kinds(spec))}, got none")
+        raise PlanError(f"levels: expected fractions for at least one of {', '.join(spec.kinds)}, got none")
     for kind, steps in fractions.items():
-        if kind not in _kinds(spec):
-            raise PlanError(f"levels: this model has no axis kind {kind!r}{nearest(kind, _kinds(spec))}")
+        if kind not in spec.kinds:
+            raise PlanError(f"levels: this model has no axis kind {kind!r}{nearest(kind, spec.kinds)}")
         increasing = all(low < high for low, high in pairwise(steps))
         if not steps or not all(map(isfinite, steps)) or steps[0] <= 0 or not increasing or steps[-1] != 1:
             shown = ", ".join(f"{step:g}" for step in steps)

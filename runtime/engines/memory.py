@@ -10,11 +10,11 @@ from typing import Literal
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import CACHED, ENCODER
 from ...bundle.open_bundle import Bundle
-from ...elastic import DEPTH, ElasticSpec, Submodel
+from ...elastic import DEPTH, Submodel
 from ...errors import SelectionError
 from ...ownership import Owned, Owner
 from ...profiles.backends import BACKENDS
-from ...profiles.precision import PRECISIONS
+from ...profiles.precision import PRECISIONS, rank
 from .residency import EngineNeed, OpenEngines, Residency, assign_residencies
 
 # An encoder reads other pages of the weight store than the decoder behind it, as if it were of other layers.
@@ -51,7 +51,7 @@ def residencies_for(
 def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineNeed]:
     """The need of each engine, by the figures of the manifest."""
     manifest = bundle.manifest
-    spec = ElasticSpec(manifest.axes, ())
+    spec = manifest.spec
     entries = {entry.id: entry for entry in manifest.submodels}
     submodels = {entry.id: spec.from_kinds(entry.values) for entry in manifest.submodels}
     predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
@@ -72,7 +72,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
         needs.append(
             EngineNeed(
                 engine=engine.id,
-                widths=_widths(submodel, layers),
+                widths=(*_widths(submodel, layers), rank(engine.precision), -rank(engine.precision)),
                 weight_bytes=weight_bytes,
                 own_bytes=engine.private_bytes + engine.activation_bytes + tables,
                 latency_ms=predicted.get(engine.id, 1.0),
@@ -102,15 +102,13 @@ def _idle_segments(engines: Sequence[EngineEntry], admitted: Set[str]) -> set[st
 
 
 def _widths(submodel: Submodel, layers: tuple[int, int]) -> tuple[int, ...]:
-    """The values of every axis but the depth, 0 where it lies in a layer outside ``layers``; the bits of a weight up
-    and down, since an engine reads nothing of what another precision reads."""
+    """The values of every axis but the depth, 0 where it lies in a layer outside ``layers``."""
     first, last = layers
-    values = tuple(
+    return tuple(
         value if axis.layer is None or submodel.depth is None or first <= axis.layer < last else 0
         for axis, value in submodel.values
         if axis.name != DEPTH
     )
-    return values if submodel.bits is None else (*values, -submodel.bits)
 
 
 class MemoryCap:

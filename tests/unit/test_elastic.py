@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.elastic import BITS, Axis, ElasticSpec, PrefixSlice, Submodel
+from nestforge.elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from nestforge.errors import PlanError
 
 AXES = tuple(Axis(f"layers.{i}.{kind}", size) for i in range(3) for kind, size in (("ffn", 64), ("heads", 4)))
@@ -156,16 +158,24 @@ def test_where_choices_fall_a_larger_value_keeps_less() -> None:
         spec.parse("coda.reduction1")
 
 
-def test_an_id_does_not_change_because_there_is_a_second_precision() -> None:
-    plain = ElasticSpec((Axis("layers.0.ffn", 8), Axis("layers.1.ffn", 8)), ())
-    several = ElasticSpec((*plain.axes, Axis(BITS, 32, (8, 32))), ())
-    for values in ({}, {"layers.0.ffn": 4}):
-        submodel = several.submodel(values)
-        assert submodel.id == plain.submodel(values).id
-        assert several.parse(submodel.id) == submodel
-        narrow = submodel.at_bits(8)
-        assert narrow.id == f"{submodel.id}-bits8"
-        assert several.parse(narrow.id) == narrow
-    alone = ElasticSpec((Axis(BITS, 32, (8, 32)),), ())
-    assert [one.id for one in (alone.universal(), alone.universal().at_bits(8))] == ["universal", "bits8"]
-    assert alone.parse("universal") == alone.universal()
+@pytest.mark.parametrize("axes", [(), AXES, (Axis("an.int", 8), Axis("layers.0.int", 8))])
+def test_an_id_ends_in_a_precision_that_is_not_the_highest(axes: tuple[Axis, ...]) -> None:
+    spec = ElasticSpec(axes, (), precisions=("fp32", "int8-dynamic", "int8"))
+    whole = spec.universal()
+    assert spec.parse(whole.id) == spec.parse(f"{whole.id}.fp32") == whole
+    assert whole.id == ElasticSpec(axes, ()).universal().id, "a second precision changes no id"
+    for precision in ("int8", "int8-dynamic"):
+        other = replace(whole, precision=precision)
+        assert other.id == f"{whole.id}.{precision}"
+        assert spec.parse(other.id) == other
+        assert not other.is_universal
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [(SPEC, "an id that names none"), (replace(SPEC, precisions=("fp32", "int8")), "one of fp32, int8")],
+)
+def test_a_precision_that_no_submodel_has(spec: ElasticSpec, expected: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        spec.parse("ffn64.int4")
+    assert str(refusal.value) == f"submodel 'ffn64.int4': unknown precision 'int4'; expected {expected}"

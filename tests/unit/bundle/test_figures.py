@@ -101,15 +101,12 @@ def test_quality_that_was_not_measured_is_said_with_the_setting_that_measures_it
 
 def test_of_precisions_alone_nothing_is_said_of_nesting(three: Manifest) -> None:
     whole = tuple(axis.size for axis in three.axes)
-    entries = tuple(
-        replace(entry, values={"ffn": whole, "bits": (bits,)})
-        for entry, bits in zip(three.submodels, (8, 16, 32), strict=True)
-    )
+    entries = tuple(replace(entry, values={"ffn": whole}) for entry in three.submodels)
     precisions = replace(three, submodels=entries)
     (warning,) = quality_warnings(precisions)
     assert "was not measured, since no examples were given: compile with `text`" in warning
     (warning,) = quality_warnings(keeping(precisions, small=0.6, medium=0.95, large=1.0))
-    assert warning.endswith("their precision costs it; a wider one keeps more")
+    assert warning.endswith("their precision costs it; a higher one keeps more")
 
 
 @pytest.mark.parametrize("limit", [Request(budget="edge"), Request(latency_ms=3.0)])

@@ -154,15 +154,15 @@ def test_what_a_bundle_says_of_its_precisions() -> None:
     bundle = nestforge.open_bundle(GOLDEN / "bundle-precisions")
     manifest = bundle.manifest
     assert dict(bundle_facts(manifest, bundle.build))["precision"] == "int8-dynamic, fp32"
-    assert manifest.axes[-1] == Axis("bits", 32, (8, 32))
     assert {engine.submodel: engine.precision for engine in manifest.engines} == {
         "ffn32-heads1": "fp32",
-        "ffn32-heads1-bits8": "int8-dynamic",
+        "ffn32-heads1.int8-dynamic": "int8-dynamic",
         "ffn64-heads2": "fp32",
-        "ffn64-heads2-bits8": "int8-dynamic",
+        "ffn64-heads2.int8-dynamic": "int8-dynamic",
     }
     whole, small = manifest.submodel("100%"), manifest.submodel("100%.int8-dynamic")
-    assert (whole.id, small.id) == ("ffn64-heads2", "ffn64-heads2-bits8")
+    assert (whole.id, small.id) == ("ffn64-heads2", "ffn64-heads2.int8-dynamic")
+    assert manifest.submodel("ffn64.int8-dynamic") == small, "what an id leaves out has its full size"
     assert small.weight_bytes < whole.weight_bytes
 
 

@@ -201,7 +201,17 @@ REFUSED: list[tuple[str, Edit, str]] = [
         "submodel ffn16: axis layers.0.ffn: expected 1..32, got 33",
     ),
     ("value of 0", lambda d: values(d, {"ffn": [0]}), "submodel ffn16: axis layers.0.ffn: expected 1..32, got 0"),
-    ("other id", lambda d: values(d, {"ffn": [8]}), "submodel ffn16: its values are those of ffn8"),
+    (
+        "precision of another submodel",
+        lambda d: d["engines"][0].update(precision="int8"),
+        "engine ffn16@b1-s8: in int8; its submodel is in fp32",
+    ),
+    (
+        "id without its precision",
+        lambda d: d["submodels"][0].update(precision="int8"),
+        "submodel ffn16: its values and precision are those of ffn16.int8",
+    ),
+    ("other id", lambda d: values(d, {"ffn": [8]}), "submodel ffn16: its values and precision are those of ffn8"),
     ("pad", lambda d: d["inputs"][0].update(dtype="int32", high=None, pad=2**31), "pad 2147483648 is outside"),
     ("pad of bool", lambda d: d["inputs"][1].update(dtype="bool", pad=2), "attention_mask: pad 2 is outside 0..1"),
     ("pad of float16", lambda d: d["inputs"][0].update(dtype="float16", high=None, pad=70000), "-65504..65504"),

@@ -18,6 +18,7 @@ from nestforge.exporters.source import open_source
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.load_profile import load_profile
+from nestforge.profiles.precision import run_by
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.tiny_coda import save_tiny_pair
@@ -113,7 +114,7 @@ def test_plan_is_public_and_needs_no_torch(tiny_folder: Path) -> None:
         ),
         (
             {"precisions": ["bf16"]},
-            "precision: bf16 does not run on onnxruntime; expected some of fp32, fp16, int8, int8-dynamic, int4",
+            "precision: bf16 does not run on onnxruntime; expected some of " + ", ".join(run_by("onnxruntime")),
         ),
         (
             {"submodels": ["ffn7"]},

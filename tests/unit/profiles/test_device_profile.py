@@ -7,6 +7,7 @@ from nestforge.bucket import Bucket
 from nestforge.errors import ProfileError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.device_profile import TensorRTOptions, profile_data, profile_precisions, read_profile
+from nestforge.profiles.precision import PRECISIONS, run_by
 
 DATA: dict[str, Any] = {
     "schema_version": 1,
@@ -103,28 +104,20 @@ def test_capacities_of_caches_of_one_size() -> None:
         ("schema_version", 2, "here: schema_version 2, expected 1"),
         ("name", "", "here: name: expected text, got an empty one"),
         ("backend", "onnx-runtime", "here: backend: got 'onnx-runtime'; did you mean 'onnxruntime'?"),
-        ("precision", "fp8", "here: precision: got 'fp8'; expected one of fp32, fp16, bf16, int8, int8-dynamic, int4"),
-        (
-            "precision",
-            ["fp32", 16],
-            "here: precision: got 16; expected one of fp32, fp16, bf16, int8, int8-dynamic, int4",
-        ),
+        ("precision", "fp8", f"here: precision: got 'fp8'; expected one of {', '.join(PRECISIONS)}"),
+        ("precision", ["fp32", 16], f"here: precision: got 16; expected one of {', '.join(PRECISIONS)}"),
         ("precision", [], "here: precision: expected at least one"),
         (
             "precision",
             "bf16",
-            "here: precision: bf16 does not run on onnxruntime; expected some of fp32, fp16, int8, int8-dynamic, int4",
+            "here: precision: bf16 does not run on onnxruntime; expected some of " + ", ".join(run_by("onnxruntime")),
         ),
-        (
-            "precision",
-            ["fp32", "int8", "int8-dynamic"],
-            "here: precision: int8 and int8-dynamic both have 8 bits; expected one precision of each width",
-        ),
+        ("precision", ["fp32", "int8", "int8"], "here: precision: int8 is named twice"),
         ("precisions", ["fp32"], "here: unknown key 'precisions'; did you mean 'precision'?"),
         (
             "rates.at",
             {"fp8": {"gemm_gflops": 1, "batched_gemm_gflops": 1}},
-            "here: rates: at: got 'fp8'; expected one of fp32, fp16, bf16, int8, int8-dynamic, int4",
+            f"here: rates: at: got 'fp8'; expected one of {', '.join(PRECISIONS)}",
         ),
         (
             "rates.at",

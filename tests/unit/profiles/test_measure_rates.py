@@ -7,7 +7,7 @@ import pytest
 from nestforge.profiles import measure_rates
 from nestforge.profiles.measure_rates import (
     CHAINS,
-    INTEGER_CHAINS,
+    CHAINS_BY_PRECISION,
     matmul_nbits_constants,
     measure_host_rates,
     numpy_run,
@@ -52,7 +52,7 @@ def test_every_rate_is_measured_and_the_source_said(
     assert min(figures) > 0
     if onnx_found:
         assert rates.at is not None
-        assert list(rates.at) == ["int8", "int8-dynamic", "int4"]
+        assert list(rates.at) == ["int8-dynamic", "int8", "int4"]
         assert {products.batched_gemm_gflops for products in rates.at.values()} == {rates.batched_gemm_gflops}
         assert min(products.gemm_gflops for products in rates.at.values()) > 0
     else:
@@ -63,7 +63,7 @@ def test_every_rate_is_measured_and_the_source_said(
 
 @pytest.mark.parametrize(("name", "least"), [("int8", 0.995), ("int8-dynamic", 0.995), ("int4", 0.95)])
 def test_integer_products_are_those_of_the_same_weights(name: str, least: float) -> None:
-    chain = INTEGER_CHAINS[name]
+    chain = CHAINS_BY_PRECISION[name]
     found, exact = onnxruntime_run(chain, cores=1)(), numpy_run(CHAINS["gemm"])()
     assert (found.shape, chain.work) == (exact.shape, CHAINS["gemm"].work)
     cosine = float(np.sum(found * exact) / np.linalg.norm(found) / np.linalg.norm(exact))
@@ -77,16 +77,16 @@ def test_integer_chains_have_the_kernels_of_engines() -> None:
         name: {
             (node.domain, node.op_type) for node in onnx.load_from_string(measure_rates._onnx_bytes(chain)).graph.node
         }
-        for name, chain in INTEGER_CHAINS.items()
+        for name, chain in CHAINS_BY_PRECISION.items()
     }
     eight = {("", "QuantizeLinear"), ("com.microsoft", "QGemm")}
     rows = eight | {("", operator) for operator in ("Abs", "ReduceMax", "Div", "Mul")}
     assert kernels == {"int8": eight, "int8-dynamic": rows, "int4": rows | {("com.microsoft", "MatMulNBits")}}
 
 
-@pytest.mark.parametrize("name", INTEGER_CHAINS)
+@pytest.mark.parametrize("name", CHAINS_BY_PRECISION)
 def test_a_measurement_says_nothing_of_graphs(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    onnxruntime_run(INTEGER_CHAINS[name], cores=1)
+    onnxruntime_run(CHAINS_BY_PRECISION[name], cores=1)
     assert capfd.readouterr() == ("", "")
 
 

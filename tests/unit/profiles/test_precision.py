@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from itertools import pairwise
 from typing import get_args
 
 import pytest
-from nestforge.elastic import BITS, Axis, Submodel
+from nestforge.elastic import Axis, Submodel
 from nestforge.profiles.precision import (
     ENCODINGS,
     FP32,
@@ -14,29 +15,32 @@ from nestforge.profiles.precision import (
     Precision,
     encoded_bytes,
     encoded_shape,
+    in_precision,
     precision_of,
     precision_problem,
+    rank,
     run_by,
-    widths_of,
 )
 
-FFN = Axis("layers.0.ffn", 8)
+
+def named(precision: str | None) -> Submodel:
+    return Submodel(((Axis("layers.0.ffn", 8), 8),), precision)
 
 
-def at(bits: int | None) -> Submodel:
-    axes = [(FFN, 8)] if bits is None else [(FFN, 8), (Axis(BITS, 32, (8, 32)), bits)]
-    return Submodel(tuple(axes))
-
-
-def test_one_precision_is_no_choice() -> None:
-    assert widths_of(["fp16"]) == ()
-    assert precision_of(at(None), ["fp16"]) == "fp16"
-
-
-def test_of_several_the_bits_tell() -> None:
-    assert widths_of(["fp32", "int8-dynamic"]) == (8, 32)
-    assert precision_of(at(8), ["fp32", "int8-dynamic"]) == "int8-dynamic"
-    assert precision_of(at(32), ["int8-dynamic", "fp32"]) == "fp32"
+@pytest.mark.parametrize(
+    ("precisions", "name", "precision"),
+    [
+        (["fp16"], None, "fp16"),
+        (["int8", "fp32"], None, "fp32"),
+        (["int8", "fp32", "int8-dynamic"], "int8", "int8"),
+        (["int8", "fp32", "int8-dynamic"], "int8-dynamic", "int8-dynamic"),
+    ],
+)
+def test_a_submodel_that_names_none_has_the_highest_precision(
+    precisions: list[Precision], name: str | None, precision: Precision
+) -> None:
+    assert precision_of(named(name), precisions) == precision
+    assert in_precision(named(None), precision, precisions) == named(name)
 
 
 def test_every_name_has_an_entry() -> None:
@@ -45,25 +49,25 @@ def test_every_name_has_an_entry() -> None:
 
 def test_entries_and_the_registry_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
-        PRECISIONS["fp32"].bits = 16  # type: ignore[misc]
+        PRECISIONS["fp32"].encoding = ".fp16"  # type: ignore[misc]
     with pytest.raises(TypeError):
         PRECISIONS["fp8"] = PRECISIONS["fp16"]  # type: ignore[index]
 
 
 def test_what_each_precision_is() -> None:
     table = {
-        name: (spec.bits, spec.numbers, spec.calibration, spec.is_emulated, spec.is_always_packed)
+        name: (spec.encoding, spec.numbers, spec.calibration, spec.is_emulated, spec.is_always_packed)
         for name, spec in PRECISIONS.items()
     }
     assert table == {
-        "fp32": (32, "floats", None, False, False),
-        "fp16": (16, "halves", "range", False, False),
-        "bf16": (16, "halves", None, True, False),
-        "int8": (8, "integers", "scales", False, False),
-        "int8-dynamic": (8, "integers", None, False, False),
-        "int4": (4, "integers", None, False, True),
+        "fp32": ("", "floats", None, False, False),
+        "fp16": (".fp16", "halves", "range", False, False),
+        "bf16": (".bf16", "halves", None, True, False),
+        "int8-dynamic": (".int8", "integers", None, False, False),
+        "int8": (".int8", "integers", "scales", False, False),
+        "int4": (".int4", "integers", None, False, True),
     }
-    assert run_by("onnxruntime") == ("fp32", "fp16", "int8", "int8-dynamic", "int4")
+    assert run_by("onnxruntime") == ("fp32", "fp16", "int8-dynamic", "int8", "int4")
     assert run_by("tensorrt") == ("fp32", "fp16", "bf16", "int8")
 
 
@@ -72,15 +76,14 @@ def test_what_runs_nowhere_but_on_a_gpu_is_emulated() -> None:
         assert spec.is_emulated == ("onnxruntime" not in spec.backends)
 
 
-def test_the_traced_precision_is_the_widest_and_the_tightest() -> None:
-    traced = PRECISIONS[TRACED]
-    for name, spec in PRECISIONS.items():
-        if name != TRACED:
-            assert spec.bits < traced.bits
-            assert spec.tolerance.atol > traced.tolerance.atol
-            assert spec.tolerance.rtol > traced.tolerance.rtol
-            assert spec.tolerance.rms > traced.tolerance.rms
-            assert spec.tolerance.min_cosine < traced.tolerance.min_cosine
+def test_the_traced_precision_is_the_highest_and_no_tolerance_shrinks_below_another() -> None:
+    assert rank(TRACED) == 0
+    limits = [spec.tolerance for spec in PRECISIONS.values()]
+    for higher, lower in pairwise(limits):
+        assert higher.atol <= lower.atol
+        assert higher.rtol <= lower.rtol
+        assert higher.rms <= lower.rms
+        assert higher.min_cosine >= lower.min_cosine
 
 
 @pytest.mark.parametrize(
@@ -90,8 +93,8 @@ def test_the_traced_precision_is_the_widest_and_the_tightest() -> None:
         (["bf16", "int8", "fp32"], "tensorrt", None),
         ([], "tensorrt", "expected at least one"),
         (["int4"], "tensorrt", "int4 does not run on tensorrt; expected some of fp32, fp16, bf16, int8"),
-        (["fp32", "fp32"], "onnxruntime", "fp32 is named twice; expected one precision of each width"),
-        (["fp16", "bf16"], "tensorrt", "fp16 and bf16 both have 16 bits; expected one precision of each width"),
+        (["fp16", "bf16"], "tensorrt", None),
+        (["fp32", "fp32"], "onnxruntime", "fp32 is named twice"),
     ],
 )
 def test_what_a_backend_runs(precisions: list[str], backend: str, problem: str | None) -> None:

@@ -227,9 +227,8 @@ def test_rates_that_were_measured_in_another_way_are_measured_again(
 
 def test_rates_of_other_benchmarks_have_another_version() -> None:
     """Raise the version with what is measured, else hosts keep the rates of the benchmarks before."""
-    chains = {
-        name: replace(chain, repeat=1) for name, chain in (measure_rates.CHAINS | measure_rates.INTEGER_CHAINS).items()
-    }
+    every = measure_rates.CHAINS | measure_rates.CHAINS_BY_PRECISION
+    chains = {name: replace(chain, repeat=1) for name, chain in every.items()}
     graphs = {name: onnx.load_from_string(measure_rates._onnx_bytes(chain)).graph for name, chain in chains.items()}
     of_rows = "Abs ReduceMax Div QuantizeLinear QGemm Mul"
     assert (probe_host._MEASUREMENT_VERSION, {n: " ".join(o.op_type for o in g.node) for n, g in graphs.items()}) == (

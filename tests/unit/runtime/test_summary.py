@@ -109,12 +109,12 @@ def test_stages_with_what_they_took_on_the_wall_and_of_the_processor() -> None:
     assert stage_table(replace(record, cpu_seconds={})).rows == [["load", "1.3", "-"], ["trace", "10.0", "-"]]
 
 
-NAMES = ShortNames({"ffn16": "S", "ffn16x1_32x1": "S+1", "ffn32": "XL", "ffn32-bits8": "XL.int8"})
+NAMES = ShortNames({"ffn16": "S", "ffn16x1_32x1": "S+1", "ffn32": "XL", "ffn32.int8": "XL.int8"})
 
 
 def test_whole_ids_become_labels_also_in_those_of_engines_and_in_sentences() -> None:
     assert NAMES("ffn16x1_32x1@b1-s8") == "S+1@b1-s8"
-    assert NAMES("ffn32-bits8.layers0_3@b1-s8") == "XL.int8.layers0_3@b1-s8"
+    assert NAMES("ffn32.int8.layers0_3@b1-s8") == "XL.int8.layers0_3@b1-s8"
     assert NAMES("in the next, ffn32, latency exceeds") == "in the next, XL, latency exceeds"
     assert NAMES("ffn16-heads2 and ffn168 are others") == "ffn16-heads2 and ffn168 are others"
 

@@ -18,7 +18,7 @@ from nestforge.compiler.planning.levels import (
     rung_labels,
     unusual,
 )
-from nestforge.elastic import BITS, Axis, ElasticSpec
+from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import PlanError
 from nestforge.profiles.device_profile import DeviceProfile, PromotionOrder
 from nestforge.profiles.load_profile import load_profile
@@ -270,19 +270,12 @@ def test_the_order_of_a_rung() -> None:
     }
 
 
-def test_rungs_in_every_precision_go_from_narrow_to_wide() -> None:
-    plain = encoder(layers=1).spec
-    spec = ElasticSpec((*plain.axes, Axis(BITS, 32, (4, 16, 32))), ())
-    rungs = ladder(levels(spec, {"ffn": [0.5, 1]}, 8))
-    assert [rung.id for rung in rungs] == ["ffn128-heads4", "ffn256-heads4"], "levels move no precision"
-    assert [rung.id for rung in in_every_precision(rungs)] == [
-        f"ffn{width}-heads4{bits}" for width in (128, 256) for bits in ("-bits4", "-bits16", "")
-    ]
-
-
-def test_one_precision_leaves_the_rungs_alone() -> None:
+def test_the_highest_precision_of_a_rung_comes_last() -> None:
     rungs = ladder(levels(encoder(layers=1).spec, {"ffn": [0.5, 1]}, 8))
-    assert in_every_precision(rungs) == rungs
+    assert [rung.id for rung in in_every_precision(rungs, ["fp16", "int4", "fp32"])] == [
+        f"ffn{width}-heads4{precision}" for width in (128, 256) for precision in (".int4", ".fp16", "")
+    ]
+    assert in_every_precision(rungs, ["int8"]) == rungs, "one precision leaves the rungs alone"
 
 
 PROFILE = load_profile("laptop-x86")
@@ -300,9 +293,8 @@ def test_rungs_count_the_layers_that_were_promoted() -> None:
     assert found.by_kind()["ffn"] == [128, 128, 256]
 
 
-def test_another_precision_than_the_widest_is_in_the_label() -> None:
+def test_another_precision_than_the_highest_is_in_the_label() -> None:
     spec = encoder(layers=2).spec
-    spec = replace(spec, axes=(*spec.axes, Axis(BITS, 32, (8, 32))))
     profile = replace(PROFILE, precisions=("fp32", "int8"))
     labels = rung_labels(levels(spec, {"ffn": [0.5, 1]}, 8), profile)
     names = ["50%.int8", "50%", "50%+1.int8", "50%+1", "100%.int8", "100%"]

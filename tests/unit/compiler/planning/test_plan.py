@@ -15,13 +15,12 @@ from nestforge.compiler.planning.candidate import BucketCost, Candidate
 from nestforge.compiler.planning.cost_model import Correction
 from nestforge.compiler.planning.levels import PROMOTION_ORDERS, levels
 from nestforge.compiler.planning.plan import Plan, Rejection, choose, make_plan
-from nestforge.elastic import BITS, Axis
 from nestforge.errors import PlanError
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.device_profile import DeviceProfile, ProductRates
 from nestforge.profiles.load_profile import load_profile
-from nestforge.profiles.precision import Precision, widths_of
+from nestforge.profiles.precision import Precision
 from nestforge.strict import structure, unstructure
 from support.bare_encoder import Encoder, encoder
 from support.tiny_compile import board
@@ -336,13 +335,10 @@ def test_a_submodel_of_a_shorter_sequence_costs_what_it_costs_at_its_own(tmp_pat
 
 
 def in_precisions(*precisions: Precision, **budgets: BudgetSpec) -> tuple[Encoder, DeviceProfile]:
-    """The bare encoder with the axis that a source gets where there are several precisions."""
-    source, widths = encoder(layers=2), widths_of(precisions)
-    spec = replace(source.spec, axes=(*source.spec.axes, Axis(BITS, widths[-1], widths)))
-    return replace(source, spec=spec), device(budgets, precisions=precisions)
+    return encoder(layers=2), device(budgets, precisions=precisions)
 
 
-def test_a_budget_takes_the_largest_rung_and_there_the_widest_precision() -> None:
+def test_a_budget_takes_the_largest_rung_and_there_the_highest_precision() -> None:
     whole = plan_for(encoder(layers=2), device({"full": BudgetSpec()})).candidates[-1].parameters
     source, profile = in_precisions(
         "fp32", "int8", full=BudgetSpec(), equal=BudgetSpec(parameters=whole), small=BudgetSpec(latency_ms="70 %")
@@ -351,27 +347,27 @@ def test_a_budget_takes_the_largest_rung_and_there_the_widest_precision() -> Non
     assert [budget.submodel for budget in plan.budgets] == [
         "ffn256-heads4",
         "ffn256-heads4",
-        "ffn256-heads4-bits8",
+        "ffn256-heads4.int8",
     ]
-    assert "in the next, XL, " in plan.budgets[-1].reason, "the next rung is the same submodel, wider"
+    assert "in the next, XL, " in plan.budgets[-1].reason, "the next rung is the same submodel in fp32"
 
 
 def test_every_rung_stands_once_in_each_precision_and_labels_say_which() -> None:
     source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
     plan = plan_for(source, profile)
     plain = plan_for(encoder(layers=2), device({"full": BudgetSpec()}))
-    assert [c.id for c in plan.candidates] == [id_ for c in plain.candidates for id_ in (f"{c.id}-bits8", c.id)]
+    assert [c.id for c in plan.candidates] == [id_ for c in plain.candidates for id_ in (f"{c.id}.int8", c.id)]
     labels = {c.id: c.labels for c in plan.candidates if c.labels}
     assert labels["ffn128-heads2"] == ("M",)
-    assert labels["ffn128-heads2-bits8"] == ("M.int8",)
-    assert labels["ffn64x1_128x1-heads1x1_2x1-bits8"] == ("S+1.int8",)
-    assert {c.precision for c in plan.candidates if c.id.endswith("bits8")} == {"int8"}
+    assert labels["ffn128-heads2.int8"] == ("M.int8",)
+    assert labels["ffn64x1_128x1-heads1x1_2x1.int8"] == ("S+1.int8",)
+    assert {c.precision for c in plan.candidates if c.id.endswith(".int8")} == {"int8"}
 
 
 def test_a_narrower_precision_moves_fewer_bytes_and_is_never_predicted_slower() -> None:
     source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
     by_id = {c.id: c for c in plan_for(source, profile).candidates}
-    narrow, wide = by_id["ffn256-heads4-bits8"], by_id["ffn256-heads4"]
+    narrow, wide = by_id["ffn256-heads4.int8"], by_id["ffn256-heads4"]
     for low, high in zip(narrow.costs, wide.costs, strict=True):
         assert low.flops == high.flops
         assert low.moved_bytes < high.moved_bytes
@@ -387,7 +383,7 @@ def test_corrections_cover_every_precision() -> None:
 
 def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision() -> None:
     smallest = plan_for(*in_precisions("fp32", "int8", full=BudgetSpec())).candidates[:2]
-    assert [c.id for c in smallest] == ["ffn64-heads1-bits8", "ffn64-heads1"]
+    assert [c.id for c in smallest] == ["ffn64-heads1.int8", "ffn64-heads1"]
     latency, parameters = smallest[0].figures["latency_ms"], smallest[0].parameters
     source, profile = in_precisions("fp32", "int8", tiny=BudgetSpec(latency_ms=latency / 2, parameters=parameters))
     with pytest.raises(PlanError) as failure:

@@ -11,7 +11,7 @@ from nestforge.bundle.build_record import BuildRecord
 from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.manifest import Manifest, SubmodelEntry
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.elastic import BITS, Axis
+from nestforge.elastic import Axis
 from nestforge.errors import SelectionError
 from nestforge.ownership import Owner
 from nestforge.runtime.engines.memory import MemoryCap, engine_needs, residencies_for
@@ -162,17 +162,25 @@ def test_tables_are_the_engines_own_need(bundle: Bundle) -> None:
     assert (need.weight_bytes, need.own_bytes) == (plain.weight_bytes, plain.own_bytes + 3 * MB)
 
 
-def test_engines_of_other_bits_share_no_pages() -> None:
+def test_engines_of_other_precisions_share_no_pages() -> None:
     manifest = exits_manifest([Bucket(1, 8)])
-    axes = (Axis("layers.0.ffn", 8), Axis(BITS, 32, (8, 32)))
+    axes = (Axis("layers.0.ffn", 8),)
     entries = tuple(
-        SubmodelEntry(f"ffn{ffn}-bits{bits}", (), {"ffn": (ffn,), "bits": (bits,)}, ffn, ffn * bits // 8 * MB)
+        SubmodelEntry(f"ffn{ffn}{end}", (), {"ffn": (ffn,)}, ffn, ffn * size * MB, precision=precision)
         for ffn in (4, 8)
-        for bits in (8, 32)
+        for precision, end, size in (("int8", ".int8", 1), ("fp32", "", 4))
     )
     whole = next(engine for engine in manifest.engines if engine.segment is None)
     engines = tuple(
-        replace(whole, id=entry.id, submodel=entry.id, file=f"{entry.id}.onnx", weight_bytes=None) for entry in entries
+        replace(
+            whole,
+            id=entry.id,
+            submodel=entry.id,
+            file=f"{entry.id}.onnx",
+            weight_bytes=None,
+            precision=entry.precision,
+        )
+        for entry in entries
     )
     several = bundle_of(replace(manifest, axes=axes, submodels=entries, engines=engines, budgets=(), exits=None))
     own = sum(engine.private_bytes + engine.activation_bytes for engine in engines) / MB

@@ -3,54 +3,52 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleIncompatibleError
 from nestforge.profiles.backends import BACKENDS
+from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines.onnxruntime import backend as onnxruntime
 from nestforge.runtime.engines.runner import opener, runnable_engines
 from support.fake_gpu import host_provider
 
-Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
+
+@pytest.fixture
+def bundle(tiny_bundle: Path) -> Bundle:
+    return open_bundle(tiny_bundle)
+
+
+def with_engines(bundle: Bundle, *engines: EngineEntry) -> Bundle:
+    return replace(bundle, manifest=replace(bundle.manifest, engines=engines))
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-dynamic", "int4"])
 def test_a_provider_leaves_out_integers_that_only_the_processor_multiplies(
-    own_bundle: Path, edit_manifest: Edit, precision: str
+    bundle: Bundle, precision: Precision
 ) -> None:
-    def some(manifest: dict[str, Any]) -> None:
-        manifest["engines"][0]["precision"] = precision
-
-    def every(manifest: dict[str, Any]) -> None:
-        for engine in manifest["engines"]:
-            engine["precision"] = precision
-
-    edit_manifest(own_bundle, some)
-    bundle = open_bundle(own_bundle)
-    assert runnable_engines(bundle) == bundle.manifest.engines
-    assert runnable_engines(bundle, host_provider()) == bundle.manifest.engines[1:]
-    edit_manifest(own_bundle, every)
+    first, *others = bundle.manifest.engines
+    some = with_engines(bundle, replace(first, precision=precision), *others)
+    assert runnable_engines(some) == some.manifest.engines
+    assert runnable_engines(some, host_provider()) == some.manifest.engines[1:]
+    every = with_engines(bundle, *(replace(engine, precision=precision) for engine in bundle.manifest.engines))
     with pytest.raises(BundleIncompatibleError) as error:
-        runnable_engines(open_bundle(own_bundle), host_provider())
+        runnable_engines(every, host_provider())
     assert str(error.value) == (
-        f"bundle {own_bundle}: provider host runs none of its engines, whose kernels for {precision} are a "
+        f"bundle {bundle.path}: provider host runs none of its engines, whose kernels for {precision} are a "
         "processor's; use provider cpu, or compile it with fp32 or fp16"
     )
 
 
-def test_a_provider_runs_graphs_for_tensorrt_whatever_their_precision(own_bundle: Path, edit_manifest: Edit) -> None:
-    def change(manifest: dict[str, Any]) -> None:
-        for engine, precision in zip(manifest["engines"], ("int8", "bf16", "fp16", "fp32"), strict=False):
-            engine.update(backend="tensorrt", precision=precision)
-
-    edit_manifest(own_bundle, change)
-    bundle = open_bundle(own_bundle)
-    assert {engine.precision for engine in bundle.manifest.engines} >= {"int8", "bf16"}
-    assert runnable_engines(bundle, host_provider()) == bundle.manifest.engines
+def test_a_provider_runs_graphs_for_tensorrt_whatever_their_precision(bundle: Bundle) -> None:
+    precisions: tuple[Precision, ...] = ("int8", "bf16", "fp16", "fp32")
+    pairs = zip(bundle.manifest.engines, precisions, strict=False)
+    graphs = with_engines(bundle, *(replace(one, backend="tensorrt", precision=name) for one, name in pairs))
+    assert {engine.precision for engine in graphs.manifest.engines} >= {"int8", "bf16"}
+    assert runnable_engines(graphs, host_provider()) == graphs.manifest.engines
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -387,7 +387,7 @@ def test_a_plan_names_its_precisions(compiled: Any, precisions: str, line: str) 
     table = succeeding(*arguments).stdout.splitlines()
     assert table[2].split(maxsplit=1) == ["precision", line]
     chosen = {budget["submodel"] for budget in json.loads(succeeding(*arguments, "--json").stdout)["budgets"]}
-    unused = "," in precisions and not any(submodel.endswith("-bits8") for submodel in chosen)
+    unused = "," in precisions and not any(submodel.endswith(".int8") for submodel in chosen)
     assert ("note: int8: no budget chose it; `--include levels` builds it all the same" in table) == unused
 
 
@@ -404,15 +404,15 @@ def test_inspect_counts_weights_in_the_precision_of_the_profile(compiled: Any, t
     assert [line.split() for line in text.splitlines() if line.startswith("precision")] == [["precision", "int8"]]
 
 
-def test_inspect_shows_levels_in_the_widest_of_several(compiled: Any, tmp_path: Path) -> None:
+def test_inspect_shows_levels_in_the_highest_of_several(compiled: Any, tmp_path: Path) -> None:
     profile = profile_with(tmp_path, compiled.profile, "int8", "fp32")
     found = json.loads(succeeding("inspect", compiled.model, "--profile", profile, "--json").stdout)
     assert found["precisions"] == ["int8", "fp32"]
-    assert not any("bits" in level["submodel"] for level in found["levels"])
+    assert not any("int8" in level["submodel"] for level in found["levels"])
 
 
 @pytest.mark.parametrize("precisions", [("int8",), ("int8", "fp16")])
-def test_mixnmatch_plans_in_the_widest_precision(
+def test_mixnmatch_plans_in_the_highest_precision(
     compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[Precision, ...]
 ) -> None:
     planned: list[Any] = []
@@ -432,4 +432,4 @@ def test_mixnmatch_plans_in_the_widest_precision(
     result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert isinstance(result.exception, Planned)
     assert {c.precision for plan in made for c in plan.candidates} == {precisions[-1]}
-    assert not any("bits" in c.id for plan in made for c in plan.candidates)
+    assert not any(precision in c.id for plan in made for c in plan.candidates for precision in precisions)
