@@ -293,15 +293,3 @@ class Architecture:
                 places[part] = Place(tensor, whole, slice(start, start + rows))
                 start += rows
         return places
-
-
-if TYPE_CHECKING:  # plans are made without torch
-    import torch
-
-
-if TYPE_CHECKING:  # plans are made without torch
-    import torch
-
-
-if TYPE_CHECKING:  # plans are made without torch
-    import torch

@@ -20,6 +20,7 @@ import torch
 from ..bundle.manifest import Ranking
 from ..elastic import ElasticSpec, Order, PrefixSlice, Submodel
 from ..errors import CheckpointError
+from .modules.layers import mend_sizes
 from .source import ModelSource
 
 # Families wrap the user's module as attribute ``model``; names in an ElasticSpec are the module's own.
@@ -89,9 +90,7 @@ class UniversalModel:
                 view = view.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
             memo[id(parameter)] = torch.nn.Parameter(view, requires_grad=False)
         narrowed = copy.deepcopy(self.module, memo)
-        for part in narrowed.modules():
-            if isinstance(part, torch.nn.Linear):
-                part.out_features, part.in_features = part.weight.shape
+        mend_sizes(narrowed)
         if self.source.architecture.narrow is not None:
             self.source.architecture.narrow(narrowed, submodel)
         return narrowed

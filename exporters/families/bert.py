@@ -10,17 +10,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
-from ...elastic import Axis, Submodel
+from ...elastic import Submodel
 from ...workload import Op, elementwise, linear, lookup, self_attention
 from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import MOST_LAYERS, read_classes, read_number, read_pad, refuse_unhonoured
 from ..family import Family
-from ..hugging_face.describe import describe
 from ..hugging_face.interface import (
     QUESTION,
     TOKEN_CLASSES,
@@ -30,6 +29,7 @@ from ..hugging_face.interface import (
     Size,
     TextModel,
     attention_problems,
+    describe,
     read_head,
 )
 from ..hugging_face.tensors import Parameters, held_tensors
@@ -37,7 +37,6 @@ from ..hugging_face.tensors import Parameters, held_tensors
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-_ATTENTION_NAME = re.compile(r"(?:.+\.)?encoder\.layer\.(\d{1,9})\.attention\.self")
 _UNUSED_TENSOR = re.compile(r"(?:.+\.)?(?:pooler\.dense\.(?:weight|bias)|embeddings\.(?:position_ids|token_type_ids))")
 
 # One linear layer on what the pooler makes of [CLS], or two on [CLS] itself.
@@ -168,8 +167,9 @@ class BertModel(TextModel):
         if self.embedding != hidden:
             found.linear(f"{at}embeddings_project", self.embedding, hidden)
         for number in range(self.layers):
-            layer, heads, ffn = f"{at}encoder.layer.{number}", f"layers.{number}.heads", f"layers.{number}.ffn"
-            attention = f"{layer}.attention"
+            layer, attention = f"{at}encoder.layer.{number}", f"{at}encoder.layer.{number}.attention"
+            ffn = found.axis(f"layers.{number}.ffn", self.ffn)
+            heads = found.axis(f"layers.{number}.heads", self.heads)
             for part in ("query", "key", "value"):
                 found.linear(f"{attention}.self.{part}", hidden, hidden, rows=heads, unit=self.head_dim)
             found.linear(f"{attention}.output.dense", hidden, hidden, columns=heads, unit=self.head_dim)
@@ -240,8 +240,6 @@ def _refuse_other_summaries(checkpoint: Checkpoint) -> None:
 def read(checkpoint: Checkpoint) -> Architecture:
     """The encoder in ``checkpoint`` with its head, and with modules of sentence-transformers behind it."""
     model = read_bert(checkpoint)
-    sizes = (("ffn", model.ffn), ("heads", model.heads))
-    axes = [Axis(f"layers.{layer}.{kind}", size) for layer in range(model.layers) for kind, size in sizes]
     names = model.names_in_files(checkpoint)
     signature = model.signature(checkpoint, model.positions, "first_token" if model.causal else "token", model.types)
     if model.head is None and model.pooler:
@@ -250,8 +248,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
     choices = model.head is not None and model.head.choices
     loading = Loading(without_pooler=not model.pooler, given=_single_choices if choices else None)
     workload = partial(_workload, model)
-    found = describe(checkpoint, axes, model.parameters, names, signature, workload, loading, model.hidden)
-    return replace(found, narrow=_narrow, variant_problems=attention_problems(model.heads, model.heads))
+    found = describe(checkpoint, model.parameters, names, signature, workload, loading, model.hidden)
+    return replace(found, variant_problems=attention_problems(model.heads, model.heads))
 
 
 FAMILY = Family("bert", tuple(LAYOUTS), read)
@@ -284,12 +282,3 @@ def _workload(model: BertModel, submodel: Submodel, bucket: Bucket) -> list[Op]:
     if model.pooler:
         ops.append(linear("pooler", bucket.batch, hidden, hidden))
     return [*ops, *model.head_ops(bucket)]
-
-
-def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-    for name, part in module.named_modules():
-        if match := _ATTENTION_NAME.fullmatch(name):
-            heads = submodel[f"layers.{match[1]}.heads"]
-            attention: Any = part
-            attention.num_attention_heads = heads
-            attention.all_head_size = heads * attention.attention_head_size

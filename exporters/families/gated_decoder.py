@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
 from ...bundle.entries.tensor_spec import RowNeed
-from ...elastic import Axis, Submodel
+from ...elastic import Submodel
 from ...errors import CheckpointError
 from ...strict import structure
 from ...workload import Op, elementwise, linear, lookup
@@ -35,7 +35,6 @@ from ..hugging_face.decoder_positions import (
     pattern,
     read_windows,
 )
-from ..hugging_face.describe import describe
 from ..hugging_face.interface import (
     LAST_TOKEN_CLASSES,
     NEXT_TOKEN,
@@ -45,6 +44,7 @@ from ..hugging_face.interface import (
     Loading,
     TextModel,
     attention_problems,
+    describe,
     read_decoder,
 )
 from ..hugging_face.tensors import Parameters, Shape, held_tensors
@@ -52,10 +52,9 @@ from ..parts import CachedForm
 from .gemma3n import Gemma3nParts, nested_spec, read_parts
 
 if TYPE_CHECKING:  # plans are made without torch
-    import torch
+    pass
 
 _FLOAT32_BYTES = 4
-_MLP_NAME = re.compile(r".+\.layers\.(\d{1,9})\.mlp")
 _TOKEN_CLASSES = Head({"logits": ("sequence", "classes")}, {"score": Dense("hidden", "classes")})
 _HEADS = (NEXT_TOKEN, LAST_TOKEN_CLASSES, _TOKEN_CLASSES, QUESTION)
 # Tensors that published folders carry and no module has.
@@ -221,17 +220,12 @@ class DecoderModel(TextModel):
         return self.gemma3n is None or layer < len(self.widths) - self.gemma3n.shared_layers
 
     @property
-    def axes(self) -> list[Axis]:
-        """``layers.N.ffn``."""
-        return [Axis(f"layers.{layer}.ffn", width) for layer, width in enumerate(self.widths)]
-
-    @property
     def parameters(self) -> Parameters:
         """Every parameter of the module."""
         found, hidden = Parameters(), self.hidden
         found.add(f"{self.prefix}embed_tokens.weight", self.vocabulary, hidden)
         for layer, width in enumerate(self.widths):
-            at, axis = f"{self.prefix}layers.{layer}", f"layers.{layer}.ffn"
+            at, axis = f"{self.prefix}layers.{layer}", found.axis(f"layers.{layer}.ffn", width)
             self._add_attention(found, f"{at}.self_attn", layer)
             for part in ("gate_proj", "up_proj"):
                 found.linear(f"{at}.mlp.{part}", hidden, width, self.ffn_bias, rows=axis)
@@ -267,25 +261,6 @@ class DecoderModel(TextModel):
             return {}
         ffns = (f"{self.prefix}layers.{layer}.mlp" for layer in range(len(self.widths)))
         return {f"{at}.gate_up_proj.weight": (f"{at}.gate_proj.weight", f"{at}.up_proj.weight") for at in ffns}
-
-    def names_in_files(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Every tensor of the folder, by the name that the module gives the parameter, or by that of the class's own
-        module where ours has several parameters in its place. Raises CheckpointError for one that is missing, misfits
-        or has no place."""
-        shapes: dict[str, Shape] = dict(self.parameters.shapes)
-        for tensor, parts in self.stacked.items():
-            parted = [shapes.pop(part) for part in parts]
-            shapes[tensor] = (sum(rows for rows, *_ in parted), *parted[0][1:])
-        is_of_others = self.unused(_HEADS, _UNUSED_TENSOR)
-
-        def is_unused(name: str) -> bool:
-            """Also keys and values of a layer that reads another's."""
-            shared = _SHARED_KEY_TENSOR.fullmatch(name)
-            return is_of_others(name) or (shared is not None and not self.has_keys(int(shared[1])))
-
-        # The text part of a multimodal Gemma 3n has names of its own.
-        renamed = ((_TEXT_PREFIX, "model."),) if self.gemma3n is not None else ()
-        return held_tensors(checkpoint, shapes, self.prefix.rstrip(".") or "model", is_unused, renamed)
 
 
 def read_decoder_model(checkpoint: Checkpoint) -> DecoderModel:
@@ -346,25 +321,37 @@ def _refusals(stated: _Stated, masked: bool) -> Iterator[str]:
 def read(checkpoint: Checkpoint) -> Architecture:
     """The decoder in ``checkpoint`` with its head, and with modules of sentence-transformers behind it."""
     model = read_decoder_model(checkpoint)
-    names, shortened = model.names_in_files(checkpoint), None
+    parameters, shortened = model.parameters, None
+    own: dict[str, Shape] = dict(parameters.shapes)  # of the class's own module
+    for tensor, parts in model.stacked.items():
+        parted = [own.pop(part) for part in parts]
+        own[tensor] = (sum(rows for rows, *_ in parted), *parted[0][1:])
+    is_of_others = model.unused(_HEADS, _UNUSED_TENSOR)
+
+    def is_unused(name: str) -> bool:
+        """Also keys and values of a layer that reads another's."""
+        shared = _SHARED_KEY_TENSOR.fullmatch(name)
+        return is_of_others(name) or (shared is not None and not model.has_keys(int(shared[1])))
+
+    # The text part of a multimodal Gemma 3n has names of its own.
+    renamed = ((_TEXT_PREFIX, "model."),) if model.gemma3n is not None else ()
+    names = held_tensors(checkpoint, own, model.prefix.rstrip(".") or "model", is_unused, renamed)
     if model.positions < model.stated_positions:
         shortened = f"rotary positions change for texts of more, up to the {model.stated_positions} stated"
     needs: RowNeed | None = "first_token" if checkpoint.has_modules else None  # what pools tokens must know them
     found = describe(
         checkpoint,
-        model.axes,
-        model.parameters,
+        parameters,
         names,
         model.signature(checkpoint, model.positions, needs, shortened=shortened),
         partial(_workload, model),
         # Gemma 3n's own class knows widths per layer, the others do not.
-        Loading(resize=None if model.gemma3n else partial(_resize, model), finish=partial(_finish, model, checkpoint)),
+        Loading(shapes=None if model.gemma3n else own, finish=partial(_finish, model, checkpoint)),
         model.hidden,
     )
     return replace(
         found,
         spec=found.spec if model.gemma3n is None else nested_spec(checkpoint, found.spec, model.gemma3n),
-        narrow=_narrow,
         stacked={names[tensor]: parts for tensor, parts in model.stacked.items() if tensor in names},
         cached=_cached(model),
         variant_problems=attention_problems(model.heads, model.kv_heads),
@@ -446,26 +433,6 @@ def _ffn_ops(model: DecoderModel, at: str, layer: int, submodel: Submodel, bucke
     if model.gemma3n is not None and model.gemma3n.sparse[layer]:
         ops.append(elementwise(f"{at}.ffn.cutoff", tokens * width, passes=10))
     return ops
-
-
-def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-    for name, part in module.named_modules():
-        if match := _MLP_NAME.fullmatch(name):
-            mlp: Any = part
-            mlp.intermediate_size = submodel[f"layers.{match[1]}.ffn"]
-
-
-def _resize(model: DecoderModel, module: Any) -> None:
-    """Gives every layer its own width."""
-    import torch
-
-    layers = module.get_submodule(model.prefix.rstrip(".")).layers
-    for layer, width in zip(layers, model.widths, strict=True):
-        made = {"gate_up_proj": 2 * width} if model.layout.packed else {"gate_proj": width, "up_proj": width}
-        for name, outputs in made.items():
-            setattr(layer.mlp, name, torch.nn.Linear(model.hidden, outputs, bias=model.ffn_bias))
-        layer.mlp.down_proj = torch.nn.Linear(width, model.hidden, bias=model.ffn_bias)
-        layer.mlp.intermediate_size = width
 
 
 def _finish(model: DecoderModel, checkpoint: Checkpoint, module: Any) -> None:

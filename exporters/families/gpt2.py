@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
-from ...elastic import Axis, Submodel
+from ...elastic import Submodel
 from ...workload import Op, elementwise, lookup, pre_norm_layer
 from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import MOST_LAYERS, read_classes, read_number, read_widths, refuse_unhonoured
 from ..family import Family
-from ..hugging_face.describe import describe
 from ..hugging_face.interface import (
     LAST_TOKEN_CLASSES,
     NEXT_TOKEN,
@@ -30,6 +29,7 @@ from ..hugging_face.interface import (
     Loading,
     TextModel,
     attention_problems,
+    describe,
     read_decoder,
 )
 from ..hugging_face.tensors import Parameters, held_tensors
@@ -73,7 +73,7 @@ class Gpt2Model(TextModel):
         found.add(f"{at}wte.weight", self.vocabulary, hidden)
         found.add(f"{at}wpe.weight", self.positions, hidden)
         for number, width in enumerate(self.widths):
-            layer, ffn = f"{at}h.{number}", f"layers.{number}.ffn"
+            layer, ffn = f"{at}h.{number}", found.axis(f"layers.{number}.ffn", width)
             found.linear(f"{layer}.attn.c_attn", hidden, 3 * hidden)
             found.linear(f"{layer}.attn.c_proj", hidden, hidden)
             found.linear(f"{layer}.mlp.c_fc", hidden, width, rows=ffn)
@@ -99,12 +99,11 @@ def read(checkpoint: Checkpoint) -> Architecture:
     stored = {name: shape[::-1] if name in transposed else shape for name, shape in parameters.shapes.items()}
     found = describe(
         checkpoint,
-        [Axis(f"layers.{layer}.ffn", width) for layer, width in enumerate(model.widths)],
         parameters,
         held_tensors(checkpoint, stored, _DECODER, model.unused(CLASSES.values(), _UNUSED_TENSOR)),
         model.signature(checkpoint, model.positions, "first_token" if checkpoint.has_modules else None),
         partial(_workload, model),
-        Loading(widths=_WIDTHS, resize=partial(_resize, model), finish=partial(_finish, model)),
+        Loading(widths=_WIDTHS, shapes=stored, finish=partial(_finish, model)),
         model.hidden,
     )
     cached = model.cached_form(model.positions, (CachedLayer(model.heads, model.head_dim),) * len(model.widths))
@@ -150,13 +149,6 @@ def _workload(model: Gpt2Model, submodel: Submodel, bucket: Bucket) -> list[Op]:
         at = f"layers.{layer}"
         ops += pre_norm_layer(at, bucket, hidden, model.heads, model.head_dim, submodel[f"{at}.ffn"])
     return [*ops, elementwise("norm", tokens * hidden, passes=4), *model.head_ops(bucket)]
-
-
-def _resize(model: Gpt2Model, module: Any) -> None:
-    """Gives every layer its own width."""
-    layers = module.get_submodule(model.prefix.rstrip(".")).h
-    for layer, width in zip(layers, model.widths, strict=True):
-        layer.mlp = type(layer.mlp)(width, module.config)
 
 
 def _finish(model: Gpt2Model, module: Any) -> None:

@@ -16,15 +16,14 @@ from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import TextEntry
-from ...elastic import Axis, Submodel
+from ...elastic import Submodel
 from ...workload import Op, elementwise, linear, lookup
 from ..architecture import Architecture, is_table
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import LEARNED, MOST_LAYERS, read_number, read_pad, refuse_unhonoured
 from ..checkpoints.generation_defaults import read_decoder_start
 from ..family import Family
-from ..hugging_face.describe import describe
-from ..hugging_face.interface import Loading, attention_problems
+from ..hugging_face.interface import Loading, attention_problems, describe, generating
 from ..hugging_face.tensors import Parameters, held_tensors
 from ..parts import CachedForm, EncoderForm
 from ..signature import Signature
@@ -87,11 +86,6 @@ class T5Model:
         return ("wi_0", "wi_1") if self.gated else ("wi",)
 
     @property
-    def axes(self) -> list[Axis]:
-        """``encoder.layers.N.ffn`` and ``decoder.layers.N.ffn``."""
-        return [Axis(f"{side}.layers.{n}.ffn", self.ffn) for side, layers in self.stacks.items() for n in range(layers)]
-
-    @property
     def parameters(self) -> Parameters:
         """Every parameter of the module."""
         found = Parameters()
@@ -113,7 +107,7 @@ class T5Model:
             found.linear(f"{at}.{place}.{attention}.o", inner, self.hidden, bias=False)
         if layer == 0:
             found.add(f"{at}.0.SelfAttention.relative_attention_bias.weight", self.buckets, self.heads)
-        ffn, axis = f"{at}.{len(attentions)}.DenseReluDense", f"{stack}.layers.{layer}.ffn"
+        ffn, axis = f"{at}.{len(attentions)}.DenseReluDense", found.axis(f"{stack}.layers.{layer}.ffn", self.ffn)
         for up in self.ups:
             found.linear(f"{ffn}.{up}", self.hidden, self.ffn, bias=False, rows=axis)
         found.linear(f"{ffn}.wo", self.ffn, self.hidden, bias=False, columns=axis)
@@ -198,7 +192,6 @@ def read(checkpoint: Checkpoint) -> Architecture:
     model = read_t5(checkpoint)
     found = describe(
         checkpoint,
-        model.axes,
         model.parameters,
         model.names_in_files(checkpoint),
         _signature(checkpoint, model),
@@ -233,24 +226,22 @@ def _signature(checkpoint: Checkpoint, model: T5Model) -> Signature:
 
 
 def _cached(model: T5Model) -> CachedForm:
-    def encoder(module: torch.nn.Module) -> torch.nn.Module:
-        from ..hugging_face.generating import T5Encoder
-
-        return T5Encoder(module.model).eval()
-
-    def cached(module: torch.nn.Module) -> torch.nn.Module:
-        from ..hugging_face.generating import CachedT5
-
-        return CachedT5(module.model).eval()
-
-    def recorded(module: torch.nn.Module) -> torch.nn.Module:
-        from ..hugging_face.generating import RecordedT5
-
-        return RecordedT5(module.model).eval()
-
     layers = (CachedLayer(model.heads, model.head_dim),) * model.decoder_layers
-    form = EncoderForm(model.start, MOST_TOKENS, encoder, partial(encoding_ops, model), partial(step_ops, model))
-    return CachedForm(model.vocabulary, MOST_TOKENS, layers, cached, recorded, encoder=form)
+    encoder = EncoderForm(
+        model.start,
+        MOST_TOKENS,
+        lambda module: generating().T5Encoder(module.model).eval(),
+        partial(encoding_ops, model),
+        partial(step_ops, model),
+    )
+    return CachedForm(
+        model.vocabulary,
+        MOST_TOKENS,
+        layers,
+        lambda module: generating().CachedT5(module.model).eval(),
+        lambda module: generating().RecordedT5(module.model).eval(),
+        encoder=encoder,
+    )
 
 
 def forward_ops(model: T5Model, submodel: Submodel, bucket: Bucket) -> list[Op]:
@@ -336,35 +327,29 @@ def _attention(model: T5Model, at: str, bucket: Bucket, seen: int, made_of: int)
     yield elementwise(f"{at}.residual", tokens * model.hidden, passes=3)
 
 
-class Buckets:
-    """The function from relative positions to buckets that a class of transformers has, as a table of its own results.
+def look_up_distances(stack: Any) -> None:
+    """Makes one side of a T5 look its relative positions up, in a table of what its class's own function returns.
 
     Between two buckets the logarithm of a position is a whole number, which its last bit decides: an engine's logarithm
     may have another.
     """
+    import torch
 
-    def __init__(self, attention: Any) -> None:
-        import torch
-
-        farthest = attention.relative_attention_max_distance
-        self.table: torch.Tensor = attention._relative_position_bucket(
-            torch.arange(-farthest, farthest + 1),
-            bidirectional=not attention.is_decoder,
-            num_buckets=attention.relative_attention_num_buckets,
-            max_distance=farthest,
-        )
-
-    def __call__(self, relative_position: torch.Tensor, **_how: Any) -> torch.Tensor:
-        """Buckets of ``relative_position``, both int64 of any shape; all that are farther share the last ones."""
-        farthest = len(self.table) // 2
-        return self.table[relative_position.clamp(-farthest, farthest) + farthest]
-
-
-def look_up_distances(stack: Any) -> None:
-    """Makes one side of a T5 look its relative positions up."""
     attention = stack.block[0].layer[0].SelfAttention
+    farthest = attention.relative_attention_max_distance
+    table: torch.Tensor = attention._relative_position_bucket(
+        torch.arange(-farthest, farthest + 1),
+        bidirectional=not attention.is_decoder,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=farthest,
+    )
+
+    def bucket_of(relative_position: torch.Tensor, **_how: Any) -> torch.Tensor:
+        """Buckets of ``relative_position``, both int64 of any shape; all that are farther share the last ones."""
+        return table[relative_position.clamp(-farthest, farthest) + farthest]
+
     # In the place of the class's own function, which a submodule of this name would not hide.
-    attention.__dict__["_relative_position_bucket"] = Buckets(attention)
+    attention.__dict__["_relative_position_bucket"] = bucket_of
 
 
 def _finish(model: T5Model, module: Any) -> None:

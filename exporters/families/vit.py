@@ -14,27 +14,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import Role, TensorSpec
-from ...elastic import Axis, Submodel
+from ...elastic import Submodel
 from ...workload import Op, elementwise, linear, pre_norm_layer
 from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import MOST_LAYERS, read_classes, read_number, read_widths, refuse_unhonoured
 from ..family import Family
-from ..hugging_face.describe import describe
-from ..hugging_face.interface import Loading
+from ..hugging_face.interface import Loading, describe
 from ..hugging_face.tensors import Parameters, held_tensors
 from ..signature import Signature
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-_ATTENTION_NAME = re.compile(r"(?:.+\.)?layers\.(\d{1,9})\.attention")
 # A convolution of one pixel, which makes the pixels of a patch.
 _RECONSTRUCTION_HEAD = "decoder.0"
 _CLASS_HEAD_BESIDE_TEACHER, _TEACHER_HEAD = "cls_classifier", "distillation_classifier"
@@ -124,7 +122,8 @@ class VitModel:
         found.add(f"{at}embeddings.patch_embeddings.projection.weight", h, self.channels, *self.patch)
         found.add(f"{at}embeddings.patch_embeddings.projection.bias", h)
         for number, width in enumerate(self.widths):
-            layer, heads, ffn = f"{at}layers.{number}", f"layers.{number}.heads", f"layers.{number}.ffn"
+            layer, ffn = f"{at}layers.{number}", found.axis(f"layers.{number}.ffn", width)
+            heads = found.axis(f"layers.{number}.heads", self.heads)
             for part in ("q_proj", "k_proj", "v_proj"):
                 found.linear(f"{layer}.attention.{part}", h, inner, self.qkv_bias, rows=heads, unit=self.head_dim)
             found.linear(f"{layer}.attention.o_proj", inner, h, columns=heads, unit=self.head_dim)
@@ -206,19 +205,14 @@ def _pair(checkpoint: Checkpoint, key: str) -> tuple[int, int]:
 def read(checkpoint: Checkpoint) -> Architecture:
     """The vision transformer in ``checkpoint`` with its head."""
     model = read_vit(checkpoint)
-    axes = [
-        Axis(f"layers.{layer}.{kind}", size)
-        for layer, width in enumerate(model.widths)
-        for kind, size in (("ffn", width), ("heads", model.heads))
-    ]
+    parameters = model.parameters
     loading = Loading(
         without_pooler=model.pooled is None,
-        resize=partial(_resize, model),
+        shapes=parameters.shapes,
         found=_class_embedding if model.head is None else None,
     )
-    names, workload = model.names_in_files(checkpoint), partial(_workload, model)
-    found = describe(checkpoint, axes, model.parameters, names, _signature(model), workload, loading)
-    return replace(found, narrow=_narrow)
+    names = model.names_in_files(checkpoint)
+    return describe(checkpoint, parameters, names, _signature(model), partial(_workload, model), loading)
 
 
 FAMILY = Family("vit", tuple(CLASSES), read, reads_config_alone=True)
@@ -254,23 +248,6 @@ def _workload(model: VitModel, submodel: Submodel, bucket: Bucket) -> list[Op]:
         return [*ops, linear("decoder", bucket.batch * model.patches, hidden, pixels)]
     ends = (("pooler", model.pooled), ("classifier", model.classes))
     return ops + [linear(name, bucket.batch, hidden, size) for name, size in ends if size]
-
-
-def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-    for name, part in module.named_modules():
-        if match := _ATTENTION_NAME.fullmatch(name):
-            attention: Any = part
-            attention.num_attention_heads = submodel[f"layers.{match[1]}.heads"]
-
-
-def _resize(model: VitModel, module: Any) -> None:
-    """Gives every layer its own width."""
-    import torch
-
-    base = module.get_submodule(model.prefix.rstrip("."))
-    for layer, width in zip(base.layers, model.widths, strict=True):
-        layer.mlp.fc1 = torch.nn.Linear(model.hidden, width)
-        layer.mlp.fc2 = torch.nn.Linear(width, model.hidden)
 
 
 def _class_embedding(result: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

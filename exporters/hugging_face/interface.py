@@ -1,26 +1,28 @@
-"""Classes of transformers: heads behind the base model, inputs, outputs and generation (no torch here)."""
+"""Classes of transformers as the compiler sees them: heads behind the base model, inputs, outputs, generation, and what
+their families state alike (no torch here)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from re import Pattern
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
 from ...bundle.entries.tensor_spec import Role, RowNeed, TensorSpec
-from ...bundle.manifest import TextEntry
+from ...elastic import ElasticSpec, Submodel
 from ...workload import Op, elementwise, linear
-from ..architecture import EVERY_VARIANT
+from ..architecture import EVERY_VARIANT, Architecture
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.config import read_classes, read_pad
+from ..checkpoints.config import read_classes, read_nesting, read_pad
 from ..parts import CachedForm
 from ..sentence_transformers.modules import TOKENS
-from ..sentence_transformers.read_modules import SentenceModules
+from ..sentence_transformers.read_modules import SentenceModules, read_modules
 from ..sentence_transformers.text_settings import with_text_settings
-from ..signature import Signature
-from .tensors import Parameters
+from ..signature import Signature, text_entry
+from .tensors import Parameters, Shape
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -144,7 +146,7 @@ class TextModel:
         modules -= {name.rpartition(".")[0] for name in own.shapes}
 
         def is_unused(name: str) -> bool:
-            module, _, kind = name.removeprefix(self.prefix).rpartition(".")
+            module, _, kind = name.rpartition(".")
             is_other = module in modules and kind in ("weight", "bias")
             return is_other or name in hidden or others.fullmatch(name) is not None
 
@@ -167,7 +169,7 @@ class TextModel:
         if types > 1:
             inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=types))
         mask, type_ids = "attention_mask" if needs else None, "token_type_ids" if types > 1 else None
-        text = TextEntry("tokenizer.json", "input_ids", mask, type_ids, None) if checkpoint.tokenizer_files else None
+        text = text_entry(checkpoint, "input_ids", mask, type_ids)
         return Signature(tuple(inputs), tuple(self._outputs()), positions, mask, text, shortened=shortened)
 
     def _outputs(self) -> Iterator[TensorSpec]:
@@ -186,17 +188,20 @@ class TextModel:
         if self.head is None or not self.head.follows:
             return None
 
-        def cached(module: torch.nn.Module) -> torch.nn.Module:
-            from .generating import CachedDecoder
+        return CachedForm(
+            self.vocabulary,
+            positions,
+            layers,
+            lambda module: generating().CachedDecoder(module.model, layers).eval(),
+            lambda module: generating().RecordedDecoder(module.model, layers).eval(),
+        )
 
-            return CachedDecoder(module.model, layers).eval()
 
-        def recorded(module: torch.nn.Module) -> torch.nn.Module:
-            from .generating import RecordedDecoder
+def generating() -> ModuleType:
+    """The modules of generation, which need torch."""
+    from . import generating
 
-            return RecordedDecoder(module.model, layers).eval()
-
-        return CachedForm(self.vocabulary, positions, layers, cached, recorded)
+    return generating
 
 
 def read_head(checkpoint: Checkpoint, classes: Mapping[str, Head | None]) -> Head | None:
@@ -228,15 +233,15 @@ class Loading:
     """How the user's module is loaded, by functions on it that import torch inside themselves.
 
     ``class_name``: the class in place of the one that ``config.json`` names. ``widths`` is the key that may list FFN
-    widths by layer; ``resize`` then gives every layer its own before weights are loaded, of classes that know one width
-    alone. ``finish`` changes the loaded module. ``given`` are the class's inputs for those of the signature, ``found``
-    more outputs, both by name.
+    widths by layer; ``shapes`` are then those of the class's own parameters, which it is given before weights are
+    loaded, of classes that know one width alone. ``finish`` changes the loaded module. ``given`` are the class's inputs
+    for those of the signature, ``found`` more outputs, both by name.
     """
 
     without_pooler: bool = False
     class_name: str | None = None
     widths: str = "intermediate_size"
-    resize: Callable[[Any], None] | None = None
+    shapes: Mapping[str, Shape] | None = None
     finish: Callable[[Any], None] | None = None
     given: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     found: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
@@ -274,3 +279,44 @@ def with_modules(signature: Signature, checkpoint: Checkpoint, modules: Sentence
         pooled = POOLING_MASK if modules.leaves_prompt_out else None
         text = with_text_settings(checkpoint, replace(text, embedding=EMBEDDING), pooled)
     return replace(signature, inputs=inputs, outputs=tuple(outputs), text=text)
+
+
+def describe(
+    checkpoint: Checkpoint,
+    parameters: Parameters,
+    names: Mapping[str, str],
+    signature: Signature,
+    workload: Callable[[Submodel, Bucket], list[Op]],
+    loading: Loading,
+    hidden: int | None = None,
+) -> Architecture:
+    """The architecture of a class of transformers, whose ``parameters`` have one ``ffn`` axis a layer.
+
+    ``names`` are those of ``held_tensors``. Behind a model whose tokens are ``hidden`` wide there may be modules of
+    sentence-transformers; without ``hidden`` it takes none. Raises CheckpointError for modules or nesting that are not
+    understood.
+    """
+    modules = None if hidden is None else read_modules(checkpoint, hidden)
+    interface = with_modules(signature, checkpoint, modules)
+    nesting = read_nesting(checkpoint, tuple(dict.fromkeys(axis.kind for axis in parameters.axes)))
+
+    def load() -> torch.nn.Module:
+        from .transformers_model import load_module
+
+        return load_module(checkpoint, interface, modules, loading)
+
+    return Architecture(
+        spec=ElasticSpec(
+            tuple(parameters.axes),
+            tuple(parameters.slices),
+            nesting.nested,
+            depth=sum(axis.kind == "ffn" for axis in parameters.axes),
+            granularities=nesting.granularities,
+        ),
+        signature=interface,
+        parameter_shapes=parameters.shapes,
+        workload=workload,
+        load=load,
+        names_in_files=names,
+        modules=modules,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...elastic import PrefixSlice
+from ...elastic import Axis, PrefixSlice
 from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint, compare_with_headers
 
@@ -34,11 +34,17 @@ _LEGACY_RENAMINGS: Renamings = (("LayerNorm.gamma", "LayerNorm.weight"), ("Layer
 
 
 class Parameters:
-    """Every parameter of a module by its name there, in the module's order, and how elastic axes slice them."""
+    """Every parameter of a module by its name there, in the module's order, and how the elastic ``axes`` slice them."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, Shape] = {}
+        self.axes: list[Axis] = []
         self.slices: list[PrefixSlice] = []
+
+    def axis(self, name: str, size: int) -> str:
+        """The name of an axis, which is added."""
+        self.axes.append(Axis(name, size))
+        return name
 
     def add(self, name: str, *shape: int) -> None:
         """A parameter that no axis slices."""

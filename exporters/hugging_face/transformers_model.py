@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers
+from ..modules.layers import mend_sizes
 from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
+from .tensors import Shape
 
 # In transformers' masking_utils: finds where the next of several sequences in one row begins.
 _SEARCH = "find_packed_sequence_indices"
@@ -107,7 +109,7 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
     try:
         listed = checkpoint.config.get(widths)
-        resized = loading.resize if isinstance(listed, list) else None
+        resized = loading.shapes if isinstance(listed, list) else None
         if resized is not None:
             assert isinstance(listed, list)
             config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
@@ -148,12 +150,17 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
     return frozen
 
 
-def _resized(cls: Any, resize: Callable[[torch.nn.Module], None]) -> Any:
-    """``cls`` whose new modules are resized. It keeps its name: by it transformers finds how weights were renamed."""
+def _resized(cls: Any, shapes: Mapping[str, Shape]) -> Any:
+    """``cls`` whose new modules have parameters of ``shapes``. It keeps its name: by it transformers finds how weights
+    were renamed."""
 
     def init(self: torch.nn.Module, *args: Any, **options: Any) -> None:
         cls.__init__(self, *args, **options)
-        resize(self)
+        for name, parameter in list(self.named_parameters()):
+            if tuple(parameter.shape) != shapes.get(name, tuple(parameter.shape)):
+                owner, _, own = name.rpartition(".")
+                setattr(self.get_submodule(owner), own, torch.nn.Parameter(torch.empty(shapes[name])))
+        mend_sizes(self)
 
     return type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
 

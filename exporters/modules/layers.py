@@ -121,3 +121,10 @@ def on_same_weights(model: M) -> M:
     """A copy of ``model`` whose parameters and buffers are those of ``model``."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
+
+
+def mend_sizes(model: torch.nn.Module) -> None:
+    """Gives linear layers the sizes that their weights have."""
+    for part in model.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.out_features, part.in_features = part.weight.shape

@@ -115,9 +115,12 @@ def elastic_spec(config: CodaEncoderDecoderConfig) -> ElasticSpec:
     layers = [replace(axis, name=f"{ENCODER}{axis.name}") for axis in own.axes if axis.layer is not None]
     whole = [axis for axis in own.axes if axis.layer is None]
     cuts = [replace(cut, parameter=f"{ENCODER}{cut.parameter}", axis=f"{ENCODER}{cut.axis}") for cut in own.slices]
-    axes, slices = config.decoder.axes, config.decoder.parameters.slices
+    added = config.decoder.parameters
     return replace(
-        own, axes=(*layers, *axes, *whole), slices=(*cuts, *slices), depth=own.depth + config.num_decoder_layers
+        own,
+        axes=(*layers, *added.axes, *whole),
+        slices=(*cuts, *added.slices),
+        depth=own.depth + config.num_decoder_layers,
     )
 
 

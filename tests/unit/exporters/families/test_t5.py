@@ -15,7 +15,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.families.t5 import FAMILY, Buckets
+from nestforge.exporters.families.t5 import FAMILY, look_up_distances
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal, rank, taylor_scores
@@ -124,10 +124,11 @@ def test_neurons_of_both_sides_are_ranked_without_changing_the_function(tmp_path
 @pytest.mark.parametrize(("buckets", "farthest"), [(8, 20), (32, 128), (32, 17)])
 def test_buckets_of_relative_positions_are_those_of_transformers(side: str, buckets: int, farthest: int) -> None:
     sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": farthest}
-    attention = getattr(make_t5(**sizes), side).block[0].layer[0].SelfAttention
-    places = torch.arange(-700, 701)
+    stack, places = getattr(make_t5(**sizes), side), torch.arange(-700, 701)
+    attention = stack.block[0].layer[0].SelfAttention
     expected = attention._relative_position_bucket(places, side == "encoder", buckets, farthest)
-    assert torch.equal(Buckets(attention)(places), expected)
+    look_up_distances(stack)
+    assert torch.equal(attention._relative_position_bucket(places), expected)
 
 
 def test_a_text_feeds_both_sides_the_second_one_place_later(folder: Path) -> None:

@@ -100,7 +100,6 @@ def test_narrowing_equals_masking_what_was_cut(universal: UniversalModel) -> Non
     for index, layer in enumerate(universal.module.model.vit.layers):
         layer.mlp.fc2.weight.data[:, submodel[f"layers.{index}.ffn"] :] = 0
         layer.attention.o_proj.weight.data[:, 8 * submodel[f"layers.{index}.heads"] :] = 0
-    assert [a.num_attention_heads for a in (layer.attention for layer in narrowed.model.vit.layers)] == [1, 2]
     torch.testing.assert_close(narrowed(IMAGES)[0], universal.module(IMAGES)[0], atol=1e-5, rtol=1e-5)
 
 
