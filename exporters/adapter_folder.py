@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..bundle.entries.task_entry import LORA_A, LORA_B
 from ..errors import CheckpointError
 from ..outside_file import read_json
-from .checkpoints.checkpoint import Checkpoint, read_headers
+from ..strict import structure
+from .checkpoints.checkpoint import Checkpoint, open_weights
+from .checkpoints.config import known_keys
 
-CONFIG_NAME = "adapter_config.json"
-
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _MAX_RANK = 2**16
-
 # What may have any value: how training went, who wrote the file, and what the tensors say as well.
 _OF_TRAINING = frozenset(
     [
@@ -31,45 +31,10 @@ _OF_TRAINING = frozenset(
         *("eva_config", "qalora_group_size", "ensure_weight_tying", "runtime_config", "fan_in_fan_out"),
     ]
 )
-
-_READ = frozenset(
-    [
-        *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias"),
-        *("modules_to_save", "init_lora_weights", "use_dora"),
-    ]
-)
-
 # The others begin from another base than the one that they name.
 _INITIAL = (True, False, "gaussian", "orthogonal", "eva")
-
 # Of a pattern: names alone, in which PEFT escapes nothing. Other regular expressions are not run.
 _LITERAL = re.compile(r"\^?[\w.-]+")
-
-
-@dataclass(frozen=True)
-class AdapterConfig:
-    """``targets`` are names of modules, or None where the folder gives an expression; ``saved`` are modules that were
-    trained whole. ``alphas`` and ``ranks`` are those of modules by their names, or ends of them."""
-
-    rank: int
-    alpha: float
-    is_rank_stabilized: bool
-    targets: tuple[str, ...] | None
-    saved: tuple[str, ...]
-    ranks: Mapping[str, float]
-    alphas: Mapping[str, float]
-
-    def rank_of(self, module: str) -> int:
-        """The rank of the pair beside ``module``."""
-        return int(_of(self.ranks, module, self.rank))
-
-    def scale_of(self, module: str) -> float:
-        """Factor of the pair's product: ``alpha / r``, or rank-stabilized ``alpha / sqrt(r)``."""
-        rank, alpha = self.rank_of(module), _of(self.alphas, module, self.alpha)
-        return alpha / sqrt(rank) if self.is_rank_stabilized else alpha / rank
-
-
-WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 # What the names of a pair beside an embedding end in.
 _OF_EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
@@ -78,6 +43,76 @@ _HEAD = "lm_head"
 # Tables of tokens and positions, which are no linear layers though they have two dimensions.
 _TABLE = re.compile(r"(?:.+\.)?(?:\w*embeddings?|embed_\w+|wte|wpe|shared)")
 _MAX_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """The keys that are read, with PEFT's defaults. ``modules_to_save`` were trained whole; numbers in patterns are
+    those of modules by their names, or ends of them."""
+
+    peft_type: Literal["LORA"]
+    r: int = field(default=8, metadata={"min": 1, "max": _MAX_RANK})
+    lora_alpha: float = field(default=8.0, metadata={"min": 1e-9, "max": 1e9})
+    use_rslora: bool = False
+    bias: Literal["none"] = "none"
+    init_lora_weights: Any = True
+    target_modules: str | tuple[str, ...] | None = None
+    modules_to_save: tuple[str, ...] | None = None
+    rank_pattern: Mapping[str, int] | None = field(default=None, metadata={"min": 1, "max": _MAX_RANK})
+    alpha_pattern: Mapping[str, float] | None = field(default=None, metadata={"min": 1e-9, "max": 1e9})
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of modules; none where there is an expression, or a word such as all-linear: the tensors say what it
+        meant."""
+        return self.target_modules if isinstance(self.target_modules, tuple) else ()
+
+    def rank_of(self, module: str) -> int:
+        """The rank of the pair beside ``module``."""
+        return int(_of(self.rank_pattern, module, self.r))
+
+    def scale_of(self, module: str) -> float:
+        """Factor of the pair's product: ``alpha / r``, or rank-stabilized ``alpha / sqrt(r)``."""
+        rank, alpha = self.rank_of(module), _of(self.alpha_pattern, module, self.lora_alpha)
+        return alpha / sqrt(rank) if self.use_rslora else alpha / rank
+
+    def has_whole(self, parameter: str) -> bool:
+        """Whether ``parameter`` is in a module that was trained whole: PEFT compares ends of names, within a name
+        too."""
+        names = parameter.split(".")[:-1]
+        modules = [".".join(names[:count]) for count in range(1, len(names) + 1)]
+        return any(module.endswith(self.modules_to_save or ()) for module in modules)
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """The configuration in ``folder``. Raises CheckpointError for anything but plain LoRA."""
+    path = folder / CONFIG_NAME
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; expected {CONFIG_NAME} of an adapter in it")
+    data = read_json(path, CheckpointError)
+    known = known_keys(AdapterConfig, data)
+    config = structure(AdapterConfig, known, str(path), CheckpointError)
+    if config.init_lora_weights not in _INITIAL:
+        raise CheckpointError(
+            f"{path}: init_lora_weights {str(config.init_lora_weights)[:80]!r} changes the base; convert the adapter "
+            "to plain LoRA (PEFT's save_pretrained does, with path_initial_model_for_weight_conversion)"
+        )
+    for key, value in data.items():  # kinds of LoRA that this list does not know are another function
+        if key not in _OF_TRAINING | known.keys() and value not in (None, False, {}, []):
+            raise CheckpointError(f"{path}: {key[:80]}: {str(value)[:80]}; expected plain LoRA, without it")
+    for key, pattern in (("rank_pattern", config.rank_pattern), ("alpha_pattern", config.alpha_pattern)):
+        for name in pattern or ():
+            if not _LITERAL.fullmatch(name):
+                raise CheckpointError(f"{path}: {key}: {name[:80]!r}: expected names of modules, no expression")
+    return config
+
+
+def _of(pattern: Mapping[str, float] | None, module: str, default: float) -> float:
+    """PEFT matches ``(.*\\.)?(name)$`` and takes the first."""
+    for name, value in (pattern or {}).items():
+        if module == name[1:] if name.startswith("^") else _ends(module, name):
+            return value
+    return default
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +142,12 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter
     modules to save that the file lacks, for two tensors of one place, and for tensors of another shape.
     """
     config = read_adapter_config(folder)
-    checkpoint = _opened(folder)
+    remedy = "save the adapter with PEFT's save_pretrained"
+    checkpoint = open_weights(folder / WEIGHTS_NAME, "adapter_model.bin", remedy)
     linear = [
         name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2
     ]
-    for target in config.targets or ():
+    for target in config.targets:
         if not any(_ends(module, target) or _ends(target, module) for module in linear):
             raise CheckpointError(
                 f"{folder / CONFIG_NAME}: target_modules: the model has no linear layer {target[:80]!r}"
@@ -129,22 +165,13 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter
         elif not path.endswith(LORA_B):
             parameter = _saved(folder, path, config, shapes)
             _require_one(folder, read, parameter, name)
-            saved[parameter] = _array(checkpoint, name, shapes[parameter])
+            (saved[parameter],) = _arrays(checkpoint, {name: shapes[parameter]})
         elif name.removesuffix(LORA_B) + LORA_A not in checkpoint.tensors:
             raise CheckpointError(f"{folder / WEIGHTS_NAME}: tensor {name[:120]} has no {LORA_A[1:]} beside it")
     if not pairs:
         raise CheckpointError(f"{folder / WEIGHTS_NAME}: no tensor ends in {LORA_A}; expected those of a LoRA adapter")
     _require_whole(folder, config, checkpoint.tensors, shapes, saved)
     return Adapter(folder, config, pairs, saved)
-
-
-def _opened(folder: Path) -> Checkpoint:
-    path = folder / WEIGHTS_NAME
-    if not path.is_file():
-        pickled = folder / "adapter_model.bin"
-        why = f"{pickled.name} is pickled, which can run code; " if pickled.exists() else ""
-        raise CheckpointError(f"{path}: no such file; {why}save the adapter with PEFT's save_pretrained")
-    return Checkpoint(folder, {}, read_headers(path, path.name))
 
 
 def _module(folder: Path, path: str, linear: Collection[str]) -> str:
@@ -176,10 +203,14 @@ def _pair(
     path = name.removeprefix(_PREFIX).removesuffix(LORA_A)
     outputs, inputs, rank = *shape, config.rank_of(path)
     other = name.removesuffix(LORA_A) + LORA_B
-    if other not in checkpoint.tensors:
-        raise CheckpointError(f"{checkpoint.folder / WEIGHTS_NAME}: tensor {other[:120]} is missing")
-    down, up = _array(checkpoint, name, (rank, inputs)), _array(checkpoint, other, (outputs, rank))
+    down, up = _arrays(checkpoint, {name: (rank, inputs), other: (outputs, rank)})
     return down, (up.astype(np.float64) * config.scale_of(path)).astype(np.float32)
+
+
+def _arrays(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
+    from .checkpoints.own_folder import read_tensors  # it needs torch
+
+    return [tensor.numpy() for tensor in read_tensors(checkpoint, shapes, f"{CONFIG_NAME} and the model say").values()]
 
 
 def _saved(folder: Path, path: str, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -192,7 +223,7 @@ def _saved(folder: Path, path: str, config: AdapterConfig, shapes: Mapping[str, 
             f"{where} is a base weight in the adapter; save it with PEFT's save_pretrained(save_embedding_layers=False)"
         )
     found = [name for name in shapes if name == path] or [name for name in shapes if _ends(path, name)]
-    if len(found) != 1 or not _is_saved(path, config):
+    if len(found) != 1 or not config.has_whole(path):
         raise CheckpointError(
             f"{where} is no pair of LoRA, nor of a module that modules_to_save names and the model has"
             f"{_perhaps_tied(path.removesuffix('.weight'))}"
@@ -209,41 +240,21 @@ def _require_whole(
 ) -> None:
     """Raises CheckpointError where the file lacks what the configuration says that it has."""
     paths = [name.removeprefix(_PREFIX).removesuffix(LORA_A) for name in tensors if name.endswith(LORA_A)]
-    for target in config.targets or ():
+    for target in config.targets:
         if not any(_ends(path, target) for path in paths):
             raise CheckpointError(
                 f"{folder / WEIGHTS_NAME}: no pair beside {target[:80]!r}, which {CONFIG_NAME} names in target_modules"
             )
     for name in shapes:
-        if name not in saved and _is_saved(name, config):
+        if name not in saved and config.has_whole(name):
             raise CheckpointError(
                 f"{folder / WEIGHTS_NAME}: no tensor {name}, of a module that {CONFIG_NAME} names in modules_to_save"
             )
 
 
-def _is_saved(parameter: str, config: AdapterConfig) -> bool:
-    """Whether ``parameter`` is in a module that was trained whole: PEFT compares ends of names, within a name too."""
-    names = parameter.split(".")[:-1]
-    modules = [".".join(names[:count]) for count in range(1, len(names) + 1)]
-    return any(module.endswith(config.saved) for module in modules)
-
-
 def _perhaps_tied(module: str) -> str:
     """Possible reason why the model has no ``module`` of its own."""
     return " of its own (one that it ties to its table of tokens is none)" if _ends(module, _HEAD) else ""
-
-
-def _array(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    from .checkpoints.own_folder import stored_tensor  # it needs torch
-
-    header = checkpoint.tensors[name]
-    if header.shape != shape:
-        raise CheckpointError(
-            f"{checkpoint.folder / WEIGHTS_NAME}: tensor {name[:120]} has shape {list(header.shape)}, expected "
-            f"{list(shape)} as {CONFIG_NAME} and the model say"
-        )
-    array: np.ndarray = stored_tensor(checkpoint, name).numpy()
-    return array
 
 
 def _ends(path: str, name: str) -> bool:
@@ -255,83 +266,3 @@ def _shown(names: Collection[str]) -> str:
     names = [name for name in names if not _TABLE.fullmatch(name)]
     kinds = sorted({name.rpartition(".")[2] for name in names}) if len(names) > _MAX_SHOWN else sorted(names)
     return ", ".join(kinds[:_MAX_SHOWN]) + (", ..." if len(kinds) > _MAX_SHOWN else "")
-
-
-def read_adapter_config(folder: Path) -> AdapterConfig:
-    """The configuration in ``folder``. Raises CheckpointError for anything but plain LoRA."""
-    path = folder / CONFIG_NAME
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; expected {CONFIG_NAME} of an adapter in it")
-    data = read_json(path, CheckpointError)
-    if data.get("peft_type") != "LORA":
-        raise CheckpointError(f"{path}: peft_type {str(data.get('peft_type'))[:80]!r}; expected 'LORA'")
-    if _flag(path, "use_dora", data):
-        raise CheckpointError(f"{path}: use_dora: DoRA is not read; expected plain LoRA")
-    if data.get("bias", "none") != "none":
-        raise CheckpointError(f"{path}: bias {str(data['bias'])[:80]!r}; expected 'none'")
-    initial = data.get("init_lora_weights", True)
-    if not any(initial is known or (isinstance(known, str) and initial == known) for known in _INITIAL):
-        raise CheckpointError(
-            f"{path}: init_lora_weights {str(initial)[:80]!r} changes the base; convert the adapter to plain LoRA "
-            "(PEFT's save_pretrained does, with path_initial_model_for_weight_conversion)"
-        )
-    for key, value in data.items():  # kinds of LoRA that this list does not know are another function
-        if key not in _OF_TRAINING | _READ and value not in (None, False, {}, []):
-            raise CheckpointError(f"{path}: {key[:80]}: {str(value)[:80]}; expected plain LoRA, without it")
-    return AdapterConfig(
-        rank=_rank(path, "r", data.get("r", 8)),
-        alpha=_number(path, "lora_alpha", data.get("lora_alpha", 8)),
-        is_rank_stabilized=_flag(path, "use_rslora", data),
-        targets=_names(path, "target_modules", data.get("target_modules")),
-        saved=_names(path, "modules_to_save", data.get("modules_to_save") or []) or (),
-        ranks={name: _rank(path, "rank_pattern", rank) for name, rank in _pattern(path, "rank_pattern", data)},
-        alphas={name: _number(path, "alpha_pattern", alpha) for name, alpha in _pattern(path, "alpha_pattern", data)},
-    )
-
-
-def _flag(path: Path, key: str, data: Mapping[str, Any]) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool):
-        raise CheckpointError(f"{path}: {key}: expected true or false, got {value!r:.80}")
-    return value
-
-
-def _number(path: Path, key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise CheckpointError(f"{path}: {key}: expected a number above 0, got {str(value)[:80]}")
-    return float(value)
-
-
-def _rank(path: Path, key: str, value: object) -> int:
-    if type(value) is not int or not 1 <= value <= _MAX_RANK:
-        raise CheckpointError(f"{path}: {key}: expected a whole number from 1 to {_MAX_RANK}, got {str(value)[:80]}")
-    return value
-
-
-def _names(path: Path, key: str, value: object) -> tuple[str, ...] | None:
-    if isinstance(value, str) or value is None:
-        return None  # an expression, or a word such as all-linear: the tensors say what it meant
-    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
-        raise CheckpointError(f"{path}: {key}: expected names of modules, got {str(value)[:80]}")
-    return tuple(value)
-
-
-def _pattern(path: Path, key: str, data: Mapping[str, Any]) -> list[tuple[str, object]]:
-    pattern = data.get(key) or {}
-    if not isinstance(pattern, dict):
-        raise CheckpointError(f"{path}: {key}: expected numbers by name, got {str(pattern)[:80]}")
-    for name in pattern:
-        if not _LITERAL.fullmatch(name):
-            raise CheckpointError(f"{path}: {key}: {name[:80]!r}: expected names of modules, no expression")
-    return list(pattern.items())
-
-
-def _of(pattern: Mapping[str, float], module: str, default: float) -> float:
-    """PEFT matches ``(.*\\.)?(name)$`` and takes the first."""
-    for name, value in pattern.items():
-        if name.startswith("^"):
-            if module == name[1:]:
-                return value
-        elif module == name or module.endswith(f".{name}"):
-            return value
-    return default

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ _VOCABULARY_FILES = (
     *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-
-
+_PICKLED = "pickled weights are refused since loading them can run code"
+CONFIG_SAYS = "config.json says"
 _READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -69,6 +69,26 @@ class Checkpoint:
     def not_finite(self, tensor: str) -> CheckpointError:
         """Error for a ``tensor`` that no engine could answer with."""
         return CheckpointError(f"{self.folder}: tensor {tensor} holds NaN or infinite values")
+
+    def lacks(self, tensor: str) -> CheckpointError:
+        """Error for a ``tensor`` that the model has and its files have not."""
+        return CheckpointError(f"{self.folder}: tensor {tensor:.200} is missing from the weights")
+
+    def header(self, tensor: str, shape: Sequence[int], says: str = CONFIG_SAYS) -> TensorHeader:
+        """The header of a ``tensor``. Raises CheckpointError for one that is missing, holds no floating-point numbers,
+        or is not of the ``shape`` that ``says`` who states it."""
+        header = self.tensors.get(tensor)
+        if header is None:
+            raise self.lacks(tensor)
+        if header.shape != tuple(shape):
+            raise CheckpointError(
+                f"{self.folder}: tensor {tensor:.200} has shape {list(header.shape)}; expected {list(shape)} as {says}"
+            )
+        if header.dtype not in _READABLE_DTYPES:
+            raise CheckpointError(
+                f"{self.folder}: tensor {tensor:.200} holds {header.dtype}; expected F32, F16 or BF16"
+            )
+        return header
 
     def require_weights(self) -> None:
         """Raises CheckpointError for a model that is not trained yet."""
@@ -165,10 +185,23 @@ def _weight_files(folder: Path) -> list[Path]:
     pickles = sorted(path.name for pattern in _PICKLE_PATTERNS for path in folder.glob(pattern))
     if pickles:
         raise CheckpointError(
-            f"{folder / pickles[0]}: pickled weights are refused since loading them can run code; convert once with "
-            f"transformers: AutoModel.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)"
+            f"{folder / pickles[0]}: {_PICKLED}; convert once with transformers: "
+            f"AutoModel.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)"
         )
     return []
+
+
+def open_weights(path: Path, pickled: str, remedy: str) -> Checkpoint:
+    """One safetensors file as a checkpoint without a configuration.
+
+    Raises CheckpointError with the ``remedy`` where it is missing, perhaps since there is a ``pickled`` one, and for a
+    damaged one.
+    """
+    if not path.is_file():
+        if (pickle := path.with_name(pickled)).is_file():
+            raise CheckpointError(f"{pickle}: {_PICKLED}; {remedy}")
+        raise CheckpointError(f"{path}: no such file; {remedy}")
+    return Checkpoint(path.parent, {}, read_headers(path, path.name))
 
 
 def read_headers(path: Path, file: str) -> dict[str, TensorHeader]:
@@ -186,25 +219,19 @@ def compare_with_headers(
     shapes: Mapping[str, tuple[int, ...]],
     names: Mapping[str, str] | None = None,
     unused: Callable[[str], object] = lambda _: False,
+    says: str = CONFIG_SAYS,
 ) -> None:
     """Raises CheckpointError unless the files hold exactly the parameters of ``shapes``, as floating-point numbers.
 
     ``names`` maps a parameter to its tensor, for every tensor of the files; by default they are called alike.
     Parameters that ``unused`` names may be there too: published files carry them for other classes of the model.
+    ``says`` names who states the shapes.
     """
     names = {name: name for name in checkpoint.tensors} if names is None else names
     for parameter, shape in shapes.items():
         if parameter not in names:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {parameter} is missing from the weights")
-        name = names[parameter]
-        header = checkpoint.tensors[name]
-        if header.shape != tuple(shape):
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected {list(shape)} as "
-                "config.json says"
-            )
-        if header.dtype not in _READABLE_DTYPES:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds {header.dtype}; expected F32, F16 or BF16")
+            raise checkpoint.lacks(parameter)
+        checkpoint.header(names[parameter], shape, says)
     for parameter in sorted(names.keys() - shapes.keys()):
         if not unused(parameter):  # it would be passed over in silence
             raise CheckpointError(

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from ...errors import CheckpointError
 from ...strict import structure, unstructure
-from .checkpoint import Checkpoint
+from .checkpoint import CONFIG_SAYS, Checkpoint
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -100,24 +100,17 @@ def with_weights(make: Callable[[], M], checkpoint: Checkpoint) -> M:
     return module.eval().requires_grad_(False)
 
 
-def read_tensors(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def read_tensors(
+    checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], says: str = CONFIG_SAYS
+) -> dict[str, torch.Tensor]:
     """The tensors of ``checkpoint`` that have these names and shapes, in float32.
 
-    Raises CheckpointError if one is missing, has another shape or is not finite.
+    Raises CheckpointError if one is missing, is not of the shape that ``says`` who states it, or is not finite.
     """
     checkpoint.require_weights()
-    weights: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
-        header = checkpoint.tensors.get(name)
-        if header is None:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
-        if header.shape != shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected {list(shape)} as "
-                "config.json says"
-            )
-        weights[name] = stored_tensor(checkpoint, name)
-    return weights
+        checkpoint.header(name, shape, says)
+    return {name: stored_tensor(checkpoint, name) for name in shapes}
 
 
 def stored_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:

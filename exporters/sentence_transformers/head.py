@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 
-from ...errors import CheckpointError
+from ..checkpoints.own_folder import read_tensors
 from .modules import SENTENCE, TOKENS, Dense, LayerNorm, Module, Normalize, Pooling, PoolingMode, Value
-from .read_modules import SentenceModules
+from .read_modules import SentenceModules, open_module
 
 _MIN_DIVISOR = 1e-9  # the divisor of a row without tokens
 
@@ -51,14 +50,9 @@ def load_head(folder: Path, read: SentenceModules | None) -> SentenceHead | None
         return None
     head = SentenceHead(read)
     for place, (path, module) in read.modules.items():
-        if not module.parameters:
-            continue
-        file = folder / path / "model.safetensors"
-        state = {name: tensor.float() for name, tensor in load_file(file).items()}
-        for name, tensor in state.items():
-            if not torch.isfinite(tensor).all():
-                raise CheckpointError(f"{file}: tensor {name} holds NaN or infinite values")
-        head[str(place)].load_state_dict(state)
+        if module.parameters:
+            weights = read_tensors(open_module(folder, path), module.parameters)
+            head[str(place)].load_state_dict(weights)
     return head.eval().requires_grad_(False)
 
 

@@ -6,8 +6,8 @@ A module that is not understood stops the import by its name: without it the emb
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,13 +16,12 @@ from ...errors import CheckpointError
 from ...outside_file import read_json
 from ...strict import structure
 from ...workload import Op
-from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint, TensorHeader, read_headers
+from ..checkpoints.checkpoint import MODULES_FILE, Checkpoint, TensorHeader, compare_with_headers, open_weights
 from .modules import KINDS, SENTENCE, TOKENS, Module, Pooling, Shape, Value, read_module
 from .text_settings import read_model_config
 
 # The attribute of a universal model under which the modules lie; their parameters start with it.
 HEAD = "sentence_head"
-_WEIGHTS_FILE, _PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
 _TRANSFORMER_KIND = "Transformer"
 # Where the classes have stood from version 0.2 to 6.2, such as sentence_transformers.models.Pooling; sparse encoders,
 # cross encoders and multi-vector encoders have rooms of their own.
@@ -171,34 +170,19 @@ def _kind(where: Path, place: int, entry: _Entry) -> str:
     return kind
 
 
+def open_module(folder: Path, path: str) -> Checkpoint:
+    """The weights of the module of ``folder`` that lies in its folder ``path``. Raises CheckpointError."""
+    remedy = "load the model with sentence-transformers and save it again, which writes safetensors"
+    return open_weights(folder / path / "model.safetensors", "pytorch_model.bin", remedy)
+
+
 def _headers(checkpoint: Checkpoint, modules: Mapping[int, tuple[str, Module]]) -> dict[str, TensorHeader]:
     """The tensors of the modules that have parameters, which must be exactly those."""
     headers: dict[str, TensorHeader] = {}
     for place, (path, module) in modules.items():
-        if not module.parameters:
-            continue
-        file = checkpoint.folder / path / _WEIGHTS_FILE
-        if not file.is_file():
-            pickled = file.with_name(_PICKLE_FILE)
-            if pickled.is_file():
-                raise CheckpointError(
-                    f"{pickled}: pickled weights are refused since loading them can run code; load the model with "
-                    "sentence-transformers and save it again, which writes safetensors"
-                )
-            raise CheckpointError(f"{file}: no such file; module {place} of {MODULES_FILE} needs it")
-        found = read_headers(file, f"{path}/{_WEIGHTS_FILE}")
-        for problem in _misfits(found, module.parameters):
-            raise CheckpointError(f"{file}: {problem}")
-        headers |= {parameter_name(place, name): header for name, header in found.items()}
+        if module.parameters:
+            own = open_module(checkpoint.folder, path)
+            compare_with_headers(own, module.parameters)
+            for name, header in own.tensors.items():
+                headers[parameter_name(place, name)] = replace(header, file=f"{path}/{header.file}")
     return headers
-
-
-def _misfits(found: Mapping[str, TensorHeader], expected: Mapping[str, Shape]) -> Iterator[str]:
-    for name, shape in expected.items():
-        if name not in found:
-            yield f"tensor {name} is missing"
-        elif found[name].shape != shape or found[name].dtype not in ("F64", "F32", "F16", "BF16"):
-            stored = f"{found[name].dtype} {list(found[name].shape)}"
-            yield f"tensor {name} is {stored}; expected F32 {list(shape)}, as config.json says"
-    for name in sorted(found.keys() - expected.keys()):
-        yield f"tensor {name!r:.200} has no place in the module that config.json describes"
