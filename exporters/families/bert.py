@@ -20,6 +20,7 @@ from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import MOST_LAYERS, read_classes, read_number, read_pad, refuse_unhonoured
 from ..family import Family
+from ..hugging_face.describe import describe
 from ..hugging_face.interface import (
     QUESTION,
     TOKEN_CLASSES,
@@ -29,7 +30,6 @@ from ..hugging_face.interface import (
     Size,
     TextModel,
     attention_problems,
-    describe,
     read_head,
 )
 from ..hugging_face.tensors import Parameters, held_tensors

@@ -35,6 +35,7 @@ from ..hugging_face.decoder_positions import (
     pattern,
     read_windows,
 )
+from ..hugging_face.describe import describe
 from ..hugging_face.interface import (
     LAST_TOKEN_CLASSES,
     NEXT_TOKEN,
@@ -44,7 +45,6 @@ from ..hugging_face.interface import (
     Loading,
     TextModel,
     attention_problems,
-    describe,
     read_decoder,
 )
 from ..hugging_face.tensors import Parameters, Shape, held_tensors

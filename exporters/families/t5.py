@@ -23,7 +23,8 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import LEARNED, MOST_LAYERS, read_number, read_pad, refuse_unhonoured
 from ..checkpoints.generation_defaults import read_decoder_start
 from ..family import Family
-from ..hugging_face.interface import Loading, attention_problems, describe, generating
+from ..hugging_face.describe import describe
+from ..hugging_face.interface import Loading, attention_problems, generating
 from ..hugging_face.tensors import Parameters, held_tensors
 from ..parts import CachedForm, EncoderForm
 from ..signature import Signature

@@ -26,7 +26,8 @@ from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import MOST_LAYERS, read_classes, read_number, read_widths, refuse_unhonoured
 from ..family import Family
-from ..hugging_face.interface import Loading, describe
+from ..hugging_face.describe import describe
+from ..hugging_face.interface import Loading
 from ..hugging_face.tensors import Parameters, held_tensors
 from ..signature import Signature
 

@@ -1,10 +1,9 @@
-"""Classes of transformers as the compiler sees them: heads behind the base model, inputs, outputs, generation, and what
-their families state alike (no torch here)."""
+"""Classes of transformers: heads behind the base model, inputs, outputs and generation (no torch here)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from re import Pattern
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,15 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
 from ...bundle.entries.tensor_spec import Role, RowNeed, TensorSpec
-from ...elastic import ElasticSpec, Submodel
 from ...workload import Op, elementwise, linear
-from ..architecture import EVERY_VARIANT, Architecture
+from ..architecture import EVERY_VARIANT
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.config import read_classes, read_nesting, read_pad
+from ..checkpoints.config import read_classes, read_pad
 from ..parts import CachedForm
-from ..sentence_transformers.modules import TOKENS
-from ..sentence_transformers.read_modules import SentenceModules, read_modules
-from ..sentence_transformers.text_settings import with_text_settings
 from ..signature import Signature, text_entry
 from .tensors import Parameters, Shape
 
@@ -261,62 +256,3 @@ def attention_problems(heads: int, shared: int) -> dict[str, dict[str, str]]:
             "and nestforge does not do that"
         )
     return {"attention": {EVERY_VARIANT: f"{why} (docs/mhe.md)"}}
-
-
-def with_modules(signature: Signature, checkpoint: Checkpoint, modules: SentenceModules | None) -> Signature:
-    """``signature`` of the transformer alone, which has a mask and returns its tokens, with the embedding that
-    ``modules`` make of them, the tokens where modules change those first, and with what the folder says of texts."""
-    if modules is None:
-        return signature
-    mask = next(spec for spec in signature.inputs if spec.name == signature.mask)
-    pooling = replace(mask, name=POOLING_MASK, row_needs=None)  # of a prompt alone it leaves nothing
-    inputs = (*signature.inputs, *([pooling] if modules.leaves_prompt_out else []))
-    outputs = [*signature.outputs, TensorSpec(EMBEDDING, "float32", ("batch", modules.width))]
-    if modules.token_width is not None:
-        outputs.insert(-1, TensorSpec(TOKENS, "float32", ("batch", "sequence", modules.token_width)))
-    text = signature.text
-    if text is not None:
-        pooled = POOLING_MASK if modules.leaves_prompt_out else None
-        text = with_text_settings(checkpoint, replace(text, embedding=EMBEDDING), pooled)
-    return replace(signature, inputs=inputs, outputs=tuple(outputs), text=text)
-
-
-def describe(
-    checkpoint: Checkpoint,
-    parameters: Parameters,
-    names: Mapping[str, str],
-    signature: Signature,
-    workload: Callable[[Submodel, Bucket], list[Op]],
-    loading: Loading,
-    hidden: int | None = None,
-) -> Architecture:
-    """The architecture of a class of transformers, whose ``parameters`` have one ``ffn`` axis a layer.
-
-    ``names`` are those of ``held_tensors``. Behind a model whose tokens are ``hidden`` wide there may be modules of
-    sentence-transformers; without ``hidden`` it takes none. Raises CheckpointError for modules or nesting that are not
-    understood.
-    """
-    modules = None if hidden is None else read_modules(checkpoint, hidden)
-    interface = with_modules(signature, checkpoint, modules)
-    nesting = read_nesting(checkpoint, tuple(dict.fromkeys(axis.kind for axis in parameters.axes)))
-
-    def load() -> torch.nn.Module:
-        from .transformers_model import load_module
-
-        return load_module(checkpoint, interface, modules, loading)
-
-    return Architecture(
-        spec=ElasticSpec(
-            tuple(parameters.axes),
-            tuple(parameters.slices),
-            nesting.nested,
-            depth=sum(axis.kind == "ffn" for axis in parameters.axes),
-            granularities=nesting.granularities,
-        ),
-        signature=interface,
-        parameter_shapes=parameters.shapes,
-        workload=workload,
-        load=load,
-        names_in_files=names,
-        modules=modules,
-    )
