@@ -168,9 +168,6 @@ class Dispatcher:
 
     def _choose(self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None) -> Choice:
         limits = request.check_one_selector()
-        for name, requested in (("budget", request.budget), ("submodel", request.submodel)):
-            if not isinstance(requested, str | None):
-                raise SelectionError(f"{name}: expected a name, got {requested!r:.80}")
         self._engines.buckets_for(batch, sequence)
         if request.budget is not None:
             budget = self._budgets.get(request.budget)

@@ -8,6 +8,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import NamedTuple
 
+from ..argument_types import require_types
 from ..bucket import Bucket
 from ..bundle.manifest import TextEntry
 from ..bundle.open_bundle import Bundle
@@ -41,7 +42,10 @@ class Request(NamedTuple):
         return self.latency_ms is not None or self.deadline_ms is not None
 
     def check_one_selector(self) -> bool:
-        """Whether limits are given. Raises SelectionError for a request that asks in several ways."""
+        """Whether limits are given. Raises InputError for a name that is none, SelectionError for a request that asks
+        in several ways."""
+        if self.budget is not None or self.submodel is not None:
+            require_types(Request, {"budget": self.budget, "submodel": self.submodel})
         limits = any(limit is not None for limit in (self.latency_ms, self.memory_mb, self.deadline_ms))
         if (self.budget is not None) + (self.submodel is not None) + limits > 1:
             given = ", ".join(name for name, value in self._asdict().items() if value is not None)

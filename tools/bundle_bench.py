@@ -21,7 +21,8 @@ from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_u
 from ..runtime.engines.memory import engine_needs
 from ..runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped
 from ..runtime.engines.onnxruntime_gpu.provider import Provider
-from ..runtime.engines.runner import RESIDENCIES, Residency, runnable_engines, runner_for
+from ..runtime.engines.residency import RESIDENCIES, Residency
+from ..runtime.engines.runner import runnable_engines, runner_for
 from ..runtime.inputs.arrays import random_feeds
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
-from ...runtime.engines.runner import Residency, Runner, runner_for
+from ...runtime.engines.residency import Residency
+from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...workload import Op
 from ..graph.emit import emit, private_bytes, weight_bytes

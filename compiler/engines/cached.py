@@ -21,7 +21,8 @@ from ...elastic import Submodel
 from ...exporters.parts import CachedForm
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
-from ...runtime.engines.runner import Residency, Runner, TakesTasks, runner_for
+from ...runtime.engines.residency import Residency
+from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cached_cases import (

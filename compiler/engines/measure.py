@@ -25,7 +25,7 @@ from ...runtime.engines.measure import (
     measured_together,
     with_measured,
 )
-from ...runtime.engines.runner import Residency
+from ...runtime.engines.residency import Residency
 from ...runtime.inputs.arrays import random_feeds
 from ...runtime.inputs.text import TextEncoder
 from ...workload import Op

@@ -14,9 +14,11 @@ from ...bundle.figures import cell, heading, present
 from ...bundle.manifest import Quality, SubmodelEntry
 from ...bundle.open_bundle import Bundle
 from ...bundle.roles import compared_outputs, continued_input
+from ...elastic import ElasticSpec
 from ...errors import InputError, SelectionError
 from ...notebook import as_html
 from ...profiles.precision import Precision
+from ...progress import Progress, silent
 from ..device.threads import threads_or_default
 from ..engines.runner import runnable_engines, runner_for
 from ..inputs.arrays import cut_back
@@ -89,7 +91,7 @@ def check_consistency(
     data: Path | None = None,
     submodels: Sequence[str] = (),
     threads: int | None = None,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> Consistency:
     """Measures ``submodels`` (ids or labels; all of them by default) against the universal model, on this host.
 
@@ -145,12 +147,8 @@ def check_consistency(
 def _engines(bundle: Bundle, entries: Sequence[SubmodelEntry]) -> tuple[EngineEntry, list[EngineEntry]]:
     """The universal model's engine and those of ``entries``, at one bucket that all have."""
     whole = {(e.submodel, e.bucket): e for e in runnable_engines(bundle) if e.segment is None}
-    sizes: dict[str, list[int]] = {}
-    for axis in bundle.manifest.axes:
-        sizes.setdefault(axis.kind, []).append(axis.size)
-    full = {kind: tuple(values) for kind, values in sizes.items()}
-    universal = next((entry.id for entry in bundle.manifest.submodels if dict(entry.values) == full), None)
-    if universal is None or not any(name == universal for name, _ in whole):
+    universal = ElasticSpec(bundle.manifest.axes, ()).universal().id
+    if not any(name == universal for name, _ in whole):
         raise SelectionError(
             f"bundle {bundle.path}: has no engine of the universal model, with which submodels are compared; compile "
             "it with one"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -36,34 +35,10 @@ class Batch:
     labels: Array | None = None
 
 
-class Samples(Protocol):
-    """``size`` samples, the same in the same order whenever they are asked for; ``sha256`` is of their content."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def sha256(self) -> str: ...
-
-    def truncated(self, bucket: Bucket) -> int:
-        """How many samples are cut to fit ``bucket``."""
-        ...
-
-    def fitting(self, manifest: Manifest, sequence: int) -> Samples | None:
-        """The samples that have at most ``sequence`` positions; None if there is none."""
-        ...
-
-    def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
-        """Every sample once, at ``bucket``'s shape or one in its range.
-
-        Raises InputError for what does not fit the model or bucket.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class TextSamples:
-    """Texts; those longer than the bucket are cut."""
+    """Texts; those longer than the bucket are cut. ``size`` of them, the same in the same order whenever they are asked
+    for; ``sha256`` is of their content."""
 
     encoder: TextEncoder
     texts: tuple[str, ...]
@@ -77,14 +52,17 @@ class TextSamples:
         return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
 
     def truncated(self, bucket: Bucket) -> int:
+        """How many are cut to fit ``bucket``."""
         return len(self.encoder.encode(self.texts, bucket.sequence, truncate=True).truncated)
 
     def fitting(self, manifest: Manifest, sequence: int) -> TextSamples | None:  # noqa: ARG002  (the encoder knows)
+        """Those that have at most ``sequence`` positions; None if there is none."""
         lengths = self.encoder.encode(self.texts, sys.maxsize).lengths
         texts = tuple(text for text, length in zip(self.texts, lengths, strict=True) if length <= sequence)
         return TextSamples(self.encoder, texts) if texts else None
 
     def batches(self, manifest: Manifest, bucket: Bucket) -> Iterator[Batch]:
+        """Every sample once, at ``bucket``'s shape or one in its range. Raises InputError for what does not fit."""
         for start in range(0, len(self.texts), bucket.batch):
             part = self.texts[start : start + bucket.batch]
             feeds, encoded = text_at_bucket(self.encoder, manifest.inputs, part, bucket)
@@ -95,7 +73,7 @@ class TextSamples:
 
 @dataclass(frozen=True, eq=False)
 class ArraySamples:
-    """Rows of arrays by input name, ``[n, ...]`` each, with their classes if known, int64 ``[n]``.
+    """Rows of arrays by input name, ``[n, ...]`` each, with their classes if known, int64 ``[n]``; see ``TextSamples``.
 
     Positions count where the mask is not 0; without a mask, up to a row's last token that is not ``pad``.
     """
@@ -164,6 +142,9 @@ class ArraySamples:
             )
             labels = None if self.labels is None else self.labels[start : start + count]
             yield Batch(feeds, count, _counted(manifest, feeds, shape, filled)[:count], labels)
+
+
+Samples = TextSamples | ArraySamples
 
 
 def read_array_samples(path: Path, model: Manifest | Interface) -> ArraySamples:

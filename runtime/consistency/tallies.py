@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -24,28 +23,13 @@ _ROWS_SCORED_AT_ONCE = 256
 _VALUES_WIDENED_AT_ONCE = 2**17
 
 
-class Tally(Protocol):
-    """Takes both models' outputs of each batch, the universal model's first, and ends with figures by name.
+class VectorTally:
+    """Cosine and neighbours of embeddings ``[B, H]``, or of ``[B, S, H]`` averaged over the positions that count.
 
+    It takes both models' outputs of each batch, the universal model's first, and ends with figures by name.
     ``positions`` is how many were compared, None for outputs without positions. Outputs that are not finite, and
     samples without any position, raise InputError.
     """
-
-    @property
-    def positions(self) -> int | None: ...
-
-    def add(self, batch: Batch, reference: Array, found: Array) -> None: ...
-
-    def figures(self) -> dict[str, SampleMean]: ...
-
-
-def tally_for(role: Role, spec: TensorSpec, ids: TensorSpec | None) -> Tally:
-    """The tally of one output; ``ids`` is the input whose tokens an output of ``next_tokens`` foretells."""
-    return VectorTally(spec) if role == "embedding" else DistributionTally(role, spec, ids)
-
-
-class VectorTally:
-    """Cosine and neighbours of embeddings ``[B, H]``, or of ``[B, S, H]`` averaged over the positions that count."""
 
     positions: int | None = None
 
@@ -68,7 +52,8 @@ class VectorTally:
 
 
 class DistributionTally:
-    """Choices and divergences of logits ``[B, V]`` or ``[B, S, V]``, over every position that counts.
+    """Choices and divergences of logits ``[B, V]`` or ``[B, S, V]``, over every position that counts; see
+    ``VectorTally``.
 
     Of ``next_tokens`` a position counts where the text goes on: what follows the last token of a text is not known.
     """
@@ -124,6 +109,14 @@ class DistributionTally:
             figures["matched_prefix"] = mean_over(np.array(self._prefixes))
             figures["loss"] = SampleMean(losses, counts)
         return figures
+
+
+Tally = VectorTally | DistributionTally
+
+
+def tally_for(role: Role, spec: TensorSpec, ids: TensorSpec | None) -> Tally:
+    """The tally of one output; ``ids`` is the input whose tokens an output of ``next_tokens`` foretells."""
+    return VectorTally(spec) if role == "embedding" else DistributionTally(role, spec, ids)
 
 
 @dataclass(frozen=True)

@@ -71,18 +71,15 @@ class CudaDevice:
         self._thread = DeviceThread(lambda: use_device(index))
 
     def allocate(self, size: int) -> int:
-        """See ``Device.allocate``."""
         with self.lock:
             use_device(self.index)
             return allocate(size)
 
     def free_bytes(self) -> int:
-        """See ``Device.free_bytes``."""
         use_device(self.index)
         return free_bytes()
 
     def free(self, address: int) -> None:
-        """See ``Device.free``."""
         with self.lock:
             use_device(self.index)
             self.stream.wait()
@@ -95,42 +92,35 @@ class CudaDevice:
             return pinned(size)
 
     def free_staging(self, staging: Array) -> None:
-        """See ``Device.free_staging``."""
         with self.lock:
             free_pinned(staging)
 
     def to_device(self, address: int, source: Array) -> None:
-        """See ``Device.to_device``."""
         with self.lock:
             use_device(self.index)
             self.stream.upload(address, source)
 
     def to_host(self, target: Array, address: int) -> None:
-        """See ``Device.to_host``."""
         with self.lock:
             use_device(self.index)
             self.stream.download(target, address)
 
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
-        """See ``Device.copy_rows``."""
         with self.lock:
             use_device(self.index)
             self.stream.copy_rows(target, pitch, source, source_pitch, width, rows)
 
     def clear_rows(self, target: int, pitch: int, width: int, rows: int) -> None:
-        """See ``Device.clear_rows``."""
         with self.lock:
             use_device(self.index)
             self.stream.clear_rows(target, pitch, width, rows)
 
     def wait(self) -> None:
-        """See ``Device.wait``."""
         with self.lock:  # to wait for a stream while another thread captures in it breaks the capture
             use_device(self.index)
             self.stream.wait()
 
     def perform(self, work: Callable[[], T]) -> T:
-        """See ``Device.perform``."""
         with self.lock:
             return self._thread.perform(work)
 
@@ -145,7 +135,6 @@ class CudaDevice:
             self._thread.renew()
 
     def release(self) -> None:
-        """See ``Device.release``."""
         _devices.give(self.index)
 
     def close(self) -> None:

@@ -1,12 +1,11 @@
-"""Memory where engines compute, and the few things done with it; the processor's own memory is one such device.
+"""Memory where engines compute, and the few things done with it.
 
 Work on a device is queued and done in order: what is copied to it may be read by the run that is queued next. Nothing
-here waits but ``wait``. Code that runs on this protocol is the same for a GPU and for the processor, which tests use.
+here waits but ``wait``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from math import prod
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-import psutil
 
 from ..inputs.arrays import Array
 
@@ -115,75 +113,6 @@ class DeviceArray:
     def rows(self, begin: int, end: int) -> DeviceArray:
         """Entries ``begin`` to ``end`` of the first dimension, in place."""
         return DeviceArray(self.address + begin * self.row_bytes, self.dtype, (end - begin, *self.shape[1:]))
-
-
-class HostDevice:
-    """The processor as a device: everything is done when it is asked for."""
-
-    kind = "cpu"
-    index = 0
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._memory: dict[int, Array] = {}
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Memory that ``allocate`` handed out and ``free`` did not take back."""
-        return sum(block.nbytes - ALIGNMENT for block in self._memory.values())
-
-    def allocate(self, size: int) -> int:
-        """See ``Device.allocate``."""
-        room = np.empty(size + ALIGNMENT, np.uint8)
-        address = room.ctypes.data + -room.ctypes.data % ALIGNMENT
-        self._memory[address] = room
-        return address
-
-    def free_bytes(self) -> int:
-        """See ``Device.free_bytes``."""
-        return int(psutil.virtual_memory().available)
-
-    def free(self, address: int) -> None:
-        """See ``Device.free``."""
-        del self._memory[address]
-
-    def staging(self, size: int) -> Array:
-        """See ``Device.staging``."""
-        return np.empty(size, np.uint8)
-
-    def free_staging(self, staging: Array) -> None:
-        """See ``Device.free_staging``: the garbage collector does it."""
-
-    def to_device(self, address: int, source: Array) -> None:
-        """See ``Device.to_device``."""
-        ctypes.memmove(address, source.ctypes.data, source.nbytes)
-
-    def to_host(self, target: Array, address: int) -> None:
-        """See ``Device.to_host``."""
-        ctypes.memmove(target.ctypes.data, address, target.nbytes)
-
-    def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
-        """See ``Device.copy_rows``."""
-        for row in range(rows):
-            ctypes.memmove(target + row * pitch, source + row * source_pitch, width)
-
-    def clear_rows(self, target: int, pitch: int, width: int, rows: int) -> None:
-        """See ``Device.clear_rows``."""
-        for row in range(rows):
-            ctypes.memset(target + row * pitch, 0, width)
-
-    def wait(self) -> None:
-        """See ``Device.wait``."""
-
-    def perform(self, work: Callable[[], T]) -> T:
-        """See ``Device.perform``: sessions on the processor keep nothing for a thread."""
-        return work()
-
-    def end_capture(self) -> None:
-        """See ``Device.end_capture``."""
-
-    def release(self) -> None:
-        """See ``Device.release``."""
 
 
 class Closable(Protocol):

@@ -23,6 +23,9 @@ from ...errors import BundleError, InputError
 from ..inputs.arrays import Array, nearest_shape
 from .device import ALIGNMENT, DeviceArray
 
+# By name, all on the host or all on the device.
+Arrays = Mapping[str, Array] | Mapping[str, DeviceArray]
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -34,11 +37,11 @@ class Slot:
     offset: int
     bytes: int
 
-    def misfit(self, array: Array) -> str | None:
-        """Why ``array`` cannot be copied to or from here as it lies in memory, or None."""
-        if str(array.dtype) == self.dtype and array.shape == self.shape and array.flags.c_contiguous:
+    def misfit(self, array: Array | DeviceArray) -> str | None:
+        """Why ``array`` is none of this tensor as it lies in memory, or None."""
+        strides = "" if isinstance(array, DeviceArray) or array.flags.c_contiguous else " with strides"
+        if str(array.dtype) == self.dtype and array.shape == self.shape and not strides:
             return None
-        strides = "" if array.flags.c_contiguous else " with strides"
         return (
             f"{self.name}: expected contiguous {self.dtype} {list(self.shape)}, "
             f"got {array.dtype} {list(array.shape)}{strides}"
@@ -59,7 +62,7 @@ class Layout:
     input_bytes: int
     bytes: int
 
-    def misfit(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> str | None:
+    def misfit(self, feeds: Arrays, outputs: Arrays) -> str | None:
         """Why a run from ``feeds`` into ``outputs`` is impossible, or None; an output may be left out."""
         for kind, slots, arrays in (("input", self.inputs, feeds), ("output", self.outputs, outputs)):
             for name, array in arrays.items():
@@ -67,20 +70,6 @@ class Layout:
                     return f"has no {kind} {name!r}; it has {', '.join(slots)}"
                 if problem := slots[name].misfit(array):
                     return problem
-        return self._missing(feeds)
-
-    def device_misfit(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> str | None:
-        """The same of arrays on the device."""
-        for kind, slots, arrays in (("input", self.inputs, feeds), ("output", self.outputs, outputs)):
-            for name, array in arrays.items():
-                if name not in slots:
-                    return f"has no {kind} {name!r}; it has {', '.join(slots)}"
-                slot = slots[name]
-                if (array.dtype, array.shape) != (slot.dtype, slot.shape):
-                    return f"{name}: expected {slot.dtype} {list(slot.shape)}, got {array.dtype} {list(array.shape)}"
-        return self._missing(feeds)
-
-    def _missing(self, feeds: Mapping[str, object]) -> str | None:
         missing = sorted(self.inputs.keys() - feeds.keys())
         return f"no array for input {', '.join(missing)}" if missing else None
 
@@ -119,6 +108,11 @@ def layout_of(
     return Layout(dict(named[: len(inputs)]), dict(named[len(inputs) :]), first_output, position)
 
 
+def routes_of(engine: EngineEntry) -> tuple[TensorSpec, ...]:
+    """The outputs of an engine that are its routes."""
+    return tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
+
+
 class CopyingRunner(ABC):
     """One engine whose values are copied into arrays of the caller; see ``DeviceRunner`` for those on a GPU."""
 
@@ -130,7 +124,7 @@ class CopyingRunner(ABC):
         self._bundle = bundle
         self._where = f"engine {engine.id}"
         self._inputs, outputs = bundle.manifest.interface_of(engine)
-        routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
+        routing = routes_of(engine)
         self._returned = (*outputs, *routing)
         self._layouts = Layouts(self._inputs, self._returned, engine.bucket)
         self._outputs = [spec.name for spec in outputs]

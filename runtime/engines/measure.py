@@ -29,6 +29,7 @@ from ...bundle.entries.task_entry import BASE
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...errors import BundleError, SelectionError
 from ...profiles.host_load import OthersLoad, others_now, require_quiet
+from ...progress import Progress
 from ..device.threads import threads_or_default
 from ..inputs.arrays import Array, random_feeds
 from .latencies import measuring_host
@@ -36,8 +37,6 @@ from .memory import residencies_for
 from .residency import Residency
 from .runner import Runner, runnable_engines, runner_for
 
-# Called with a stage, how many of its parts are done, and how many there are.
-Progress = Callable[[str, int, int], None]
 _ROUNDS = 3
 # Of a static engine.
 _WARMUP_RUNS = 3

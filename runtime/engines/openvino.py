@@ -10,7 +10,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import import_module, util
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -93,9 +92,7 @@ class OpenVinoRunner(CopyingRunner):
         self._opened = opened
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened, self._idle = None, []
 
     def _run(self, layout: Layout, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from types import TracebackType
 from typing import Protocol, cast, runtime_checkable
 
 from ...bundle.entries.engine_entry import EngineEntry
@@ -17,20 +16,7 @@ from ..device.device import Device, DeviceArray
 from ..graphs.task_tensors import TaskTensors
 from ..inputs.arrays import Array
 from .onnxruntime_gpu.provider import Provider
-from .residency import RESIDENCIES, Residency
-
-# A runner is opened in a residency, so callers find both here.
-__all__ = [
-    "RESIDENCIES",
-    "CacheRunner",
-    "DeviceCall",
-    "DeviceRunner",
-    "Residency",
-    "Runner",
-    "TakesTasks",
-    "runnable_engines",
-    "runner_for",
-]
+from .residency import Residency
 
 
 class Runner(Protocol):
@@ -38,9 +24,7 @@ class Runner(Protocol):
 
     def __enter__(self) -> Runner: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
         """Outputs in the order of ``Manifest.interface``, owned by the caller; with ``routing`` the engine's behind

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from itertools import zip_longest
 from time import perf_counter
-from types import TracebackType
 from typing import TypeVar
 
 from ...errors import InputError
@@ -64,9 +63,7 @@ class Generation:
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _require_nobody_inside(self) -> None:

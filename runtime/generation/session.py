@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from inspect import GEN_RUNNING, getgeneratorstate
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -135,9 +134,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def arrange(self, rows: int, tokens: int) -> None:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.device.cuda_device import DeviceThread
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.device.store import DeviceView
 from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, Provider
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
+from support.host_device import HostDevice
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,17 @@ import onnxruntime
 
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import EngineEntry, Residency
-from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
+from ...device.layout import layout_of, routes_of
 from ...graphs.task_tensors import TaskTensors, merged_weights
 from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
 from ...inputs.arrays import Array, named_sizes, nearest_shape, random_feeds
 from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
-from .task_inputs import TaskInputs, TaskRunner
+from .task_inputs import TaskInputs
 
 # What an engine that was packed into a file is tried on, or the nearest that it takes.
 _TRIED_SHAPE = Bucket(1, 16)
@@ -82,9 +81,7 @@ class OnnxRuntimeRunner:
         self._session = session
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._session = self._store = self._tasks = None
 
     def for_task(self, task: TaskTensors) -> TaskRunner:
@@ -122,20 +119,17 @@ class OnnxRuntimeRunner:
         session, store = self._active(), self._store
         binding = session.io_binding()
         shape = nearest_shape(self._inputs, feeds, self.engine.bucket)
+        # ONNX Runtime would read or write past or beside an array that does not fit, or a copy of a strided one.
         sizes = {**named_sizes(self._inputs, feeds), "batch": shape.batch, "sequence": shape.sequence}
-        for specs, arrays, bind in (
-            (self._inputs, feeds, binding.bind_ortvalue_input),
-            (self._outputs, outputs, binding.bind_ortvalue_output),
-        ):
-            _check_arrays(self.engine, specs, arrays, sizes)
+        layout = layout_of(self._inputs, self._outputs, shape, sizes)
+        if problem := layout.misfit(feeds, outputs):
+            raise InputError(f"engine {self.engine.id}: {problem}")
+        for arrays, bind in ((feeds, binding.bind_ortvalue_input), (outputs, binding.bind_ortvalue_output)):
             for name, array in arrays.items():
                 bind(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         if self._tasks is not None:
             for name, value in self._tasks.values(task).items():
                 binding.bind_ortvalue_input(name, value)
-        missing = {spec.name for spec in self._inputs} - feeds.keys()
-        if missing:
-            raise InputError(f"engine {self.engine.id}: no array for input {', '.join(sorted(missing))}")
         kept = (*feeds.values(), *outputs.values())  # the binding holds their addresses alone
 
         def call() -> None:
@@ -163,14 +157,12 @@ class OnnxRuntimeRunner:
     def _check_interface(self, session: Any) -> TaskInputs | None:
         """The engine has exactly the manifest's inputs, outputs and routes, with its bucket's sizes. Returns its inputs
         for tasks, if it has any."""
-        routing = tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in self.engine.routing or ())
         own = {spec.name for spec in self._inputs}
         given = [tensor for tensor in session.get_inputs() if tensor.name in own or self._bundle.manifest.tasks is None]
-        expected: tuple[tuple[str, Sequence[Any], tuple[TensorSpec, ...]], ...] = (
+        for kind, found, specs in (
             ("input", given, self._inputs),
-            ("output", session.get_outputs(), (*self._outputs, *routing)),
-        )
-        for kind, found, specs in expected:
+            ("output", session.get_outputs(), (*self._outputs, *routes_of(self.engine))),
+        ):
             have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}
             want = {spec.name: (_TYPES[spec.dtype], spec.declared(self.engine.bucket)) for spec in specs}
             if have != want:
@@ -207,17 +199,20 @@ class OnnxRuntimeRunner:
         return open_session(mapped_engine(self._bundle, self.engine, build), as_saved)
 
 
-def _check_arrays(
-    engine: EngineEntry, specs: Sequence[TensorSpec], arrays: Mapping[str, Array], sizes: Mapping[str, int]
-) -> None:
-    """ONNX Runtime would read or write past or beside an array that does not fit, or a copy of a strided one."""
-    known = {spec.name: (np.dtype(spec.dtype), spec.shape(engine.bucket, sizes)) for spec in specs}
-    for name, array in arrays.items():
-        if name not in known:
-            raise InputError(f"engine {engine.id}: has no {name!r}; it has {', '.join(known)}")
-        if (array.dtype, array.shape) != known[name] or not array.flags.c_contiguous:
-            dtype, wanted = known[name]
-            raise InputError(
-                f"engine {engine.id}: {name}: expected contiguous {dtype} {list(wanted)}, got {array.dtype} "
-                f"{list(array.shape)}{'' if array.flags.c_contiguous else ' with strides'}"
-            )
+class TaskRunner:
+    """An engine that somebody else opens and closes, with the tensors of one task; see ``Runner``."""
+
+    def __init__(self, engine: OnnxRuntimeRunner, task: TaskTensors) -> None:
+        self._engine, self._task = engine, task
+
+    def __enter__(self) -> TaskRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing: the engine stays open."""
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
+        return self._engine.run(feeds, routing, self._task)
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        return self._engine.bind(feeds, outputs, self._task)

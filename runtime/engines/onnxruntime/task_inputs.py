@@ -6,10 +6,9 @@ kept: of a task as many as runs were under way at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -95,35 +94,3 @@ class TaskInputs:
                     self._bound[task] = _Bound(values)
                 return self._bound[task]
         return bound
-
-
-class _Engine(Protocol):
-    """Interface of the engine's runner for a task's."""
-
-    def run(self, feeds: Mapping[str, Array], routing: bool, task: TaskTensors | None) -> list[Array]: ...
-    def bind(
-        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], task: TaskTensors | None
-    ) -> Callable[[], None]: ...
-
-
-class TaskRunner:
-    """An engine that somebody else opens and closes, with the tensors of one task; see ``Runner``."""
-
-    def __init__(self, engine: _Engine, task: TaskTensors) -> None:
-        self._engine, self._task = engine, task
-
-    def __enter__(self) -> TaskRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing: the engine stays open."""
-
-    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
-        """See ``Runner.run``."""
-        return self._engine.run(feeds, routing, self._task)
-
-    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """See ``Runner.bind``."""
-        return self._engine.bind(feeds, outputs, self._task)

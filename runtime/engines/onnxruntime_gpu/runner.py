@@ -8,7 +8,6 @@ shape, so none is asked for where an engine takes a range: runs are bound at the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from ....bundle.entries.engine_entry import EngineEntry
@@ -64,9 +63,7 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes it once the run that is under way is done."""
         device, self._device = self._device, None
         if device is None:
@@ -86,7 +83,6 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
 
     @property
     def device(self) -> Device:
-        """See ``DeviceRunner.device``."""
         return self._require_open()[0]
 
     @property
@@ -102,8 +98,7 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         return self._refusal
 
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
-        """See ``DeviceRunner.bind_device``."""
-        self._check(self._layouts.of(feeds).device_misfit(feeds, outputs))
+        self._check(self._layouts.of(feeds).misfit(feeds, outputs))
         device, _ = self._require_open()
         with device.lock:
             _, session = self._require_open()  # it may have been closed while another thread held the lock

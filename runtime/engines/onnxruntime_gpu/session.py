@@ -130,7 +130,6 @@ class BoundRun:
                 raise error(f"{self._where}: {said_by(failure)}") from failure
 
     def close(self) -> None:
-        """See ``DeviceCall.close``."""
         with self._device.lock:
             if self._session is None:
                 return

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import tensorrt as trt
 
@@ -25,6 +26,7 @@ from ...device.cuda_memory import Blocks, Graph, Stream, use_device
 from ...device.device import DeviceArray
 from ...device.layout import Layout
 from ...inputs.arrays import Array
+from .engine import captured, open_context, require_shapes, set_addresses, set_shapes
 
 # Runs before the capture.
 _CALL_BY_CALL = 2
@@ -51,11 +53,7 @@ class CacheContext:
         larger, and more of it later. Raises BundleError where TensorRT opens none, BundleIncompatibleError where memory
         is short."""
         self.where, self.device, self.stays = where, device, usual is None
-        context: trt.IExecutionContext | None = engine.create_execution_context(
-            trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
-        if context is None:
-            raise BundleError(f"{where}: TensorRT opened no context; the GPU may have too little free memory")
+        context = open_context(where, engine, trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         self._context: trt.IExecutionContext | None = context
         self._memory: int | None = None
         self._bytes = 0
@@ -77,13 +75,8 @@ class CacheContext:
                 raise BundleError(f"{self.where}: TensorRT refused optimisation profile {binding.profile}")
             self._profile = binding.profile
         self._set_shapes(context, binding.inputs)
-        for name, shape in binding.outputs.items():
-            found = tuple(context.get_tensor_shape(name))
-            if found != shape:
-                raise BundleError(f"{self.where}: {name}: expected shape {list(shape)}, got {list(found)}")
-        for name, address in binding.addresses.items():
-            if not context.set_tensor_address(name, address):
-                raise BundleError(f"{self.where}: TensorRT refused the memory of {name}")
+        require_shapes(self.where, context, binding.outputs)
+        set_addresses(self.where, context, binding.addresses)
         self._bound = binding
 
     def queue(self, stream: Stream) -> bool:
@@ -100,11 +93,7 @@ class CacheContext:
 
     def _set_shapes(self, context: trt.IExecutionContext, inputs: Mapping[str, Shape]) -> None:
         """And has the memory that a run at these shapes takes."""
-        for name, shape in inputs.items():
-            if not context.set_input_shape(name, trt.Dims(list(shape))):
-                raise BundleError(f"{self.where}: TensorRT refused shape {list(shape)} of {name}")
-        if unknown := context.infer_shapes():
-            raise BundleError(f"{self.where}: TensorRT does not know the shape of {', '.join(unknown)}")
+        set_shapes(self.where, context, inputs)
         if not self.stays:
             needed = int(context.update_device_memory_size_for_shapes())
             if needed > self._bytes:
@@ -186,8 +175,8 @@ class CacheRun:
             for name, array in self._outputs.items():
                 array[...] = self._layout.outputs[name].host_view(blocks.host)
             self._runs += 1
-            if self._runs == _CALL_BY_CALL and self._context.stays:
-                self._capture(blocks)
+            if self._runs == _CALL_BY_CALL and self._context.stays:  # nothing else has run since, as a capture asks
+                self._graph = captured(partial(self._queue, blocks))
 
     def close(self) -> None:
         """See ``DeviceCall.close``. Nothing of it is queued: every run was waited for."""
@@ -211,12 +200,3 @@ class CacheRun:
             slot = self._layout.outputs[name]
             stream.to_host(blocks, slot.offset, slot.bytes)
         return queued
-
-    def _capture(self, blocks: Blocks) -> None:
-        """Graph of the bound memory: nothing else has run since, as TensorRT asks of a capture."""
-        # Of its own: other threads may queue work in the device's stream, which must not be captured.
-        stream = Stream()
-        try:
-            self._graph = stream.capture(lambda: self._queue(blocks, stream))
-        finally:
-            stream.close()

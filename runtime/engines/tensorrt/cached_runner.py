@@ -8,7 +8,6 @@ plan. All runs of an engine are queued in the device's stream, one after the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 import tensorrt as trt
 
@@ -16,14 +15,13 @@ from ....bucket import Bucket
 from ....bundle.device_files.plan_index import PlanEntry
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.generation_entry import ENCODER, KEPT, PRESENT
-from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.open_bundle import Bundle
 from ....bundle.shape_profile import shape_profiles
 from ....errors import BundleError, InputError
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import use_device
 from ...device.device import DeviceArray
-from ...device.layout import layout_of
+from ...device.layout import layout_of, routes_of
 from ...inputs.arrays import Array, named_sizes
 from .cache_runs import CacheContext, CacheRun
 from .engine import Log, inspected, open_plan
@@ -37,7 +35,7 @@ class TensorRTCacheRunner:
         self._bundle, self._index, self._plan = bundle, device, plan
         self._where = f"engine {engine.id}"
         inputs, outputs = bundle.manifest.interface_of(engine)
-        outputs += tuple(TensorSpec(entry.name, "int64", entry.shape) for entry in engine.routing or ())
+        outputs += routes_of(engine)
         self._interface = inputs, outputs
         self._inputs = [spec for spec in inputs if not spec.name.startswith(KEPT)]
         self._outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *KEPT))]
@@ -70,9 +68,7 @@ class TensorRTCacheRunner:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes every run that is bound; they fail afterwards."""
         device = self._device
         if device is None:
@@ -103,7 +99,6 @@ class TensorRTCacheRunner:
     def bind_cache(
         self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], kept: Mapping[str, DeviceArray]
     ) -> CacheRun:
-        """See ``CacheRunner.bind_cache``."""
         sizes = named_sizes([*self._inputs, *self._read.values()], {**kept, **feeds})
         number = next((number for number, profile in enumerate(self._profiles) if profile.takes(sizes)), None)
         if number is None:

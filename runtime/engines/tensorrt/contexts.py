@@ -8,6 +8,7 @@ each starts as a CUDA graph of its own, which keeps the addresses that it was ca
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import tensorrt as trt
 
@@ -17,6 +18,7 @@ from ...device.cuda_memory import Blocks, Graph, Stream, use_device
 from ...device.device import DeviceArray
 from ...device.layout import Layout, Layouts
 from ...inputs.arrays import Array
+from .engine import captured, open_context, require_shapes, set_addresses, set_shapes
 
 
 class ExecutionContext:
@@ -36,10 +38,7 @@ class ExecutionContext:
         self._layout = layouts.largest
         try:
             self._blocks = blocks = Blocks(layouts.largest.bytes)
-            context: trt.IExecutionContext | None = engine.create_execution_context()
-            if context is None:
-                raise BundleError(f"{where}: TensorRT opened no context; the GPU may have too little free memory")
-            self._context = context
+            self._context = context = open_context(where, engine)
             self._place(context, blocks, layouts.largest)
             blocks.host[:] = 0
             if not self._queue():
@@ -93,23 +92,11 @@ class ExecutionContext:
     def _place(self, context: trt.IExecutionContext, blocks: Blocks, layout: Layout) -> None:
         """Sets where TensorRT finds tensors from now on and, in a range, their shapes."""
         if self._is_range:
-            self._set_shapes(context, layout)
-        for name, slot in (*layout.inputs.items(), *layout.outputs.items()):
-            if not context.set_tensor_address(name, blocks.device + slot.offset):
-                raise BundleError(f"{self._where}: TensorRT refused the memory of {name}")
+            set_shapes(self._where, context, {name: slot.shape for name, slot in layout.inputs.items()})
+            require_shapes(self._where, context, {name: slot.shape for name, slot in layout.outputs.items()})
+        slots = {**layout.inputs, **layout.outputs}
+        set_addresses(self._where, context, {name: blocks.device + slot.offset for name, slot in slots.items()})
         self._layout = layout
-
-    def _set_shapes(self, context: trt.IExecutionContext, layout: Layout) -> None:
-        """Sets shapes of the inputs; the outputs then have theirs, or they would be written past their memory."""
-        for name, slot in layout.inputs.items():
-            if not context.set_input_shape(name, trt.Dims(list(slot.shape))):
-                raise BundleError(f"{self._where}: TensorRT refused shape {list(slot.shape)} of {name}")
-        if unknown := context.infer_shapes():
-            raise BundleError(f"{self._where}: TensorRT does not know the shape of {', '.join(unknown)}")
-        for name, slot in layout.outputs.items():
-            found = tuple(context.get_tensor_shape(name))
-            if found != slot.shape:
-                raise BundleError(f"{self._where}: {name}: expected shape {list(slot.shape)}, got {list(found)}")
 
     def _queue(self) -> bool:
         assert self._blocks is not None
@@ -125,10 +112,7 @@ class BoundContext:
     def __init__(self, where: str, engine: trt.ICudaEngine, layout: Layout, device: CudaDevice) -> None:
         """Raises BundleError where TensorRT opens none, BundleIncompatibleError where memory is short."""
         self.where, self.layout, self.device = where, layout, device
-        context: trt.IExecutionContext | None = engine.create_execution_context()
-        if context is None:
-            raise BundleError(f"{where}: TensorRT opened no context; the GPU may have too little free memory")
-        self._context: trt.IExecutionContext | None = context
+        self._context: trt.IExecutionContext | None = open_context(where, engine)
         self.block = device.allocate(layout.bytes)
         self._runs: set[BoundRun] = set()
 
@@ -150,9 +134,7 @@ class BoundContext:
         context = self._context
         if context is None:
             raise BundleError(f"{self.where}: not open; run it inside its `with` block")
-        for name, address in addresses.items():
-            if not context.set_tensor_address(name, address):
-                raise BundleError(f"{self.where}: TensorRT refused the memory of {name}")
+        set_addresses(self.where, context, addresses)
         queued: bool = context.execute_async_v3(stream.handle)
         return queued
 
@@ -177,12 +159,7 @@ class BoundRun:
         self._closed = False
         self._queue()
         context.device.wait()
-        # Of its own: other threads may queue work in the device's stream, which must not be captured.
-        stream = Stream()
-        try:
-            self._graph = stream.capture(lambda: context.queue(addresses, stream))
-        finally:
-            stream.close()
+        self._graph = captured(partial(context.queue, addresses))
 
     @property
     def is_captured(self) -> bool:
@@ -202,7 +179,6 @@ class BoundRun:
                 self._queue()
 
     def close(self) -> None:
-        """See ``DeviceCall.close``."""
         device = self._context.device
         with device.lock:
             if self._closed:

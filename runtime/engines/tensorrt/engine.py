@@ -1,8 +1,9 @@
-"""A plan opened as the engine of a bundle: found for this GPU, its bytes checked, given its weights, described."""
+"""A plan opened as the engine of a bundle: found for this GPU, its bytes checked, given its weights; and what all
+execution contexts do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tensorrt as trt
@@ -12,9 +13,9 @@ from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
-from ....bundle.shape_profile import shape_profiles
-from ....errors import BundleCorruptError, BundleIncompatibleError
-from ...device.cuda_memory import device_name, free_bytes
+from ....bundle.shape_profile import Shape, shape_profiles
+from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError
+from ...device.cuda_memory import Graph, Stream, device_name, free_bytes
 from ...graphs.weight_store import store_initializers
 from .layout import PlanTensor, plan_problem
 
@@ -147,6 +148,52 @@ def _tensor_of(engine: trt.ICudaEngine, name: str) -> PlanTensor:
         alias = engine.get_aliased_input_tensor(name) or None
     on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
     return PlanTensor(name, is_input, engine.get_tensor_dtype(name).name, shape, on_device, tuple(ends), alias)
+
+
+def open_context(
+    where: str,
+    engine: trt.ICudaEngine,
+    allocation: trt.ExecutionContextAllocationStrategy = trt.ExecutionContextAllocationStrategy.STATIC,
+) -> trt.IExecutionContext:
+    """An execution context. Raises BundleError where TensorRT opens none."""
+    context: trt.IExecutionContext | None = engine.create_execution_context(allocation)
+    if context is None:
+        raise BundleError(f"{where}: TensorRT opened no context; the GPU may have too little free memory")
+    return context
+
+
+def set_shapes(where: str, context: trt.IExecutionContext, inputs: Mapping[str, Shape]) -> None:
+    """Sets the shapes of ``inputs``. Raises BundleError where TensorRT refuses one."""
+    for name, shape in inputs.items():
+        if not context.set_input_shape(name, trt.Dims(list(shape))):
+            raise BundleError(f"{where}: TensorRT refused shape {list(shape)} of {name}")
+    if unknown := context.infer_shapes():
+        raise BundleError(f"{where}: TensorRT does not know the shape of {', '.join(unknown)}")
+
+
+def require_shapes(where: str, context: trt.IExecutionContext, outputs: Mapping[str, Shape]) -> None:
+    """Raises BundleError unless ``outputs`` have these shapes: others would be written past their memory."""
+    for name, shape in outputs.items():
+        found = tuple(context.get_tensor_shape(name))
+        if found != shape:
+            raise BundleError(f"{where}: {name}: expected shape {list(shape)}, got {list(found)}")
+
+
+def set_addresses(where: str, context: trt.IExecutionContext, addresses: Mapping[str, int]) -> None:
+    """Sets where TensorRT finds tensors. Raises BundleError where it refuses."""
+    for name, address in addresses.items():
+        if not context.set_tensor_address(name, address):
+            raise BundleError(f"{where}: TensorRT refused the memory of {name}")
+
+
+def captured(work: Callable[[Stream], bool]) -> Graph | None:
+    """The operations of ``work`` as a graph, see ``Stream.capture``, in a stream of their own: other threads may queue
+    work in the device's, which must not be captured."""
+    stream = Stream()
+    try:
+        return stream.capture(lambda: work(stream))
+    finally:
+        stream.close()
 
 
 def inspected(engine: trt.ICudaEngine) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from types import TracebackType
 
 import tensorrt as trt
 
@@ -56,9 +55,7 @@ class TensorRTRunner(CopyingRunner):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes every context that is idle now, and those at work as soon as they are done."""
         with self._lock:
             self._opened, idle, self._idle = None, self._idle, []
@@ -75,7 +72,6 @@ class TensorRTRunner(CopyingRunner):
 
     @property
     def device(self) -> CudaDevice:
-        """See ``DeviceRunner.device``."""
         return self._require_open()[1]
 
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
@@ -83,7 +79,7 @@ class TensorRTRunner(CopyingRunner):
         if not self.engine.bucket.is_static:
             raise InputError(f"{self._where}: a run on the GPU's own memory is of one shape; expected a static bucket")
         layout = self._layouts.largest
-        self._check(layout.device_misfit(feeds, outputs))
+        self._check(layout.misfit(feeds, outputs))
         device = self.device
         with device.lock, self._lock:
             use_device(self._index)

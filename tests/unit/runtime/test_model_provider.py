@@ -11,11 +11,11 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import BundleIncompatibleError, InputError, SelectionError
 from nestforge.runtime import load as module
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from support.exit_bundles import write_exits_bundle
 from support.fake_gpu import host_provider
+from support.host_device import HostDevice
 
 Feeds = Callable[..., dict[str, Any]]
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nestforge
+import numpy as np
 import pytest
 from nestforge.errors import InputError
 
@@ -40,3 +42,20 @@ def test_texts_and_tokens() -> None:
             with pytest.raises(InputError, match="token: expected int"):
                 model.generate.token_text(wrong)
         assert (model.generate.token_text(-1), model.generate.token_text(10**30)) == ("-1", f"{10**30}")
+
+
+@pytest.mark.parametrize("name", ["budget", "submodel"])
+def test_names_of_a_request_and_of_a_generation(name: str) -> None:
+    with nestforge.load(GOLDEN / "bundle-fewer-heads") as model:
+        feeds = {"input_ids": np.ones((1, 4), np.int64)}
+        calls: tuple[Callable[..., object], ...] = (
+            partial(model, feeds),
+            partial(model, feeds, latency_ms=1e9),
+            partial(model, feeds, deadline_ms=1e9),
+            partial(model.choose, 1, 4),
+            partial(model.generate, [5], max_tokens=1),
+        )
+        for call in calls:
+            for wrong in (5, True, ["x"], {}, b"x"):
+                with pytest.raises(InputError, match=rf"^{name}: expected str or None, got {type(wrong).__name__} "):
+                    call(**{name: wrong})

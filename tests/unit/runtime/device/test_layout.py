@@ -90,11 +90,11 @@ def test_a_missing_input_and_a_wrong_output(layout: Layout) -> None:
 
 def test_arrays_on_the_device_that_do_not_fit(layout: Layout) -> None:
     feeds = {"ids": DeviceArray(0, "int64", (2, 8)), "flag": DeviceArray(512, "bool", (2,))}
-    assert layout.device_misfit(feeds, {"hidden": DeviceArray(1024, "float16", (2, 8, 4))}) is None
-    assert layout.device_misfit({"ids": feeds["ids"]}, {}) == "no array for input flag"
-    assert layout.device_misfit(feeds, {"other": feeds["ids"]}) == "has no output 'other'; it has hidden"
+    assert layout.misfit(feeds, {"hidden": DeviceArray(1024, "float16", (2, 8, 4))}) is None
+    assert layout.misfit({"ids": feeds["ids"]}, {}) == "no array for input flag"
+    assert layout.misfit(feeds, {"other": feeds["ids"]}) == "has no output 'other'; it has hidden"
     wrong = {**feeds, "flag": DeviceArray(512, "uint8", (2,))}
-    assert layout.device_misfit(wrong, {}) == "flag: expected bool [2], got uint8 [2]"
+    assert layout.misfit(wrong, {}) == "flag: expected contiguous bool [2], got uint8 [2]"
 
 
 def test_a_tensor_in_a_block_of_the_host(layout: Layout) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from nestforge.errors import BundleCorruptError
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.device.store import DeviceView, StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from support.host_device import HostDevice
 
 MATRIX = np.arange(21, dtype=np.float32).reshape(7, 3)  # rows of 12 bytes
 BIAS = np.arange(5, dtype=np.int64)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.engines.residency import Residency
@@ -31,6 +30,7 @@ from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_ex
 from support.fake_cuda import World
 from support.fake_gpu import CapturingSession, Gpu, host_provider, provider_on
 from support.fake_tensorrt import host_with_gpu, list_plans
+from support.host_device import HostDevice
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=8)

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.generating import greedy as transformers_greedy
 from support.generating import llama_folder
+from support.host_device import HostDevice
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.errors import InputError, SelectionError
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.memory import engine_needs
 from nestforge.runtime.generation.cache_memory import CacheMemory, DeviceMemory, memory_for, session_bytes
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
+from support.host_device import HostDevice
 
 ENGINE = EngineEntry("a", "s", Bucket(4, 8, 1, 1), "onnxruntime", "a.onnx", "sliced", 0, 0, 0, 0, Decode())
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16))

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
-from nestforge.runtime.device.device import DeviceArray, HostDevice
+from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.generation.cache import AnyCache, Cache, Source
 from nestforge.runtime.generation.device_cache import DeviceCache, DeviceSource
+from support.host_device import HostDevice
 
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16, window=3))
 SIZES = (8, 16)

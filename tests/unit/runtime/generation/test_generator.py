@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, NestforgeError, SelectionError
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.generation.generator import Generator
 from nestforge.runtime.generation.options import GenerationRequest
 from nestforge.runtime.generation.prompts import Prompts
@@ -21,6 +20,7 @@ from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_gpu import host_provider
+from support.host_device import HostDevice
 from support.sealing import edit_manifest
 
 GOLDEN = Path(__file__).parents[3] / "golden"

@@ -103,7 +103,7 @@ def test_a_bound_run_reads_and_writes_the_callers_arrays(tiny_bundle: Path, expe
             {"hidden": np.empty((1, 8, 32), np.float32)[:, :, ::2]},
             "hidden: expected contiguous float32 [1, 8, 16], got float32 [1, 8, 16] with strides",
         ),
-        ({}, {"sum": np.empty((1, 16), np.float32)}, "has no 'sum'; it has hidden, total"),
+        ({}, {"sum": np.empty((1, 16), np.float32)}, "has no output 'sum'; it has hidden, total"),
         (
             {"input_ids": np.zeros((1, 7), np.int64)},
             {},

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from nestforge.errors import BundleError, InputError
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.onnxruntime_gpu.session import CALL_BY_CALL, BoundRun
+from support.host_device import HostDevice
 
 
 class Gpu(HostDevice):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
-from nestforge.runtime.device.device import HostDevice
 from nestforge.runtime.engines.onnxruntime_gpu import provider as module
 from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named, provider_problem, require_providers
 from support.fake_gpu import host_provider
+from support.host_device import HostDevice
 
 
 def wheel(monkeypatch: pytest.MonkeyPatch, *providers: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
-from nestforge.runtime.device.device import DeviceArray, HostDevice
+from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.engines.onnxruntime_gpu import runner as module
 from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, require_on_device
@@ -22,6 +22,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_gpu import CapturingSession, Gpu, host_provider, provider_on
+from support.host_device import HostDevice
 
 # Of 1..4x2..16, up and down, some of them twice.
 SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]

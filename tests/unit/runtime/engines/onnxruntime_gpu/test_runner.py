@@ -15,7 +15,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
-from nestforge.runtime.device.device import DeviceArray, HostDevice
+from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.engines.onnxruntime_gpu import runner as module
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
@@ -23,6 +23,7 @@ from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.exit_bundles import weights, write_exits_bundle
 from support.fake_gpu import CapturingSession, Gpu, host_provider, provider_on
+from support.host_device import HostDevice
 from support.sealing import reseal
 
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
@@ -116,7 +117,7 @@ def test_a_run_on_device_memory_reads_and_writes_there(bundle: Bundle, device: H
         found = np.empty((2, 16), np.float32)
         device.to_host(found, total.address)
         np.testing.assert_array_equal(found, runner.run(feeds)[1])
-        with pytest.raises(InputError, match=r"total: expected float32 \[2, 16\], got float32 \[1, 16\]"):
+        with pytest.raises(InputError, match=r"total: expected contiguous float32 \[2, 16\], got float32 \[1, 16\]"):
             runner.bind_device(bound, {"total": total.rows(0, 1)})
         with pytest.raises(InputError, match="no array for input attention_mask"):
             runner.bind_device({"input_ids": bound["input_ids"]}, {})
