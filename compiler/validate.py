@@ -77,13 +77,11 @@ def validate_generation(source: ModelSource, profile: DeviceProfile) -> None:
         raise PlanError(f"generate: engines for {backend.name} are whole ones; compile for onnxruntime")
     if not backend.caches_integers and profile.precisions != (TRACED,):
         asked = ", ".join(profile.precisions)
-        raise PlanError(
-            f"generate: for {backend.name} engines that keep a cache are in {TRACED} alone, asked for {asked}"
-        )
+        raise PlanError(f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, asked for {asked}")
     for precision in profile.precisions:
         if PRECISIONS[precision].numbers == "halves":
             raise PlanError(
-                f"generate: engines that keep a cache are in fp32 or of integers, asked for {precision}; on the "
+                f"generate: KV-cache engines are in fp32 or of integers, asked for {precision}; on the "
                 "processor the operator that reads the cache takes longer on halves"
             )
 

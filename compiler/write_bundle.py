@@ -218,7 +218,7 @@ def _listed(name: str) -> bool:
 
 
 def generation_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
-    """The interface of ``source``'s engines that keep a cache, its tokens that end a text, and how its folder samples;
+    """The interface of ``source``'s KV-cache engines, its tokens that end a text, and how its folder samples;
     its chat template is written into the bundle. None for a model that is not to generate. Raises CheckpointError."""
     if source.cached is None:
         return None

@@ -272,7 +272,7 @@ class CachedForm:
             )
 
     def _elastic(self) -> Iterator[tuple[str, Mapping[int, str]]]:
-        """``Part.elastic`` of engines that keep a cache."""
+        """``Part.elastic`` of KV-cache engines."""
         for number, axes in enumerate(self.kept):
             dims = _dims((1, axes.heads), (3, axes.size))
             for name in ("past_key", "past_value", "present_key", "present_value"):

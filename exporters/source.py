@@ -44,7 +44,7 @@ class ModelSource:
 
     ``precisions`` are the ones that its engines get; where there are several, its submodels exist in each.
     ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
-    ``generates``: its submodels get engines that keep a cache. ``tasks``: its engines take tasks, and these tensors of
+    ``generates``: its submodels get KV-cache engines. ``tasks``: its engines take tasks, and these tensors of
     theirs as inputs. ``whole_along`` are the axes that no submodel of the bundle shrinks: weights need not be laid out
     for them.
     """

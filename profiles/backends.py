@@ -78,7 +78,7 @@ TENSORRT = Backend(
     fixed_caches=True,
     takes_computed_counts=False,
     static_segments=True,
-    generation_note="engines that keep a cache are for TensorRT 10.15 or later; their plans have not run on a GPU yet",
+    generation_note="KV-cache engines are for TensorRT 10.15 or later; their plans have not run on a GPU yet",
 )
 OPENVINO = Backend(
     name="openvino",

@@ -226,7 +226,7 @@ def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
 
 
 def verify_generating(bundle: Bundle, references: References, engine: EngineEntry) -> Iterator[EngineVerdict]:
-    """A written engine that keeps a cache and what reads its prompts; packed, where the gate of the build ran them
+    """A written KV-cache engine and what reads its prompts; packed, where the gate of the build ran them
     shared."""
     for judged in judge_generating(bundle, references, engine):
         yield EngineVerdict.of(judged.engine, judged.verdict)
@@ -235,7 +235,7 @@ def verify_generating(bundle: Bundle, references: References, engine: EngineEntr
 def judge_generating(
     bundle: Bundle, references: References, engine: EngineEntry, task: TaskTensors | None = None
 ) -> Iterator[JudgedEngine]:
-    """An engine that keeps a cache, and before it the one that reads its prompts, if there is one; with the tensors of
+    """A KV-cache engine, and before it the one that reads its prompts, if there is one; with the tensors of
     ``task``, else the base's. ``references`` are those of the universal model with the same."""
     if bundle.merged is not None:
         task = None  # it is in the weights

@@ -1,4 +1,4 @@
-"""The gate of an engine that keeps a cache: its logits and its cache against one pass of the PyTorch submodel.
+"""The gate of a KV-cache engine: its logits and its cache against one pass of the PyTorch submodel.
 
 Whatever pieces a text is given in, at every position the logits must be what the model has there in its own full
 pass, in float64, and the cache must hold the keys and values of that pass.

@@ -1,4 +1,4 @@
-"""Texts for the gate of engines that keep a cache, the pieces in which they are given to them, and how an engine runs
+"""Texts for the gate of KV-cache engines, the pieces in which they are given to them, and how an engine runs
 them, wherever the cache lies, behind prompts that an encoder read.
 
 No torch here: a plan is held against its graph.

@@ -4,7 +4,7 @@ The compile proved that the graph equals the PyTorch submodel, by running it in 
 without PyTorch, the plan must equal the graph in ONNX Runtime (of one in bfloat16 its emulation), within the same
 limits. It is asked of the plan as it will run: opened from its file, its weights taken from the store.
 
-A plan that keeps a cache is compared over whole texts. Both get the texts of the gate in the same pieces, each with a
+A KV-cache plan is compared over whole texts. Both get the texts of the gate in the same pieces, each with a
 cache of its own, the plan's on the GPU as it will be. Its logits behind every token, and what its cache holds in the
 end, must be the graph's. One more text fills the cache to its last place, where that is affordable. Behind an encoder
 both read what its graph makes of the same prompts; that of the encoder's plan stays on the GPU, and is copied back.

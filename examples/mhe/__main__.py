@@ -62,7 +62,7 @@ def tables(records: Mapping[str, Any]) -> dict[str, Table]:
         ),
         "Decoders: next bytes": quality_table(decoders, is_perplexity=True),
         f"Encoders in every form, one row of {BUCKET.sequence} tokens": forms_table(timed, chosen),
-        f"Decoders that keep a cache, {_TOKENS} tokens": writing_table(_writing()),
+        f"Decoders with a KV cache, {_TOKENS} tokens": writing_table(_writing()),
     }
 
 

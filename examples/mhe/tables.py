@@ -38,7 +38,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Writing:
-    """A decoder that keeps a cache: bytes of that for each token, and ``milliseconds`` a token."""
+    """A decoder with a KV cache: bytes of it for each token, and ``milliseconds`` a token."""
 
     kind: str
     cache_bytes: int

@@ -103,7 +103,7 @@ SMALL = "ffn8x1_24x1_16x1"
 WHOLE_PAIR, NARROW_PAIR = "ffn48-heads4-cross_heads4", "ffn48-heads4x1_3x1-cross_heads2"
 # The most tokens of a prompt with which plans are checked: with thousands it takes long.
 _MOST_CHECKED = 48
-# The first release whose parser takes graphs that keep a cache.
+# The first release whose parser takes KV-cache graphs.
 RELEASE = "10.15.0"
 
 

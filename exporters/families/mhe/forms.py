@@ -79,7 +79,7 @@ def held_forms(config: MheConfig, spread: float = 0.0, role: str | None = None) 
 
 
 def cached_form(config: MheConfig) -> str:
-    """The form of engines that keep a cache: the one with the smallest, which is as cheap as any for one token."""
+    """The form of KV-cache engines: the one with the smallest, which is as cheap as any for one token."""
     return "normal" if form_problem(config, "normal") is None else "literal"
 
 

@@ -19,7 +19,7 @@ from .forms import cached_form
 
 
 class CachedLM(torch.nn.Module):
-    """``model``, in the form of engines that keep a cache, with the interface of ``GenerationEntry``; to be traced."""
+    """``model``, in the form of KV-cache engines, with the interface of ``GenerationEntry``; to be traced."""
 
     def __init__(self, model: Any) -> None:  # MheDecoder
         super().__init__()
@@ -106,7 +106,7 @@ class SourceEncoder(torch.nn.Module):
 
 
 class CachedDecoder(torch.nn.Module):
-    """The decoder of ``model``, in the form of engines that keep a cache, with the interface of ``GenerationEntry``; to
+    """The decoder of ``model``, in the form of KV-cache engines, with the interface of ``GenerationEntry``; to
     be traced."""
 
     def __init__(self, model: Any) -> None:  # MheEncoderDecoder

@@ -196,14 +196,14 @@ def plain_ops(of: Sublayer) -> list[Op]:
 
 
 def kept_ops(of: Sublayer) -> list[Op]:
-    """The keys and values that all queries of a generation read, in the form of engines that keep a cache."""
+    """The keys and values that all queries of a generation read, in the form of KV-cache engines."""
     one = of.size
     widths = (one, one) if of.config.has_tables else _plain_widths(of)[1:]
     return [of.linear(f"kept.{number}", width) for number, width in enumerate(widths)]
 
 
 def reading_ops(of: Sublayer) -> list[Op]:
-    """Queries over keys and values that are there, in the form of engines that keep a cache."""
+    """Queries over keys and values that are there, in the form of KV-cache engines."""
     heads, config = _heads_of_scores(of), of.config
     fold = [of.elementwise("embeddings", of.bucket.tokens * of.inner, passes=2)] if config.has_tables else []
     return [

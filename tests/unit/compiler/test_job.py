@@ -218,7 +218,7 @@ def test_an_encoder_decoder_that_cannot_is_refused_too(tmp_path: Path, changes: 
 
 def test_what_tensorrt_cannot_run_is_refused(tmp_path: Path) -> None:
     device = board(backend="tensorrt")
-    with pytest.raises(PlanError, match=r"for tensorrt engines that keep a cache are in fp32 alone, asked for fp16"):
+    with pytest.raises(PlanError, match=r"for tensorrt KV-cache engines are in fp32 alone, asked for fp16"):
         asked(save_decoder(tmp_path / "llama", head_dim=8), device, precisions=["fp16"])
     with pytest.raises(
         PlanError, match=r"submodel ffn32-coda.reduction3 cannot for tensorrt: its encoder selects a number of tokens"

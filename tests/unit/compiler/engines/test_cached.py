@@ -1,4 +1,4 @@
-"""Engines that keep a cache, compiled: what they answer, what refuses them, and what the gate finds."""
+"""KV-cache engines, compiled: what they answer, what refuses them, and what the gate finds."""
 
 from __future__ import annotations
 

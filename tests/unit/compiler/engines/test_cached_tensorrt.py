@@ -1,4 +1,4 @@
-"""Engines that keep a cache, compiled for TensorRT: graphs in its operators, proven in ONNX Runtime."""
+"""KV-cache engines, compiled for TensorRT: graphs in its operators, proven in ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of graphs that keep a cache, built and checked on tests/support/fake_tensorrt.py: no plan is really built."""
+"""Plans of KV-cache graphs, built and checked on tests/support/fake_tensorrt.py: no plan is really built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small Llama with a tokenizer, compiled with engines that keep a cache; and a device."""
+"""A small Llama with a tokenizer, compiled with KV-cache engines; and a device."""
 
 from __future__ import annotations
 

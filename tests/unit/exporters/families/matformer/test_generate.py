@@ -1,4 +1,4 @@
-"""A MatLM whose heads are elastic, with engines that keep a cache of as many heads as each submodel has."""
+"""A MatLM whose heads are elastic, with KV-cache engines of as many heads as each submodel has."""
 
 from __future__ import annotations
 

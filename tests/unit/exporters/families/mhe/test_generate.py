@@ -1,4 +1,4 @@
-"""A decoder whose heads share keys and values, with engines that keep a cache: two vectors for each token and layer."""
+"""A decoder whose heads share keys and values, with KV-cache engines: two vectors for each token and layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that keep a cache in memory of the caller's, on tests/support/fake_tensorrt.py: no plan is really run."""
+"""KV-cache plans in memory of the caller's, on tests/support/fake_tensorrt.py: no plan is really run."""
 
 from __future__ import annotations
 
