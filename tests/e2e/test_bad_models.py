@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nestforge
 import numpy as np
@@ -18,16 +16,19 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import CheckpointError, ExportError, NestforgeError, PlanError, UnsupportedModelError
 from nestforge.tools.cli import main
-from support.refusals import Case
+from support.refusals import Case, Damage, arguments, config, tensor
 from support.tiny_compile import board
 from support.tiny_mixer import save_tiny_mixer
 
 FFN = "encoder.layer.0.output.dense.weight"
 
 
-def truncate(case: Case, keep: float) -> None:
-    path = case.model / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+def truncated(keep: float) -> Damage:
+    def damage(case: Case) -> None:
+        path = case.model / "model.safetensors"
+        path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+
+    return damage
 
 
 def pickle(case: Case) -> None:
@@ -35,9 +36,12 @@ def pickle(case: Case) -> None:
     torch.save({"a": torch.zeros(1)}, case.model / "pytorch_model.bin")
 
 
-def index(case: Case, content: Any) -> None:
-    (case.model / "model.safetensors").unlink()
-    (case.model / "model.safetensors.index.json").write_text(json.dumps(content))
+def index(weight_map: dict[str, str]) -> Damage:
+    def damage(case: Case) -> None:
+        (case.model / "model.safetensors").unlink()
+        (case.model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return damage
 
 
 def plain(case: Case) -> None:
@@ -46,163 +50,92 @@ def plain(case: Case) -> None:
     shutil.rmtree(case.model / "1_Pooling", ignore_errors=True)
 
 
-MODELS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = {
-    "no folder": (
-        lambda c: shutil.rmtree(c.model),
-        CheckpointError,
-        r"model: no such folder; expected config.json and",
-    ),
+MODELS: dict[str, tuple[Damage, str]] = {
+    "no folder": (lambda c: shutil.rmtree(c.model), r"model: no such folder; expected config.json and"),
     "no config": (
-        lambda c: (c.model / "config.json").unlink(),
-        CheckpointError,
+        lambda c: (plain(c), (c.model / "config.json").unlink()),
         r"config.json: cannot be read \(No such file",
     ),
-    "config is no JSON": (
-        lambda c: (c.model / "config.json").write_text("{'a': 1}"),
-        CheckpointError,
-        r"config.json: not JSON \(",
-    ),
+    "config is no JSON": (lambda c: (c.model / "config.json").write_text("{'a': 1}"), r"config.json: not JSON \("),
     "no weights": (
         lambda c: (c.model / "model.safetensors").unlink(),
-        CheckpointError,
         r"model.safetensors: no such file; expected it or model.safetensors.index.json",
     ),
-    "empty weights": (lambda c: truncate(c, 0), CheckpointError, r"model.safetensors: not a whole safetensors file"),
-    "half a header": (lambda c: truncate(c, 0.01), CheckpointError, r"not a whole safetensors file .*; fetch it again"),
-    "truncated": (lambda c: truncate(c, 0.9), CheckpointError, r"not a whole safetensors file .*; fetch it again"),
-    "pickle": (
-        pickle,
-        CheckpointError,
-        r"pytorch_model.bin: pickled weights are refused .* convert once .*save_pretrained",
-    ),
-    "index without shards": (
-        lambda c: index(c, {"weight_map": {}}),
-        CheckpointError,
-        r"expected a weight_map of tensor",
-    ),
+    "empty weights": (truncated(0), r"model.safetensors: not a whole safetensors file"),
+    "half a header": (truncated(0.01), r"not a whole safetensors file .*; fetch it again"),
+    "truncated": (truncated(0.9), r"not a whole safetensors file .*; fetch it again"),
+    "pickle": (pickle, r"pytorch_model.bin: pickled weights are refused .* convert once .*save_pretrained"),
+    "index without shards": (index({}), r"expected a weight_map of tensor"),
     "shard outside": (
-        lambda c: index(c, {"weight_map": {"a": "../../secret.safetensors"}}),
-        CheckpointError,
+        index({"a": "../../secret.safetensors"}),
         r"shard '../../secret.safetensors' leaves the model folder",
     ),
     "shard missing": (
-        lambda c: index(c, {"weight_map": {"a": "model-1.safetensors"}}),
-        CheckpointError,
+        index({"a": "model-1.safetensors"}),
         r"model-1.safetensors: no such file; model.safetensors.index.json lists it",
     ),
     "wrong shape on an axis": (
-        lambda c: c.weights(lambda w: w.update({FFN: np.zeros((16, 24), np.float32)})),
-        CheckpointError,
+        tensor(FFN, np.zeros((16, 24), np.float32)),
         rf"tensor {FFN} has shape \[16, 24\]; expected \[16, 32\] as config.json says",
     ),
     "wrong rank on an axis": (
-        lambda c: c.weights(lambda w: w.update({FFN: np.zeros(16, np.float32)})),
-        CheckpointError,
+        tensor(FFN, np.zeros(16, np.float32)),
         rf"tensor {FFN} has shape \[16\]; expected \[16, 32\] as config.json says",
     ),
-    "a number for a matrix": (
-        lambda c: c.weights(lambda w: w.update({FFN: np.array(1.0, np.float32)})),
-        CheckpointError,
-        rf"tensor {FFN} has shape \[\]; expected \[16, 32\] as config.json says",
-    ),
+    "a number for a matrix": (tensor(FFN, np.array(1.0, np.float32)), rf"tensor {FFN} has shape \[\]; expected \[16,"),
     "wrong shape elsewhere": (
-        lambda c: c.weights(lambda w: w.update({"embeddings.LayerNorm.bias": np.zeros(9, np.float32)})),
-        CheckpointError,
+        tensor("embeddings.LayerNorm.bias", np.zeros(9, np.float32)),
         r"tensor embeddings.LayerNorm.bias has shape \[9\]; expected \[16\] as config.json says",
     ),
-    "a tensor missing on an axis": (
-        lambda c: c.weights(lambda w: w.pop(FFN)),
-        CheckpointError,
-        rf"tensor {FFN} is missing from the weights",
-    ),
+    "a tensor missing on an axis": (lambda c: c.weights(lambda w: w.pop(FFN)), rf"tensor {FFN} is missing from the"),
     "a tensor missing elsewhere": (
         lambda c: c.weights(lambda w: w.pop("embeddings.LayerNorm.bias")),
-        CheckpointError,
         r"tensor embeddings.LayerNorm.bias is missing from the weights",
     ),
-    "NaN": (
-        lambda c: c.weights(lambda w: w[FFN].__setitem__((3, 5), np.nan)),
-        CheckpointError,
-        rf"tensor {FFN} holds NaN or infinite values",
-    ),
+    "NaN": (lambda c: c.weights(lambda w: w[FFN].__setitem__((3, 5), np.nan)), rf"tensor {FFN} holds NaN or infinite"),
     "infinity": (
         lambda c: c.weights(lambda w: w["pooler.dense.bias"].__setitem__(0, -np.inf)),
-        CheckpointError,
         r"tensor pooler.dense.bias holds NaN or infinite values",
     ),
     "unknown model_type": (
-        lambda c: c.config(model_type="mamba"),
-        UnsupportedModelError,
+        config(model_type="mamba"),
         r"config.json: model_type 'mamba' is not supported; supported are .*bert, roberta.*; docs/writing-a-family.md",
     ),
-    "no model_type": (
-        lambda c: c.config(model_type=...),
-        UnsupportedModelError,
-        r"model_type None is not supported; supported are",
-    ),
+    "no model_type": (config(model_type=...), r"model_type None is not supported; supported are"),
     "unknown class": (
         lambda c: (plain(c), c.config(architectures=["BertForPretending"])),
-        CheckpointError,
         r"architecture 'BertForPretending' is not supported; supported are BertModel, BertForSequenceClassification, ",
     ),
-    "architectures is a number": (
-        lambda c: (plain(c), c.config(architectures=5)),
-        CheckpointError,
-        r"architecture '5' is not",
-    ),
-    "layers do not fit": (
-        lambda c: c.config(num_hidden_layers=3),
-        CheckpointError,
-        r"tensor encoder.layer.2.attention.self.query.weight is missing from the weights",
-    ),
-    "heads do not divide": (
-        lambda c: c.config(num_attention_heads=3),
-        CheckpointError,
-        r"config.json: num_attention_heads: 16 features cannot be split into 3 heads",
-    ),
-    "no heads": (
-        lambda c: c.config(num_attention_heads=0),
-        CheckpointError,
-        r"config.json: num_attention_heads: expected a whole number of at least 1, got 0",
-    ),
-    "hidden_size missing": (
-        lambda c: c.config(hidden_size=...),
-        CheckpointError,
-        r"config.json: hidden_size: expected a whole number of at least 1, got None",
-    ),
-    "hidden_size is text": (
-        lambda c: c.config(hidden_size="16"),
-        CheckpointError,
-        r"hidden_size: expected .* got '16'",
-    ),
+    "architectures is a number": (lambda c: (plain(c), c.config(architectures=5)), r"architecture '5' is not"),
+    "layers do not fit": (config(num_hidden_layers=3), r"tensor encoder.layer.2.attention.self.query.weight is"),
+    "heads do not divide": (config(num_attention_heads=3), r"config.json: num_attention_heads: 16 features cannot be"),
+    "no heads": (config(num_attention_heads=0), r"config.json: num_attention_heads: expected a whole number of at"),
+    "hidden_size missing": (config(hidden_size=...), r"config.json: hidden_size: expected a whole number of at least"),
+    "hidden_size is text": (config(hidden_size="16"), r"hidden_size: expected .* got '16'"),
     "positions are a list": (
-        lambda c: c.config(max_position_embeddings=[40]),
-        CheckpointError,
+        config(max_position_embeddings=[40]),
         r"max_position_embeddings: expected a whole number of at least 1, got \[40\]",
     ),
-    "unknown activation": (
-        lambda c: c.config(hidden_act="swoosh"),
-        CheckpointError,
-        r"model: transformers cannot load it \(KeyError: 'swoosh'\)",
-    ),
+    "unknown activation": (config(hidden_act="swoosh"), r"model: transformers cannot load it \(KeyError: 'swoosh'\)"),
     "a type that transformers refuses": (
-        lambda c: c.config(layer_norm_eps="small"),
-        CheckpointError,
+        config(layer_norm_eps="small"),
         r"transformers cannot load it \(.*layer_norm_eps.*expected float, got str",
     ),
 }
+# All others are CheckpointError.
+MODELS_ERRORS: dict[str, type[NestforgeError]] = {
+    "unknown model_type": UnsupportedModelError,
+    "no model_type": UnsupportedModelError,
+}
 
 
-@pytest.mark.parametrize(("damage", "error", "message"), MODELS.values(), ids=MODELS)
-def test_models(case: Case, damage: Callable[[Case], object], error: type[NestforgeError], message: str) -> None:
-    damage(case)
-    refusal = case.refused()
-    assert type(refusal) is error
-    assert re.search(message, str(refusal)), str(refusal)
+@pytest.mark.parametrize("name", MODELS)
+def test_models(case: Case, name: str) -> None:
+    case.refused_by(MODELS[name], MODELS_ERRORS.get(name, CheckpointError))
 
 
 def test_the_command_line_prints_one_line_and_exits_with_1(case: Case) -> None:
-    truncate(case, 0.5)
+    truncated(0.5)(case)
     case.yaml()
     result = CliRunner().invoke(
         main, ["compile", str(case.model), "--profile", case.profile, "--output", str(case.output)]
@@ -235,98 +168,72 @@ def cut_expert(weights: dict[str, np.ndarray]) -> None:
     weights[UP] = np.ascontiguousarray(weights[UP][:3])
 
 
-MIXERS: dict[str, tuple[Callable[[Case], object], type[NestforgeError], str]] = {
+MIXERS: dict[str, tuple[Damage, str]] = {
     "capacity that rounds to zero": (
-        lambda c: c.config(min_capacity=0, capacities=[1, 100]),
-        PlanError,
-        r"bucket b1-s16: 1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, min_capacity 0\); raise "
-        r"moe.capacity_factor \(`levels`\) or the bucket$",
+        config(min_capacity=0, capacities=[1, 100]),
+        r"bucket b1-s16: 1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, min_capacity 0\); raise",
     ),
     "capacity rounded down to zero": (
-        lambda c: c.config(min_capacity=0, capacity_rounding="floor", capacity_factor=0.2),
-        PlanError,
+        config(min_capacity=0, capacity_rounding="floor", capacity_factor=0.2),
         r"20 % of 16 tokens over 4 experts rounds to 0 slots \(floor, min_capacity 0\)",
     ),
     "capacity above the tokens of a group": (
-        lambda c: c.config(capacity_factor=4.01),
-        CheckpointError,
+        config(capacity_factor=4.01),
         r"config.json: capacity_factor: expected 0.01 to 4 \(the experts\), got 4.01$",
     ),
     "capacity that is not offered": (
-        lambda c: c.arguments.update(submodels=["moe.capacity_factor60"]),
-        PlanError,
+        arguments(submodels=["moe.capacity_factor60"]),
         r"axis moe.capacity_factor: expected one of 25, 50, 75, 100, got 60$",
     ),
     "capacity above the trained one": (
-        lambda c: c.config(capacities=[100, 125]),
-        CheckpointError,
+        config(capacities=[100, 125]),
         r"capacities: expected rising numbers from 1 to 100, as trained, got \[100, 125\]$",
     ),
     "bucket shorter than the mixing": (
-        lambda c: c.arguments.update(buckets=[Bucket(1, 8)]),
-        ExportError,
-        r"^bucket b1-s8: linear mixing is bound to 16 tokens; ask for bucket b1-s16, to which shorter texts are "
-        r"padded$",
+        arguments(buckets=[Bucket(1, 8)]),
+        r"^bucket b1-s8: linear mixing is bound to 16 tokens; ask for bucket b1-s16",
     ),
-    "bucket longer than the mixing": (
-        lambda c: c.arguments.update(buckets=[Bucket(1, 32)]),
-        ExportError,
-        r"^bucket b1-s32: the model takes at most 16 tokens$",
-    ),
+    "bucket longer than the mixing": (arguments(buckets=[Bucket(1, 32)]), r"^bucket b1-s32: the model takes at most"),
     "sequence of a mixing that has one alone": (
-        lambda c: c.config(sequences=[8]),
-        CheckpointError,
+        config(sequences=[8]),
         r"config.json: sequences: linear mixing serves 16 tokens alone$",
     ),
     "positions that the mixing was not trained for": (
-        lambda c: c.config(max_position_embeddings=32),
-        CheckpointError,
+        config(max_position_embeddings=32),
         r"max_position_embeddings: 32, but the linear mixing of layer 0 is bound to the 16 tokens that it was trained",
     ),
-    "another number of experts": (
-        lambda c: c.config(num_experts=6),
-        CheckpointError,
-        r"config.json: num_experts: 6, but the weights of layer 1 hold 4$",
-    ),
+    "another number of experts": (config(num_experts=6), r"config.json: num_experts: 6, but the weights of layer 1"),
     "an expert missing in one tensor": (
         lambda c: c.weights(cut_expert),
-        CheckpointError,
         r"config.json: num_experts: 4, but the weights of layer 1 hold 3$",
     ),
-    "more experts than there are": (
-        lambda c: c.arguments.update(submodels=["moe.experts5"]),
-        PlanError,
-        r"axis moe.experts: expected one of 1, 2, 3, 4, got 5$",
-    ),
+    "more experts than there are": (arguments(submodels=["moe.experts5"]), r"axis moe.experts: expected one of 1, 2,"),
     "experts of tokens that choose": (
         lambda c: (c.config(router="tokens_choose"), c.arguments.update(submodels=["moe.experts2"])),
-        PlanError,
-        r"unknown axis kind 'moe.experts': this model has moe.capacity_factor, moe.group_size, or labels: ",
+        r"unknown axis kind 'moe.experts': this model has moe.capacity_factor,",
     ),
-    "a router of whole numbers": (
-        lambda c: c.weights(lambda w: w.update({ROUTER: np.zeros((4, 16), np.int8)})),
-        CheckpointError,
-        rf"tensor {ROUTER} holds I8; expected F32, F16 or BF16$",
-    ),
+    "a router of whole numbers": (tensor(ROUTER, np.zeros((4, 16), np.int8)), rf"tensor {ROUTER} holds I8; expected"),
     "a router that is not finite": (
         lambda c: c.weights(lambda w: w[ROUTER].__setitem__((0, 0), np.inf)),
-        CheckpointError,
         rf"tensor {ROUTER} holds NaN or infinite values$",
     ),
-    "experts of a dense layer": (
-        lambda c: c.config(moe_layers=[1]),
-        CheckpointError,
-        r"tensor layers.2.ffn.up.weight is missing from the weights$",
-    ),
+    "experts of a dense layer": (config(moe_layers=[1]), r"tensor layers.2.ffn.up.weight is missing from the weights$"),
+}
+# All others are CheckpointError.
+MIXERS_ERRORS: dict[str, type[NestforgeError]] = {
+    "capacity that rounds to zero": PlanError,
+    "capacity rounded down to zero": PlanError,
+    "capacity that is not offered": PlanError,
+    "bucket shorter than the mixing": ExportError,
+    "bucket longer than the mixing": ExportError,
+    "more experts than there are": PlanError,
+    "experts of tokens that choose": PlanError,
 }
 
 
-@pytest.mark.parametrize(("damage", "error", "message"), MIXERS.values(), ids=MIXERS)
-def test_mixers(mixer_case: Case, damage: Callable[[Case], object], error: type[NestforgeError], message: str) -> None:
-    damage(mixer_case)
-    refusal = mixer_case.refused()
-    assert type(refusal) is error
-    assert re.search(message, str(refusal)), str(refusal)
+@pytest.mark.parametrize("name", MIXERS)
+def test_mixers(mixer_case: Case, name: str) -> None:
+    mixer_case.refused_by(MIXERS[name], MIXERS_ERRORS.get(name, CheckpointError))
 
 
 def test_more_slots_than_tokens_are_no_error_but_all_tokens(tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ class Case:
         if raw is not None:
             self.arguments["text"].write_bytes(raw)
 
+    def refused_by(self, row: tuple[Damage, str], error: type[NestforgeError]) -> None:
+        """``row``: the damage, and what the message says."""
+        row[0](self)
+        refusal = self.refused()
+        assert type(refusal) is error
+        assert re.search(row[1], str(refusal)), str(refusal)
+
     def refused(self) -> NestforgeError:
         before = sorted(self.output.parent.iterdir())
         with pytest.raises(NestforgeError) as failure:
@@ -82,3 +89,26 @@ class Case:
         assert len(message) < 800
         assert sorted(self.output.parent.iterdir()) == before, "something was left behind"
         return failure.value
+
+
+Damage = Callable[[Case], object]
+
+
+def config(**changes: Any) -> Damage:
+    """Other keys in ``config.json``; ``...`` removes one."""
+    return lambda case: case.config(**changes)
+
+
+def tensor(name: str, array: np.ndarray) -> Damage:
+    """Another tensor of that name."""
+    return lambda case: case.weights(lambda weights: weights.update({name: array}))
+
+
+def device(text: str | None = None, **changes: Any) -> Damage:
+    """The profile as a file of ``text``, or with other keys."""
+    return lambda case: case.yaml(text, **changes)
+
+
+def arguments(**changes: Any) -> Damage:
+    """Other arguments of the compile."""
+    return lambda case: case.arguments.update(changes)
