@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..bucket import Bucket
-from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
 from ..bundle.manifest import TextEntry
 from ..errors import ExportError
 from .checkpoints.checkpoint import Checkpoint
@@ -86,3 +86,27 @@ class Signature:
         least, most = bucket.smallest, bucket.largest
         between = [sequence for sequence in _USUAL_SEQUENCES if least.sequence <= sequence < most.sequence]
         return [Bucket(batch, length) for batch in (least.batch, most.batch) for length in (*between, most.sequence)]
+
+
+def text_signature(
+    checkpoint: Checkpoint,
+    outputs: Sequence[TensorSpec],
+    positions: int,
+    vocabulary: int,
+    pad: int = 0,
+    needs: RowNeed | None = None,
+    types: int = 1,
+    shortened: str | None = None,
+) -> Signature:
+    """Signature of a model of texts of at most ``positions`` tokens, which ``pad`` fills and that are of so many
+    ``types``; ``needs`` is the token that a row must have, of a model that takes a mask."""
+    tokens, mask, type_ids = ("batch", "sequence"), None, None
+    inputs = [TensorSpec("input_ids", "int64", tokens, pad=pad, high=vocabulary)]
+    if needs is not None:
+        mask = "attention_mask"
+        inputs.append(TensorSpec(mask, "int64", tokens, pad=0, high=2, row_needs=needs))
+    if types > 1:
+        type_ids = "token_type_ids"
+        inputs.append(TensorSpec(type_ids, "int64", tokens, pad=0, high=types))
+    text = text_entry(checkpoint, "input_ids", mask, type_ids)
+    return Signature(tuple(inputs), tuple(outputs), positions, mask, text, shortened=shortened)

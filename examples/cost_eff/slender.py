@@ -153,7 +153,7 @@ def multi_exit_model(checkpoint: Checkpoint, classes: int) -> CostEffModel:
     for file in sorted({header.file for header in checkpoint.tensors.values()}):
         weights |= load_file(checkpoint.folder / file)
     encoder = {name: data.float() for name, data in weights.items() if not name.startswith(_UNUSED)}
-    wanted = {name: shape for name, shape in architecture.parameter_shapes.items() if not name.startswith("exits.")}
+    wanted = {name: shape for name, shape in architecture.parameters.shapes.items() if not name.startswith("exits.")}
     for name in sorted(wanted.keys() | encoder.keys()):
         found = tuple(encoder[name].shape) if name in encoder else None
         if found != wanted.get(name):

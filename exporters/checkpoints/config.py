@@ -45,10 +45,10 @@ def read_nesting(checkpoint: Checkpoint, kinds: Sequence[str]) -> Nesting:
 
 
 def read_widths(
-    checkpoint: Checkpoint, layers: int, key: str = "intermediate_size", default: int | None = None
+    checkpoint: Checkpoint, layers: int, key: str = "intermediate_size", default: int | None = None, at_least: int = 1
 ) -> tuple[int, ...]:
-    """FFN neurons of every layer, from one number or a list of them; ``default`` where config.json has none. Raises
-    CheckpointError for anything else."""
+    """A width of every layer, such as FFN neurons, from one number or a list of them; ``default`` where config.json
+    has none. Raises CheckpointError for anything else."""
     value: Any = checkpoint.config.get(key)
     value = default if value is None else value
     widths: list[Any] = value if isinstance(value, list) else [value] * layers
@@ -56,8 +56,8 @@ def read_widths(
     if len(widths) != layers:
         raise CheckpointError(f"{where}: expected {layers} numbers, one per layer, got {len(widths)}")
     for width in widths:
-        if type(width) is not int or width < 1:
-            raise CheckpointError(f"{where}: expected whole numbers of at least 1, got {width!r:.80}")
+        if type(width) is not int or width < at_least:
+            raise CheckpointError(f"{where}: expected whole numbers of at least {at_least}, got {width!r:.80}")
     return tuple(widths)
 
 

@@ -117,8 +117,14 @@ def stored_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     """The tensor that files call ``name``, in float32. Raises CheckpointError for numbers that are not finite."""
     import torch
 
-    with safe_open(checkpoint.folder / checkpoint.tensors[name].file, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name).to(torch.float32)
+    tensor = tensor_as_stored(checkpoint, name).to(torch.float32)
     if not torch.isfinite(tensor).all():
         raise checkpoint.not_finite(name)
+    return tensor
+
+
+def tensor_as_stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """The tensor that files call ``name``, in its own type."""
+    with safe_open(checkpoint.folder / checkpoint.tensors[name].file, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
     return tensor

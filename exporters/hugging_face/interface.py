@@ -16,7 +16,7 @@ from ..architecture import EVERY_VARIANT
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import read_classes, read_pad
 from ..parts import CachedForm
-from ..signature import Signature, text_entry
+from ..signature import Signature, text_signature
 from .tensors import Parameters, Shape
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -157,15 +157,10 @@ class TextModel:
     ) -> Signature:
         """Inputs and outputs, for texts of at most ``positions`` tokens of so many ``types``. ``needs`` is the token
         that a row must have, of a model that takes a mask."""
-        tokens = ("batch", "sequence")
-        inputs = [TensorSpec("input_ids", "int64", tokens, pad=self.pad, high=self.vocabulary)]
-        if needs is not None:
-            inputs.append(TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs=needs))
-        if types > 1:
-            inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=types))
-        mask, type_ids = "attention_mask" if needs else None, "token_type_ids" if types > 1 else None
-        text = text_entry(checkpoint, "input_ids", mask, type_ids)
-        return Signature(tuple(inputs), tuple(self._outputs()), positions, mask, text, shortened=shortened)
+        outputs = list(self._outputs())
+        return text_signature(
+            checkpoint, outputs, positions, self.vocabulary, self.pad, needs, types, shortened=shortened
+        )
 
     def _outputs(self) -> Iterator[TensorSpec]:
         """Outputs of the class that config.json names."""

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from ....errors import CheckpointError
 from ....outside_file import read_json
 from ....strict import nearest, structure
-from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.config import read_classes, read_number, read_pad, refuse_unhonoured
-from ...hugging_face.tensors import Shape, linear_shapes
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...checkpoints.config import read_classes, read_number, read_pad, read_widths, refuse_unhonoured
+from ...hugging_face.tensors import Parameters
 
 SIDECAR_NAME = "cost_eff.json"
 # 1 (2026-11): first published schema.
@@ -28,7 +28,6 @@ ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 # Heads of other tasks, exits that the sidecar does not list, and a buffer of old checkpoints.
 _IGNORED_TENSOR = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embeddings\.position_ids")
-_EXIT_TENSOR = re.compile(r"exits\.(\d{1,9})\..+")
 
 
 @dataclass(frozen=True)
@@ -121,39 +120,35 @@ class CostEffArchitecture:
     kept: Mapping[str, tuple[int, ...]]
 
     @property
-    def parameter_shapes(self) -> dict[str, Shape]:
+    def parameters(self) -> Parameters:
         """Every parameter of the model. A sub-layer of width 0 keeps its output bias and its LayerNorm only."""
-        return {name: shape for name, shape in self._shapes(self.layers).items() if 0 not in shape}
+        found = self.tensors(self.layers)
+        found.shapes = {name: shape for name, shape in found.shapes.items() if 0 not in shape}
+        return found
 
-    @property
-    def stored_shapes(self) -> dict[str, Shape]:
-        """Every tensor that the weights may hold; those without elements may be left out."""
-        return self._shapes(self.stored)
-
-    def _shapes(self, layers: Sequence[Widths]) -> dict[str, Shape]:
-        h = self.hidden
-        shapes: dict[str, Shape] = {"embeddings.word_embeddings.weight": (self.vocabulary, self.rank or h)}
+    def tensors(self, layers: Sequence[Widths]) -> Parameters:
+        """Every tensor of a model with these widths of its ``layers``; some may have no elements."""
+        found, h = Parameters(), self.hidden
+        found.add("embeddings.word_embeddings.weight", self.vocabulary, self.rank or h)
         if self.rank:
-            shapes["embeddings.word_projection.weight"] = (h, self.rank)
-        shapes["embeddings.position_embeddings.weight"] = (self.positions, h)
-        shapes["embeddings.token_type_embeddings.weight"] = (self.types, h)
-        shapes |= _norm("embeddings", h)
+            found.add("embeddings.word_projection.weight", h, self.rank)
+        found.add("embeddings.position_embeddings.weight", self.positions, h)
+        found.add("embeddings.token_type_embeddings.weight", self.types, h)
+        found.norm("embeddings.LayerNorm", h)
         for index, widths in enumerate(layers):
-            at, inner = f"encoder.layer.{index}", widths.heads * self.head_size
+            at, inner, unit = f"encoder.layer.{index}", widths.heads * self.head_size, self.head_size
+            ffn = found.axis(f"layers.{index}.ffn", widths.ffn) if widths.ffn else None
+            heads = found.axis(f"layers.{index}.heads", widths.heads) if widths.heads else None
             for part in ("query", "key", "value"):
-                shapes |= linear_shapes(f"{at}.attention.self.{part}", h, inner)
-            shapes |= linear_shapes(f"{at}.attention.output.dense", inner, h)
-            shapes |= _norm(f"{at}.attention.output", h)
-            shapes |= linear_shapes(f"{at}.intermediate.dense", h, widths.ffn)
-            shapes |= linear_shapes(f"{at}.output.dense", widths.ffn, h)
-            shapes |= _norm(f"{at}.output", h)
+                found.linear(f"{at}.attention.self.{part}", h, inner, rows=heads, unit=unit)
+            found.linear(f"{at}.attention.output.dense", inner, h, columns=heads, unit=unit)
+            found.norm(f"{at}.attention.output.LayerNorm", h)
+            found.linear(f"{at}.intermediate.dense", h, widths.ffn, rows=ffn)
+            found.linear(f"{at}.output.dense", widths.ffn, h, columns=ffn)
+            found.norm(f"{at}.output.LayerNorm", h)
         for layer in self.exits.layers:
-            shapes |= linear_shapes(f"exits.{layer}", h, self.exits.classes)
-        return shapes
-
-
-def _norm(name: str, width: int) -> dict[str, Shape]:
-    return {f"{name}.LayerNorm.weight": (width,), f"{name}.LayerNorm.bias": (width,)}
+            found.linear(f"exits.{layer}", h, self.exits.classes)
+        return found
 
 
 def read_sidecar(folder: Path) -> Sidecar:
@@ -216,8 +211,8 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
     pad = read_pad(checkpoint, vocabulary, default=None)
     if pad is None:
         raise checkpoint.misfit("pad_token_id: expected a token, which fills a row up to its bucket, got none")
-    heads = _per_layer(checkpoint, "num_attention_heads", depth)
-    ffn = _per_layer(checkpoint, "intermediate_size", depth)
+    heads = read_widths(checkpoint, depth, "num_attention_heads", at_least=0)
+    ffn = read_widths(checkpoint, depth, at_least=0)
     kept = {
         **_kept("heads", sidecar.kept_heads, heads, f"{where}: kept_heads"),
         **_kept("ffn", sidecar.kept_ffn, ffn, f"{where}: kept_ffn"),
@@ -241,31 +236,11 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
         stored=tuple(Widths(h, f) for h, f in zip(heads, ffn, strict=True)),
         kept=kept,
     )
-    _compare_with_headers(checkpoint, architecture)
+    shapes = architecture.tensors(architecture.stored).shapes
+    wanted = {name: shape for name, shape in shapes.items() if name in checkpoint.tensors or 0 not in shape}
+    says = f"config.json and {SIDECAR_NAME} say of the stored weights"
+    compare_with_headers(checkpoint, wanted, unused=_IGNORED_TENSOR.fullmatch, says=says)
     return architecture
-
-
-def _compare_with_headers(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> None:
-    expected = architecture.stored_shapes
-    for name, shape in expected.items():
-        header = checkpoint.tensors.get(name)
-        if header is None and 0 not in shape:
-            found = _EXIT_TENSOR.fullmatch(name)
-            problem = f"the exit after layer {found[1]} has no head: " if found else ""
-            raise CheckpointError(f"{checkpoint.folder}: {problem}tensor {name} is missing from the weights")
-        if header is not None and header.shape != shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(header.shape)}; expected {list(shape)} as "
-                f"config.json and {SIDECAR_NAME} say of the stored weights"
-            )
-        if header is not None and header.dtype not in {"F64", "F32", "F16", "BF16"}:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds {header.dtype}; expected F32, F16 or BF16")
-    for name in checkpoint.tensors:
-        if name not in expected and not _IGNORED_TENSOR.fullmatch(name):
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name!r:.200} has no place in the model that config.json and "
-                f"{SIDECAR_NAME} describe"
-            )
 
 
 def _kept(
@@ -306,18 +281,6 @@ def _has_entropy(checkpoint: Checkpoint, sidecar: Sidecar) -> bool:
             "entropy is undefined; remove the gate"
         )
     return exclusive and sidecar.exits.classes > 1
-
-
-def _per_layer(checkpoint: Checkpoint, key: str, depth: int) -> list[int]:
-    """One width for every layer, or a list with one a layer; 0 is a sub-layer that is gone."""
-    value: object = checkpoint.config.get(key)
-    widths: list[Any] = value if isinstance(value, list) else [value] * depth
-    if len(widths) != depth:
-        raise checkpoint.misfit(f"{key}: expected {depth} numbers, one per layer, got {len(widths)}")
-    for width in widths:
-        if type(width) is not int or width < 0:
-            raise checkpoint.misfit(f"{key}: expected whole numbers of at least 0, got {width!r:.80}")
-    return widths
 
 
 def _activation(checkpoint: Checkpoint) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from ....bucket import Bucket
 from ....bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import Proof
-from ....elastic import DEPTH, Axis, ElasticSpec, PrefixSlice, Submodel
+from ....elastic import DEPTH, Axis, ElasticSpec, Submodel
 from ....runtime.inputs.arrays import Arrays
 from ....workload import Op, elementwise, linear, lookup, self_attention
 from ...architecture import Architecture
@@ -26,7 +25,7 @@ from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.config import Nesting, read_nesting
 from ...family import Family
 from ...parts import Exits
-from ...signature import Signature, text_entry
+from ...signature import text_signature
 from .config import CostEffArchitecture, Sidecar, read_architecture, read_sidecar
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -41,44 +40,33 @@ def read(checkpoint: Checkpoint) -> Architecture:
     """The model in ``checkpoint``, with its exits where their answers have an entropy."""
     sidecar = read_sidecar(checkpoint.folder)
     architecture = read_architecture(checkpoint, sidecar)
-    signature, layers = _signature(checkpoint, architecture), architecture.exits.layers
-    spec = _spec(architecture, read_nesting(checkpoint, ("ffn", "heads")))
+    outputs, layers = answer_specs(architecture), architecture.exits.layers
+    signature = text_signature(
+        *(checkpoint, outputs, architecture.positions, architecture.vocabulary, architecture.pad, "token"),
+        types=architecture.types,
+    )
 
     def load() -> torch.nn.Module:
         from ...modules.layers import Answering
         from .loading import model_of, read_weights
 
-        return Answering(model_of(architecture, read_weights(checkpoint, architecture, spec)))
+        return Answering(model_of(architecture, read_weights(checkpoint, architecture)))
 
     def prove_load(feeds: Arrays) -> Iterator[Proof]:
-        from .loading import prove_factors, prove_kept
+        from .loading import prove_load
 
-        stored = replace(architecture, layers=architecture.stored, kept={})
-        yield from prove_kept(checkpoint, architecture, (spec, _spec(stored, Nesting())), feeds)
-        yield from prove_factors(checkpoint, architecture, spec, feeds)
+        return prove_load(checkpoint, architecture, feeds)
 
     return Architecture(
-        spec=spec,
+        spec=_spec(architecture, read_nesting(checkpoint, ("ffn", "heads"))),
         signature=signature,
-        parameter_shapes=architecture.parameter_shapes,
+        parameter_shapes=architecture.parameters.shapes,
         workload=partial(forward_ops, architecture),
         load=load,
         narrow=_narrow,
         exits=CostEffExits(architecture, sidecar, signature.inputs, layers) if architecture.has_entropy else None,
         prove_load=prove_load,
     )
-
-
-def _signature(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> Signature:
-    tokens = ("batch", "sequence")
-    inputs = [
-        TensorSpec("input_ids", "int64", tokens, pad=architecture.pad, high=architecture.vocabulary),
-        TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token"),
-    ]
-    if architecture.types > 1:
-        inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=architecture.types))
-    text = text_entry(checkpoint, "input_ids", "attention_mask", "token_type_ids" if architecture.types > 1 else None)
-    return Signature(tuple(inputs), answer_specs(architecture), architecture.positions, "attention_mask", text)
 
 
 def answer_specs(architecture: CostEffArchitecture) -> tuple[TensorSpec, ...]:
@@ -88,38 +76,17 @@ def answer_specs(architecture: CostEffArchitecture) -> tuple[TensorSpec, ...]:
 
 
 def _spec(architecture: CostEffArchitecture, nesting: Nesting) -> ElasticSpec:
-    axes = [Axis(DEPTH, len(architecture.layers), architecture.exits.layers)]
-    slices = []
-    min_depth = {}
-    for name in architecture.parameter_shapes:
-        if placed := _LAYER_OR_EXIT_NAME.match(name):
-            min_depth[name] = int(placed["exit"]) if placed["exit"] else int(placed["layer"]) + 1
-    for layer, widths in enumerate(architecture.layers):
-        block = f"encoder.layer.{layer}"
-        if widths.ffn:
-            ffn = Axis(f"layers.{layer}.ffn", widths.ffn)
-            axes.append(ffn)
-            slices += [
-                PrefixSlice(f"{block}.intermediate.dense.weight", 0, ffn.name),
-                PrefixSlice(f"{block}.intermediate.dense.bias", 0, ffn.name),
-                PrefixSlice(f"{block}.output.dense.weight", 1, ffn.name),
-            ]
-        if widths.heads:
-            heads = Axis(f"layers.{layer}.heads", widths.heads)
-            axes.append(heads)
-            slices += [
-                *(
-                    PrefixSlice(f"{block}.attention.self.{part}.{kind}", 0, heads.name, architecture.head_size)
-                    for part in ("query", "key", "value")
-                    for kind in ("weight", "bias")
-                ),
-                PrefixSlice(f"{block}.attention.output.dense.weight", 1, heads.name, architecture.head_size),
-            ]
+    parameters, depth = architecture.parameters, len(architecture.layers)
+    min_depth = {
+        name: int(placed["exit"]) if placed["exit"] else int(placed["layer"]) + 1
+        for name in parameters.shapes
+        if (placed := _LAYER_OR_EXIT_NAME.match(name))
+    }
     return ElasticSpec(
-        tuple(axes),
-        tuple(slices),
+        (Axis(DEPTH, depth, architecture.exits.layers), *parameters.axes),
+        tuple(parameters.slices),
         nesting.nested,
-        depth=len(architecture.layers),
+        depth=depth,
         min_depth=min_depth,
         granularities=nesting.granularities,
     )

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from ....bundle.manifest import Proof
-from ....elastic import ElasticSpec
 from ....errors import CheckpointError
 from ...checkpoints.checkpoint import Checkpoint
-from ...checkpoints.own_folder import stored_tensor
-from ...universal import step_blocks
+from ...checkpoints.own_folder import stored_tensor, tensor_as_stored
+from ...universal import permuted_steps, step_blocks
 from .config import CostEffArchitecture
 from .model import CostEffModel, EveryExit
 
@@ -24,16 +23,17 @@ from .model import CostEffModel, EveryExit
 _LIMIT_PER_LAYER = 1e-5
 
 
-def read_weights(
-    checkpoint: Checkpoint, architecture: CostEffArchitecture, spec: ElasticSpec
-) -> dict[str, torch.Tensor]:
+def read_weights(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> dict[str, torch.Tensor]:
     """Every parameter by name, in float32. Kept heads and channels stay in ascending order.
 
     Raises CheckpointError if a value is not finite.
     """
-    weights: dict[str, torch.Tensor] = {}
-    for name in architecture.parameter_shapes:
-        weights[name] = _sliced(stored_tensor(checkpoint, name), name, architecture, spec)
+    parameters = architecture.parameters
+    weights = {name: stored_tensor(checkpoint, name) for name in parameters.shapes}
+    for cut in parameters.slices:
+        if cut.axis in architecture.kept:
+            kept = torch.tensor(architecture.kept[cut.axis])
+            weights[cut.parameter] = permuted_steps(weights[cut.parameter], cut, kept).contiguous()
     return weights
 
 
@@ -43,14 +43,6 @@ def model_of(architecture: CostEffArchitecture, weights: Mapping[str, torch.Tens
         model = CostEffModel(architecture)
     model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
-
-
-def _sliced(data: torch.Tensor, name: str, architecture: CostEffArchitecture, spec: ElasticSpec) -> torch.Tensor:
-    for cut in spec.slices_of(name):
-        if cut.axis in architecture.kept:
-            kept = torch.tensor(architecture.kept[cut.axis])
-            data = step_blocks(data, cut)[kept].flatten(0, 1).movedim(0, cut.dim).contiguous()
-    return data
 
 
 def factorise(embedding: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,58 +65,45 @@ def factorise(embedding: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.T
     return w1.to(embedding.dtype), (w2 * signs).to(embedding.dtype)
 
 
-def prove_kept(
-    checkpoint: Checkpoint,
-    architecture: CostEffArchitecture,
-    specs: tuple[ElasticSpec, ElasticSpec],
-    feeds: Mapping[str, np.ndarray],
+def prove_load(
+    checkpoint: Checkpoint, architecture: CostEffArchitecture, feeds: Mapping[str, np.ndarray]
 ) -> Iterator[Proof]:
-    """The loaded model equals the stored one with everything that is not kept set to zero; none without kept maps.
+    """The loaded model equals the stored one with everything that is not kept set to zero, where there are kept maps;
+    a lookup in it equals the rows of the stored factors' product, where the embedding is factorised."""
+    loaded = model_of(architecture, read_weights(checkpoint, architecture))
+    if architecture.kept:
+        layers = architecture.exits.layers
+        with torch.no_grad():
+            inputs = [torch.from_numpy(np.asarray(array)) for array in feeds.values()]
+            models = (_zeroed(checkpoint, architecture), loaded)
+            pairs = list(zip(*(EveryExit(model, layers, layers[-1])(*inputs) for model in models), strict=True))
+        worst = max(_difference(found, expected) for expected, found in pairs)
+        limit = _LIMIT_PER_LAYER * len(architecture.layers)
+        yield Proof("load", "kept heads and channels", len(pairs), worst, limit)
+    if loaded.embeddings.word_projection is not None:
+        ids = torch.from_numpy(np.unique(feeds["input_ids"]))
+        w1, w2 = (  # without what the loader makes of them
+            tensor_as_stored(checkpoint, f"embeddings.word_{part}.weight").double()
+            for part in ("embeddings", "projection")
+        )
+        with torch.no_grad():
+            found = loaded.embeddings.word_projection(loaded.embeddings.word_embeddings(ids)).double()
+        yield Proof("load", "factorised embedding", len(ids), _difference(found, w1[ids] @ w2.T), _LIMIT_PER_LAYER)
 
-    ``specs`` are those of the loaded and of the stored model.
-    """
-    if not architecture.kept:
-        return
+
+def _zeroed(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> CostEffModel:
+    """The stored model with all that is not kept set to zero."""
     whole = replace(architecture, layers=architecture.stored, kept={})
-    loaded_spec, stored_spec = specs
-    loaded = model_of(architecture, read_weights(checkpoint, architecture, loaded_spec))
-    weights = read_weights(checkpoint, whole, stored_spec)
-    for name, data in weights.items():
-        for cut in stored_spec.slices_of(name):
-            if cut.axis in architecture.kept:
-                blocks = step_blocks(data, cut)
-                dropped = torch.ones(len(blocks), dtype=torch.bool)
-                dropped[list(architecture.kept[cut.axis])] = False
-                blocks[dropped] = 0.0
-    stored = model_of(whole, weights)
-    layers = architecture.exits.layers
-    with torch.no_grad():
-        inputs = [torch.from_numpy(np.asarray(array)) for array in feeds.values()]
-        pairs = list(zip(*(EveryExit(m, layers, layers[-1])(*inputs) for m in (stored, loaded)), strict=True))
-    figures = [float((a - b).abs().max()) / max(1.0, float(a.square().mean().sqrt())) for a, b in pairs]
-    yield Proof(
-        "load",
-        "kept heads and channels",
-        len(pairs),
-        float(np.max(figures)),
-        _LIMIT_PER_LAYER * len(architecture.layers),
-    )
+    weights = read_weights(checkpoint, whole)
+    for cut in whole.parameters.slices:
+        if cut.axis in architecture.kept:
+            blocks = step_blocks(weights[cut.parameter], cut)
+            dropped = torch.ones(len(blocks), dtype=torch.bool)
+            dropped[list(architecture.kept[cut.axis])] = False
+            blocks[dropped] = 0.0
+    return model_of(whole, weights)
 
 
-def prove_factors(
-    checkpoint: Checkpoint, architecture: CostEffArchitecture, spec: ElasticSpec, feeds: Mapping[str, np.ndarray]
-) -> Iterator[Proof]:
-    """A lookup in the loaded model equals the rows of the stored factors' product; none for a dense embedding."""
-    if architecture.rank is None:
-        return
-    model = model_of(architecture, read_weights(checkpoint, architecture, spec))
-    assert model.embeddings.word_projection is not None
-    ids = torch.from_numpy(np.unique(feeds["input_ids"]))
-    w1, w2 = (
-        stored_tensor(checkpoint, f"embeddings.word_{part}.weight").double() for part in ("embeddings", "projection")
-    )
-    dense = w1[ids] @ w2.T
-    with torch.no_grad():
-        found = model.embeddings.word_projection(model.embeddings.word_embeddings(ids)).double()
-    scale = max(1.0, float(dense.square().mean().sqrt()))
-    yield Proof("load", "factorised embedding", len(ids), float((found - dense).abs().max()) / scale, _LIMIT_PER_LAYER)
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest, in root mean squares of what is ``expected``, or in ones where those are smaller."""
+    return float((found - expected).abs().max()) / max(1.0, float(expected.square().mean().sqrt()))

@@ -55,7 +55,7 @@ def test_a_missing_sidecar(tmp_path: Path) -> None:
             {"exits.layers": [1, 3], "gate.tau": 0.3},
             "exits: the last one is after layer 3, but config.json has num_hidden_layers 4",
         ),
-        ({"exits.layers": [1, 2, 3, 4], "gate.tau": 0.3}, "the exit after layer 2 has no head: tensor exits.2.weight"),
+        ({"exits.layers": [1, 2, 3, 4], "gate.tau": 0.3}, "tensor exits.2.weight is missing from the weights"),
         ({"exits.classes": 1}, "gate: an exit with 1 class is a regression"),
         ({"gate.tau": [0.3]}, "gate: tau: expected 2 numbers, one for every exit but the last"),
         ({"gate.tau": [0.3, 0.3, 0.3]}, "got a list of 3"),

@@ -200,9 +200,16 @@ def test_a_wrongly_kept_head_fails_the_proof(tmp_path: Path, monkeypatch: pytest
     every = {str(layer): list(range(64)) for layer in range(4)}
     kept = changed(SIDECAR, {"kept_heads": {str(layer): [1, 3] for layer in range(4)}, "kept_ffn": every})
     source = open_source(save_folder(tmp_path / "m", config, kept, random_weights(shapes_of(config, SIDECAR))))
-    blocks = loading.step_blocks
-    monkeypatch.setattr(loading, "step_blocks", lambda data, cut: blocks(data, cut).roll(1, 0))
+    permuted = loading.permuted_steps
+    monkeypatch.setattr(loading, "permuted_steps", lambda data, cut, places: permuted(data, cut, places - 1))
     worst, limit = next((p.worst, p.limit) for p in _load_proofs(source))
+    assert worst > limit
+
+
+def test_factors_that_the_loader_rounds_fail_the_proof(source, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = loading.stored_tensor
+    monkeypatch.setattr(loading, "stored_tensor", lambda *names: stored(*names).half().float())
+    ((worst, limit),) = [(p.worst, p.limit) for p in _load_proofs(source)]
     assert worst > limit
 
 
