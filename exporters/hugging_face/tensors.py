@@ -46,9 +46,11 @@ class Parameters:
         self.axes.append(Axis(name, size))
         return name
 
-    def add(self, name: str, *shape: int) -> None:
-        """A parameter that no axis slices."""
+    def add(self, name: str, *shape: int, rows: str | None = None) -> None:
+        """A parameter, of which the axis ``rows`` may slice the first dimension."""
         self.shapes[name] = shape
+        if rows is not None:
+            self.slices.append(PrefixSlice(name, 0, rows))
 
     def norm(self, name: str, width: int, bias: bool = True) -> None:
         """A LayerNorm, or without ``bias`` one that has a scale alone."""

@@ -11,26 +11,25 @@ patch and the class token.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ....bucket import Bucket
 from ....bundle.entries.generation_entry import CachedLayer
 from ....bundle.entries.tensor_spec import TensorSpec
+from ....elastic import Submodel
+from ....workload import Op
 from ...architecture import Architecture, is_table
-from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Family
+from ...hugging_face.tensors import Parameters
 from ...parts import CachedForm, KeptAxes
-from ...signature import Signature, text_entry
-from .config import LANGUAGE, VISION, MatformerConfig, MatformerVitConfig
-from .ops import (
-    compare_weights,
-    elastic_spec,
-    language_model_ops,
-    language_model_shapes,
-    vision_model_ops,
-    vision_model_shapes,
-)
+from ...signature import Signature, text_signature
+from .config import LANGUAGE, VISION, MatformerConfig, MatformerVitConfig, NestedConfig
+from .ops import elastic_spec, language_model_ops, language_parameters, vision_model_ops, vision_parameters
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -39,93 +38,74 @@ if TYPE_CHECKING:  # plans are made without torch
 def read_language_model(checkpoint: Checkpoint) -> Architecture:
     """The MatLM in ``checkpoint``, whose weights may be absent altogether."""
     config = read_config(checkpoint, MatformerConfig)
-    shapes = language_model_shapes(config)
-    if checkpoint.has_weights:
-        compare_weights(checkpoint, config, shapes)
-    return Architecture(
-        spec=elastic_spec(config, shapes),
-        signature=_language_signature(checkpoint, config),
-        parameter_shapes=shapes,
-        workload=partial(language_model_ops, config),
-        load=_loads(checkpoint),
-        is_embedding=is_embedding,
-        cached=_cached(config),
-    )
+    # No mask: attention is causal, so padding on the right changes nothing before it.
+    logits = TensorSpec("logits", "float32", ("batch", "sequence", config.vocab_size), role="next_tokens")
+    signature = text_signature(checkpoint, (logits,), config.max_position_embeddings, config.vocab_size)
+    found = _read(checkpoint, config, language_parameters(config), signature, partial(language_model_ops, config))
+    return replace(found, is_embedding=is_embedding, cached=_cached(config))
 
 
 def read_vision_model(checkpoint: Checkpoint) -> Architecture:
     """The MatViT in ``checkpoint``, whose weights may be absent altogether."""
     config = read_config(checkpoint, MatformerVitConfig)
-    shapes = vision_model_shapes(config)
-    if checkpoint.has_weights:
-        compare_weights(checkpoint, config, shapes)
-    return Architecture(
-        spec=elastic_spec(config, shapes),
-        signature=_vision_signature(config),
-        parameter_shapes=shapes,
-        workload=partial(vision_model_ops, config),
-        load=_loads(checkpoint),
-    )
-
-
-FAMILIES = (
-    Family(
-        "matformer_lm",
-        ("matformer_lm",),
-        read_language_model,
-        reads_config_alone=True,
-        presets={name: config.to_json() for name, config in LANGUAGE.items()},
-    ),
-    Family(
-        "matformer_vit",
-        ("matformer_vit",),
-        read_vision_model,
-        reads_config_alone=True,
-        presets={name: config.to_json() for name, config in VISION.items()},
-    ),
-)
-
-
-def _loads(checkpoint: Checkpoint) -> Callable[[], torch.nn.Module]:
-    def load() -> torch.nn.Module:
-        from .model import OneInput, model_of
-
-        return OneInput(model_of(checkpoint))
-
-    return load
-
-
-def _language_signature(checkpoint: Checkpoint, config: MatformerConfig) -> Signature:
-    tokens = ("batch", "sequence")
-    # No mask: attention is causal, so padding on the right changes nothing before it.
-    ids = TensorSpec("input_ids", "int64", tokens, pad=0, high=config.vocab_size)
-    logits = TensorSpec("logits", "float32", (*tokens, config.vocab_size), role="next_tokens")
-    return Signature((ids,), (logits,), config.max_position_embeddings, text=text_entry(checkpoint, "input_ids"))
-
-
-def _vision_signature(config: MatformerVitConfig) -> Signature:
     dims = ("batch", config.num_channels, config.image_size, config.image_size)
     # Rows do not see each other, so rows of zeros fill a batch up to its bucket.
     pixels = TensorSpec("pixel_values", "float32", dims, pad=0)
     logits = TensorSpec("logits", "float32", ("batch", config.num_labels), role="classes")
     embedding = TensorSpec("embedding", "float32", ("batch", config.hidden_size), role="embedding")
-    return Signature((pixels,), (logits, embedding))
+    signature = Signature((pixels,), (logits, embedding))
+    return _read(checkpoint, config, vision_parameters(config), signature, partial(vision_model_ops, config))
+
+
+def _read(
+    checkpoint: Checkpoint,
+    config: NestedConfig,
+    parameters: Parameters,
+    signature: Signature,
+    workload: Callable[[Submodel, Bucket], list[Op]],
+) -> Architecture:
+    if checkpoint.has_weights:
+        compare_with_headers(checkpoint, parameters.shapes)
+
+    def load() -> torch.nn.Module:
+        from .model import OneInput, model_of
+
+        return OneInput(model_of(checkpoint))
+
+    return Architecture(elastic_spec(config, parameters), signature, parameters.shapes, workload, load)
+
+
+FAMILIES = tuple(
+    Family(
+        name,
+        (name,),
+        read,
+        reads_config_alone=True,
+        presets={name: config.to_json() for name, config in published.items()},
+    )
+    for name, read, published in (
+        ("matformer_lm", read_language_model, LANGUAGE),
+        ("matformer_vit", read_vision_model, VISION),
+    )
+)
 
 
 def _cached(config: MatformerConfig) -> CachedForm:
-    def cached(module: torch.nn.Module) -> torch.nn.Module:
-        from .model import CachedLM
+    def model() -> ModuleType:
+        from . import model
 
-        return CachedLM(module.model).eval()
-
-    def recorded(module: torch.nn.Module) -> torch.nn.Module:
-        from .model import RecordedLM
-
-        return RecordedLM(module.model).eval()
+        return model
 
     layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
     axes = tuple(KeptAxes(f"layers.{layer}.heads") for layer in range(len(layers))) if config.nested_heads else ()
-    return CachedForm(config.vocab_size, config.max_position_embeddings, layers, cached, recorded, kept=axes)
+    return CachedForm(
+        config.vocab_size,
+        config.max_position_embeddings,
+        layers,
+        lambda module: model().CachedLM(module.model).eval(),
+        lambda module: model().RecordedLM(module.model).eval(),
+        kept=axes,
+    )
 
 
 def is_embedding(parameter: str, shape: tuple[int, ...]) -> bool:

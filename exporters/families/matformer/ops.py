@@ -5,105 +5,74 @@ Linear weights are ``[out, in]``, as torch stores them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ....bucket import Bucket
-from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
-from ....errors import CheckpointError
+from ....elastic import ElasticSpec, Submodel
 from ....workload import Op, elementwise, linear, lookup, pre_norm_layer
-from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
-from ...hugging_face.tensors import RELATIVE_BUCKETS, Shape, linear_shapes, norm_shapes
+from ...hugging_face.tensors import RELATIVE_BUCKETS, Parameters
 from .config import MatformerConfig, MatformerVitConfig, NestedConfig
 
 
-def language_model_shapes(config: MatformerConfig) -> dict[str, Shape]:
+def language_parameters(config: MatformerConfig) -> Parameters:
     """Parameters of ``MatformerLM``; ``lm_head.weight`` only where it is not the embedding."""
-    d = config.hidden_size
-    shapes: dict[str, Shape] = {"embed_tokens.weight": (config.vocab_size, d)}
+    found, d = Parameters(), config.hidden_size
+    found.add("embed_tokens.weight", config.vocab_size, d)
     for layer in range(config.num_hidden_layers):
-        at = f"layers.{layer}"
-        if config.position == "relative_bias":
-            shapes[_relative_bias(at)] = (config.num_attention_heads, RELATIVE_BUCKETS)
-        if config.norm_weights:
-            shapes |= norm_shapes(f"{at}.attention_norm", d) | norm_shapes(f"{at}.ffn_norm", d)
-        shapes |= _layer(config, layer, config.bias)
+        _add_layer(found, config, layer, config.bias, config.norm_weights, config.position == "relative_bias")
     if config.norm_weights:
-        shapes |= norm_shapes("norm", d)
-    head = linear_shapes("lm_head", d, config.vocab_size, config.bias)
-    if config.tie_word_embeddings:
-        del head["lm_head.weight"]
-    return shapes | head
+        found.norm("norm", d)
+    if not config.tie_word_embeddings:
+        found.add("lm_head.weight", config.vocab_size, d)
+    if config.bias:
+        found.add("lm_head.bias", config.vocab_size)
+    return found
 
 
-def vision_model_shapes(config: MatformerVitConfig) -> dict[str, Shape]:
+def vision_parameters(config: MatformerVitConfig) -> Parameters:
     """Parameters of ``MatformerViT``: biases and norm weights everywhere, as in the standard ViT."""
-    d, patch = config.hidden_size, config.patch_size
-    shapes: dict[str, Shape] = {
-        "patch.weight": (d, config.num_channels, patch, patch),
-        "patch.bias": (d,),
-        "cls_token": (1, 1, d),
-        "position_embedding": (1, config.patches + 1, d),
-    }
+    found, d, patch = Parameters(), config.hidden_size, config.patch_size
+    found.add("patch.weight", d, config.num_channels, patch, patch)
+    found.add("patch.bias", d)
+    found.add("cls_token", 1, 1, d)
+    found.add("position_embedding", 1, config.patches + 1, d)
     for layer in range(config.num_hidden_layers):
-        at = f"layers.{layer}"
-        shapes |= (
-            norm_shapes(f"{at}.attention_norm", d) | norm_shapes(f"{at}.ffn_norm", d) | _layer(config, layer, bias=True)
-        )
-    return shapes | norm_shapes("norm", d) | linear_shapes("head", d, config.num_labels, bias=True)
+        _add_layer(found, config, layer)
+    found.norm("norm", d)
+    found.linear("head", d, config.num_labels)
+    return found
 
 
-def _layer(config: NestedConfig, layer: int, bias: bool) -> dict[str, Shape]:
-    d, at = config.hidden_size, f"layers.{layer}"
-    shapes: dict[str, Shape] = {}
-    for part in ("query", "key", "value", "output"):
-        shapes |= linear_shapes(f"{at}.attention.{part}", d, d, bias)
-    width = config.widths[layer]
-    return shapes | linear_shapes(f"{at}.ffn.up", d, width, bias) | linear_shapes(f"{at}.ffn.down", width, d, bias)
+def _add_layer(
+    found: Parameters,
+    config: NestedConfig,
+    layer: int,
+    bias: bool = True,
+    has_norm_weights: bool = True,
+    is_relative: bool = False,
+) -> None:
+    d, at, width = config.hidden_size, f"layers.{layer}", config.widths[layer]
+    ffn, unit = found.axis(f"{at}.ffn", width), config.head_dim
+    heads = found.axis(f"{at}.heads", config.num_attention_heads) if config.nested_heads else None
+    if is_relative:
+        found.add(f"{at}.relative_bias.weight", config.num_attention_heads, RELATIVE_BUCKETS, rows=heads)
+    if has_norm_weights:
+        found.norm(f"{at}.attention_norm", d)
+        found.norm(f"{at}.ffn_norm", d)
+    for part in ("query", "key", "value"):
+        found.linear(f"{at}.attention.{part}", d, d, bias, rows=heads, unit=unit)
+    found.linear(f"{at}.attention.output", d, d, bias, columns=heads, unit=unit)
+    found.linear(f"{at}.ffn.up", d, width, bias, rows=ffn)
+    found.linear(f"{at}.ffn.down", width, d, bias, columns=ffn)
 
 
-def _relative_bias(layer: str) -> str:
-    return f"{layer}.relative_bias.weight"
-
-
-def elastic_spec(config: NestedConfig, shapes: Mapping[str, Shape]) -> ElasticSpec:
-    """The axes ``layers.N.ffn`` and, with nested heads, ``layers.N.heads``, and the slices of ``shapes``."""
-    axes: list[Axis] = []
-    slices: list[PrefixSlice] = []
-    for layer, width in enumerate(config.widths):
-        at = f"layers.{layer}"
-        ffn = Axis(f"{at}.ffn", width)
-        axes.append(ffn)
-        slices += [PrefixSlice(f"{at}.ffn.up.{kind}", 0, ffn.name) for kind in ("weight", "bias")]
-        slices.append(PrefixSlice(f"{at}.ffn.down.weight", 1, ffn.name))
-        if config.nested_heads:
-            heads = Axis(f"{at}.heads", config.num_attention_heads)
-            axes.append(heads)
-            slices += [
-                PrefixSlice(f"{at}.attention.{part}.{kind}", 0, heads.name, config.head_dim)
-                for part in ("query", "key", "value")
-                for kind in ("weight", "bias")
-            ]
-            slices.append(PrefixSlice(f"{at}.attention.output.weight", 1, heads.name, config.head_dim))
-            slices.append(PrefixSlice(_relative_bias(at), 0, heads.name))
+def elastic_spec(config: NestedConfig, parameters: Parameters) -> ElasticSpec:
+    """The axes ``layers.N.ffn`` and, with nested heads, ``layers.N.heads``, and how they slice ``parameters``."""
     return ElasticSpec(
-        tuple(axes),
-        tuple(cut for cut in slices if cut.parameter in shapes),
+        tuple(parameters.axes),
+        tuple(parameters.slices),
         config.nested,
         depth=config.num_hidden_layers,
         granularities=config.levels,
     )
-
-
-def compare_weights(checkpoint: Checkpoint, config: NestedConfig, shapes: Mapping[str, Shape]) -> None:
-    """Raises CheckpointError unless the weights hold exactly ``shapes``."""
-    for layer, width in enumerate(config.widths):
-        up = checkpoint.tensors.get(f"layers.{layer}.ffn.up.weight")
-        if up is not None and up.shape and width > up.shape[0]:
-            raise CheckpointError(
-                f"{checkpoint.folder / 'config.json'}: intermediate_size: layer {layer} is {width} neurons wide, but "
-                f"the weights hold {up.shape[0]}"
-            )
-    compare_with_headers(checkpoint, shapes)
 
 
 def language_model_ops(config: MatformerConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:

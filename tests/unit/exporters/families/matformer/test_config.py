@@ -24,7 +24,7 @@ from nestforge.exporters.families.matformer.config import (
     MatformerVitConfig,
 )
 from nestforge.exporters.families.matformer.family import is_embedding
-from nestforge.exporters.families.matformer.ops import elastic_spec, language_model_shapes
+from nestforge.exporters.families.matformer.ops import elastic_spec, language_parameters
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.tools.cli import main
 from support.tiny_matlm import TINY_MATLM, matlm_config
@@ -143,11 +143,11 @@ def groups_of(name: str) -> tuple[ModelSource, dict[str, ParameterGroups]]:
 
 def figures(config: MatformerConfig) -> Iterator[tuple[str, str, int]]:
     """Column, level and exact count, as Table 4 counts: the FFN's biases are among its parameters."""
-    shapes, d = language_model_shapes(config), config.hidden_size
-    spec = elastic_spec(config, shapes)
+    parameters, d = language_parameters(config), config.hidden_size
+    spec = elastic_spec(config, parameters)
     for label, ratio in zip(LEVELS, (0.5, 1, 2, 4), strict=True):
         submodel = spec.from_kinds({"ffn": [int(ratio * d)]})
-        groups = parameter_groups(spec, shapes, submodel, is_embedding)
+        groups = parameter_groups(spec, parameters.shapes, submodel, is_embedding)
         yield "total", label, groups.total
         yield "non_embedding", label, groups.non_embedding
         if label == "XL":

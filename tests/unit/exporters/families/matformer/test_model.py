@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.exporters.families.matformer.model import MatformerLM, RecordedLM, RelativeBias, distance_buckets
-from nestforge.exporters.families.matformer.ops import elastic_spec, language_model_shapes
+from nestforge.exporters.families.matformer.ops import elastic_spec, language_parameters
 from nestforge.exporters.modules.layers import Ffn
 from support.tiny_matlm import matlm_config, tiny_matlm
 from torch.nn import functional
@@ -36,7 +36,7 @@ def test_the_modules_parameters_are_those_that_its_config_says(changes: dict[str
     config = matlm_config(**changes)
     with torch.device("meta"):
         model = MatformerLM(config)
-    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == language_model_shapes(config)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == language_parameters(config).shapes
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
@@ -98,7 +98,7 @@ def test_a_submodel_is_the_model_with_the_rest_set_to_zero(
     """Sliced as the spec says; run by the first so many; and the whole with what follows zeroed: one function."""
     config = matlm_config(activation=activation, nested_heads=True, **kind)
     model = tiny_matlm(config)
-    spec = elastic_spec(config, language_model_shapes(config))
+    spec = elastic_spec(config, language_parameters(config))
     submodel = spec.from_kinds({"ffn": widths, "heads": heads})
     sliced = MatformerLM(matlm_config(activation=activation, intermediate_size=widths, **kind))
     zeroed = {}

@@ -10,7 +10,7 @@ from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.families.matformer.config import MatformerVitConfig
 from nestforge.exporters.families.matformer.model import MatformerViT
-from nestforge.exporters.families.matformer.ops import vision_model_shapes
+from nestforge.exporters.families.matformer.ops import vision_parameters
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.tiny_models import CLASSES, TINY_VIT, edit_config, save_tiny_matvit
@@ -43,7 +43,7 @@ def test_the_modules_parameters_are_those_that_its_config_says(changes: dict[str
     config = MatformerVitConfig(**{**settings, **changes})
     with torch.device("meta"):
         model = MatformerViT(config)
-    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == vision_model_shapes(config)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == vision_parameters(config).shapes
 
 
 @pytest.mark.parametrize("activation", ["gelu", "squared_relu"])
@@ -136,7 +136,7 @@ def test_weights_start_as_documented() -> None:
     ("changes", "problem"),
     [
         ({"patch_size": 3}, "config.json: image_size: 8 is no multiple of patch_size 3"),
-        ({"intermediate_size": [32, 64]}, "config.json: intermediate_size: layer 1 is 64 neurons wide, but the"),
+        ({"intermediate_size": [32, 64]}, "tensor layers.1.ffn.up.weight has shape [32, 16]; expected [64, 16]"),
         ({"num_labels": 4}, ": tensor head.weight has shape [3, 16]; expected [4, 16] as config.json says"),
         ({"image_sise": 8}, "config.json: unknown key 'image_sise'; did you mean 'image_size'?"),
     ],
