@@ -41,8 +41,8 @@ if TYPE_CHECKING:
         SliceError,
         UnsupportedModelError,
     )
-    from .exporters.families.coda.convert import ConversionSettings
     from .profiles.compile_request import CompileRequest
+    from .profiles.nest_request import ConversionSettings
     from .runtime.answer import Answer
     from .runtime.device.threads import use_process_wide_threads
     from .runtime.generation.generation import Generation
@@ -118,7 +118,7 @@ _HOMES = {
     "Answer": ("runtime.answer", "Answer"),
     "Bundle": ("bundle.open_bundle", "Bundle"),
     "CompileRequest": ("profiles.compile_request", "CompileRequest"),
-    "ConversionSettings": ("exporters.families.coda.convert", "ConversionSettings"),
+    "ConversionSettings": ("profiles.nest_request", "ConversionSettings"),
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "Generated": ("runtime.generation.row", "Generated"),
     "Generation": ("runtime.generation.generation", "Generation"),

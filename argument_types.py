@@ -9,7 +9,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field, fields
+from dataclasses import Field, field, fields, is_dataclass
 from functools import cache, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union
 
@@ -20,20 +20,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 # bool is a number to Python, and to nobody who gives one; numpy's own numbers count as numbers.
 _NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
+_BOUNDS = {"min", "above", "max"}
 _MOST_SHOWN = 80
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which raises InputError for an argument that is not what its annotation says."""
-    signature = inspect.signature(function)
+    """``function`` with its options stated, which raises InputError for an argument that is not what its annotation
+    says, or beyond its bounds."""
+    signature = inspect.signature(stated(function))
+    limits = {name: each.metadata for name, each in options_of(function).items() if _BOUNDS & each.metadata.keys()}
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given = signature.bind(*args, **kwargs).arguments
         several = {p.name for p in signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         require_types(function, {name: value for name, value in given.items() if name not in several})
+        for name, bounds in limits.items():
+            if given.get(name) is not None:
+                number_within(name, given[name], _number_kind(_hints(function)[name]), bounds)
         return function(*args, **kwargs)
 
     return call
@@ -129,9 +136,31 @@ def positive_limit(name: str, limit: object) -> float:
 
 
 def option(help: str, default: Any = None, **bounds: Any) -> Any:
-    """A dataclass field with the text that explains it, its bounds (see ``number_within``) and its ``unit``, from which
-    commands, docstrings and checks are made."""
+    """A dataclass field, or the default of a ``stated`` function's argument, with the text that explains it, its bounds
+    (see ``number_within``) and its ``unit``, from which commands, docstrings, pages and checks are made."""
     return field(default=default, metadata={"help": help, **bounds})
+
+
+def again(stated: Any, **changed: Any) -> Any:
+    """An option like another, but for ``default`` and what else is ``changed``."""
+    return field(default=changed.pop("default", stated.default), metadata={**stated.metadata, **changed})
+
+
+def stated(function: F) -> F:
+    """``function``, whose defaults may be ``option``: a call has their plain values, the docstring their help."""
+    found = {n: p.default for n, p in inspect.signature(function).parameters.items() if isinstance(p.default, Field)}
+    plain = [value.default if isinstance(value, Field) else value for value in function.__defaults__ or ()]
+    function.__defaults__ = tuple(plain) or None
+    own = function.__kwdefaults__ or {}
+    function.__kwdefaults__ = own | {name: found[name].default for name in own.keys() & found}
+    function.__doc__ = _documented(function, found)
+    vars(function)["__options__"] = found
+    return function
+
+
+def options_of(owner: Any) -> Mapping[str, Field[Any]]:
+    """The options that a dataclass or a ``stated`` function has, by name."""
+    return {f.name: f for f in fields(owner)} if is_dataclass(owner) else vars(owner)["__options__"]
 
 
 def take_numbers(options: Any, names: Collection[str], error: Callable[[str], Exception] = InputError) -> None:
@@ -142,10 +171,12 @@ def take_numbers(options: Any, names: Collection[str], error: Callable[[str], Ex
     for each in fields(options):
         value = getattr(options, each.name)
         if each.name in names and not (value is None and each.default is None):
-            hint = hints[each.name]
-            kind = int if int in (hint, *typing.get_args(hint)) else float
-            number = number_within(each.name, value, kind, each.metadata, error)
+            number = number_within(each.name, value, _number_kind(hints[each.name]), each.metadata, error)
             object.__setattr__(options, each.name, number)
+
+
+def _number_kind(hint: Any) -> type[int] | type[float]:
+    return int if int in (hint, *typing.get_args(hint)) else float
 
 
 def _described(kind: type, bounds: Mapping[str, Any]) -> str:
@@ -156,31 +187,55 @@ def _described(kind: type, bounds: Mapping[str, Any]) -> str:
     return "a positive number" if most is None else f"{noun} above {above}, at most {most}"
 
 
-def with_fields_of(make: Callable[P, T]) -> Callable[[Callable[[S, T], R]], Callable[Concatenate[S, P], R]]:
-    """Makes of a method that takes a request, a dataclass, one that takes the fields of ``make``, its class, as
-    arguments, with its signature and the help of its fields. It raises InputError for a keyword that is none."""
-    signature = inspect.signature(make)
+def takes_request(make: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Makes of a function of a request, a dataclass, one that takes the fields of ``make``, its class, as arguments,
+    with its signature and the help of its fields. It raises InputError for a keyword that is none."""
 
-    def decorate(method: Callable[[S, T], R]) -> Callable[Concatenate[S, P], R]:
-        @wraps(method)
-        def call(own: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs.keys() - signature.parameters.keys():
-                raise InputError(f"no option {name!r:.80}{nearest(name[:80], signature.parameters)}")
-            return method(own, make(*args, **kwargs))
+    def decorate(act: Callable[[T], R]) -> Callable[P, R]:
+        @wraps(act)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return act(_request(make, args, kwargs))
 
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        returned = inspect.signature(method).return_annotation
-        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[own, *signature.parameters.values()], return_annotation=returned
-        )
-        call.__doc__ = f"{inspect.getdoc(method)}\n\n{make.__doc__}"
-        return call
+        return _with_signature(call, make, act)
 
     return decorate
 
 
+def with_fields_of(make: Callable[P, T]) -> Callable[[Callable[[S, T], R]], Callable[Concatenate[S, P], R]]:
+    """``takes_request`` for a method."""
+
+    def decorate(method: Callable[[S, T], R]) -> Callable[Concatenate[S, P], R]:
+        @wraps(method)
+        def call(own: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(own, _request(make, args, kwargs))
+
+        return _with_signature(call, make, method, inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY))
+
+    return decorate
+
+
+def _request(make: Callable[..., T], args: Any, kwargs: Any) -> T:
+    known = inspect.signature(make).parameters
+    for name in kwargs.keys() - known.keys():
+        raise InputError(f"no option {name!r:.80}{nearest(name[:80], known)}")
+    return make(*args, **kwargs)
+
+
+def _with_signature(call: F, make: Any, act: Any, *own: inspect.Parameter) -> F:
+    """``call`` as help() shows it."""
+    signature, returned = inspect.signature(make), inspect.signature(act).return_annotation
+    parameters = [*own, *signature.parameters.values()]
+    call.__signature__ = signature.replace(parameters=parameters, return_annotation=returned)  # type: ignore[attr-defined]
+    call.__doc__ = f"{inspect.getdoc(act)}\n\n{make.__doc__}"
+    return call
+
+
 def document_fields(cls: type[T]) -> type[T]:
     """``cls``, a dataclass, with the ``help`` of its fields' metadata in its docstring."""
-    lines = [f"``{f.name}``: {f.metadata['help']}" for f in fields(cls) if "help" in f.metadata]  # type: ignore[arg-type]
-    cls.__doc__ = "\n\n".join([inspect.getdoc(cls) or "", *lines])
+    cls.__doc__ = _documented(cls, {f.name: f for f in fields(cls)})  # type: ignore[arg-type]
     return cls
+
+
+def _documented(owner: Any, options: Mapping[str, Field[Any]]) -> str:
+    lines = [f"``{name}``: {each.metadata['help']}" for name, each in options.items() if "help" in each.metadata]
+    return "\n\n".join([inspect.getdoc(owner) or "", *lines])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..argument_types import takes_request
 from ..bundle.entries.task_entry import BASE
 from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
@@ -13,7 +14,7 @@ from ..errors import ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.backends import BACKENDS
-from ..profiles.compile_request import CompileRequest, takes_request
+from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import TRACED
 from .add_task import add_tasks, frozen_sha256, require_base, require_names, tasks_entry
 from .engines.build_engine import EngineBuilder, MergingBuilder

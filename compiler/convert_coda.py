@@ -10,10 +10,11 @@ from ..errors import OutputError
 from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint, sha256_of
 from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.coda.config import CodaConfig
-from ..exporters.families.coda.convert import ConversionSettings, converted, decoder_behind
+from ..exporters.families.coda.convert import converted, decoder_behind
 from ..exporters.families.coda.encoder_decoder import CodaEncoderDecoder
 from ..exporters.families.coda.model import CodaEncoder
 from ..exporters.source import open_source
+from ..profiles.nest_request import ConversionSettings
 from ..strict import unstructure
 from .work.staging import staged
 from .write_bundle import tool_versions

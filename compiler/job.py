@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..argument_types import checked
+from ..argument_types import checked, takes_request
 from ..bucket import Bucket
 from ..elastic import ElasticSpec, Submodel
 from ..errors import InputError, PlanError
@@ -16,7 +16,7 @@ from ..exporters.architecture import Task
 from ..exporters.signature import Signature
 from ..exporters.source import ModelSource, open_source
 from ..profiles.backends import BACKENDS, Backend
-from ..profiles.compile_request import CompileRequest, takes_request
+from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.load_profile import load_profile
 from ..profiles.precision import precision_problem, rank

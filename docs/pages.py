@@ -1,8 +1,9 @@
 """The parts of the reference pages that follow from the code: ``make pages`` writes them, a test holds the pages to it.
 
 A page marks such a part by a comment and everything up to ``<!-- end -->`` is replaced: ``<!-- commands -->``,
-``<!-- command NAME -->``, ``<!-- names -->``, ``<!-- options MODULE.CLASS -->``. In a table behind ``<!-- fields
-MODULE.CLASS -->`` names and types of fields follow from the dataclass, and their meaning stays as the page has it.
+``<!-- command NAME -->``, ``<!-- shared -->``, ``<!-- names -->``, ``<!-- options MODULE.NAME -->``, of a dataclass or
+function. In a table behind ``<!-- fields MODULE.CLASS -->`` names and types of fields follow from the dataclass, and
+their meaning stays as the page has it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import click
 
 from .. import _HOMES, __all__
+from ..argument_types import options_of
 from ..tools.cli import COMMANDS, main
 
 DOCS = Path(__file__).parent
 PAGES = ("cli.md", "python-api.md", "bundle-format.md")
-_PART = re.compile(r"<!-- (commands|command|names|options) ?(\S*) -->\n.*?<!-- end -->", re.DOTALL)
+_PART = re.compile(r"<!-- (commands|command|shared|names|options) ?(\S*) -->\n.*?<!-- end -->", re.DOTALL)
 _TABLE = re.compile(r"<!-- fields (\S+) -->\n\|[^\n]*\n\|[^\n]*\n((?:\|[^\n]*\n)*)")
 
 
@@ -40,17 +42,36 @@ def _commands(_: str) -> str:
     return "\n".join(["| command | purpose |", "|---|---|", *rows])
 
 
+def _shared(_: str) -> str:
+    """Options that several commands have, each stated once."""
+    rows = []
+    for (flag, meaning), names in _SHARED.items():
+        takers = "all" if len(names) == len(COMMANDS) else ", ".join(f"`{name}`" for name in names)
+        rows.append(f"| `{flag}` | {meaning} | {takers} |")
+    return "\n".join(["| option | meaning | commands |", "|---|---|---|", *rows])
+
+
 def _command(name: str) -> str:
+    examples = inspect.cleandoc(_command_of(name).epilog or "").partition("Examples:\n")[2].splitlines()
+    shown = ["```sh", inspect.cleandoc(examples[0]), "```"]
+    own = [f"| `{flag}` | {meaning} |" for flag, meaning in _rows(name) if (flag, meaning) not in _SHARED]
+    return "\n".join([*shown, *(["", "| option | meaning |", "|---|---|", *own] if own else [])])
+
+
+def _rows(name: str) -> list[tuple[str, str]]:
+    """Flags and meaning of a command's options, as its help has them."""
     command = _command_of(name)
     context = click.Context(command, info_name=f"nestforge {name}")
-    usage = " ".join(["nestforge", name, *command.collect_usage_pieces(context)])
     options = [each for each in command.params if isinstance(each, click.Option)]
-    records = [record for each in options if (record := each.get_help_record(context)) is not None]
-    rows = [f"| `{option}` | {_cell(text)} |" for option, text in ((_cell(o), t) for o, t in records)]
-    examples = inspect.cleandoc(command.epilog or "").replace("\b\n", "").partition("Examples:\n")[2]
-    shown = inspect.cleandoc(examples)
-    table = ["", "| option | meaning |", "|---|---|", *rows] if rows else []
-    return "\n".join(["```", usage, "```", *table, *(["", "```sh", shown, "```"] if shown else [])])
+    return [(_cell(record[0]), _cell(record[1])) for each in options if (record := each.get_help_record(context))]
+
+
+def _shared_rows() -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in COMMANDS:
+        for row in _rows(name):
+            found.setdefault(row, []).append(name)
+    return {row: names for row, names in sorted(found.items()) if len(names) > 1}
 
 
 def _names(_: str) -> str:
@@ -66,10 +87,9 @@ def _names(_: str) -> str:
 
 def _options(name: str) -> str:
     owner = _class(name)
-    hints = owner.__annotations__
     rows = [
-        f"| `{field.name}` | `{_cell(str(hints[field.name]))}` | {_default(field)} | {_cell(_help(field))} |"
-        for field in fields(owner)
+        f"| `{name}` | `{_cell(str(owner.__annotations__[name]))}` | {_default(field)} | {_cell(_help(field))} |"
+        for name, field in options_of(owner).items()
         if "help" in field.metadata
     ]
     return "\n".join(["| argument | type | default | meaning |", "|---|---|---|---|", *rows])
@@ -131,8 +151,12 @@ def _type(hint: Any, bounds: Mapping[str, Any], own: set[str]) -> str:
 
 
 def _class(name: str) -> Any:
+    """What ``MODULE.NAME`` or ``MODULE.CLASS.METHOD`` names."""
     module, _, attribute = name.rpartition(".")
-    return getattr(import_module(f"nestforge.{module}"), attribute)
+    try:
+        return getattr(import_module(f"nestforge.{module}"), attribute)
+    except ModuleNotFoundError:
+        return getattr(_class(module), attribute)
 
 
 def _command_of(name: str) -> click.Command:
@@ -145,9 +169,11 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
+_SHARED = _shared_rows()
 _MAKERS: dict[str, Callable[[str], str]] = {
     "commands": _commands,
     "command": _command,
+    "shared": _shared,
     "names": _names,
     "options": _options,
 }

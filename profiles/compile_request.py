@@ -6,14 +6,12 @@ reference pages and the signatures of ``nestforge.compile`` and ``nestforge.plan
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import wraps
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
-from ..argument_types import option, require_types
+from ..argument_types import again, option, require_types
 from ..bucket import Bucket
 from ..progress import Progress, silent
 from .backends import BackendName
@@ -22,9 +20,12 @@ from .device_profile import DeviceProfile, PromotionOrder
 from .precision import Precision
 from .probe_host import HOST_PROFILE_NAME
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Include = Literal["budgets", "levels", "ladder"]
+# Fields of every request that makes a folder.
+MODEL = option("Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights.", MISSING)
+OUTPUT = option("Folder to write; must not exist.", MISSING, required=True)
+OVERWRITE = option("Replace an output that exists, in one step, once the new one is whole.", False)
+PROGRESS = option("Called as work proceeds: stage, done, total.", silent)
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,14 @@ class CompileRequest:
     """The arguments of ``nestforge.compile`` and ``nestforge.plan``; a plan ignores those that say how engines are
     made. Raises InputError for a field of another type."""
 
-    model: str | Path = field(
-        metadata={"help": "Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights."}
-    )
+    model: str | Path = again(MODEL)
     profile: str | Path | DeviceProfile = option(
         "Built-in device profile or a YAML file; an unknown name lists the built-in ones.",
         HOST_PROFILE_NAME,
         metavar="NAME|FILE",
     )
-    output: str | Path = option("Folder to write; must not exist.", "model.bundle", required=True)
-    overwrite: bool = option("Replace an output that exists, in one step, once the new one is whole.", False)
+    output: str | Path = again(OUTPUT, default="model.bundle")
+    overwrite: bool = again(OVERWRITE)
     text: str | Path | None = option(
         "UTF-8 text, one example a line: ranks the axes and measures quality. Without it: magnitude, no quality."
     )
@@ -116,28 +115,8 @@ class CompileRequest:
     )
     measure: bool = option("Time engines on this host; else latencies are predicted from the profile's rates.", True)
     command: Sequence[str] = option("The command line to record in the bundle.", ())
-    progress: Progress = field(
-        default=silent, compare=False, repr=False, metadata={"help": "Called as work proceeds: stage, done, total."}
-    )
+    progress: Progress = field(default=silent, compare=False, repr=False, metadata=PROGRESS.metadata)
 
     def __post_init__(self) -> None:
         """Raises InputError for a field of another type."""
         require_types(type(self), vars(self))
-
-
-def takes_request(make: Callable[P, CompileRequest]) -> Callable[[Callable[[CompileRequest], R]], Callable[P, R]]:
-    """Decorates a function of a request, which is then called with the request's fields: ``compile(model, levels=...)``
-    in place of ``compile(CompileRequest(model, levels=...))``; ``make`` is the class itself, whose signature it takes.
-    """
-
-    def of(act: Callable[[CompileRequest], R]) -> Callable[P, R]:
-        @wraps(act)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return act(make(*args, **kwargs))
-
-        returned = inspect.signature(act).return_annotation
-        # what help() shows
-        call.__signature__ = inspect.signature(make).replace(return_annotation=returned)  # type: ignore[attr-defined]
-        return call
-
-    return of

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..argument_types import again, option, stated
 from ..bundle.device_files.measurements import read_measurements
 from ..bundle.device_files.plan_index import read_plan, read_plans
 from ..bundle.device_files.task_index import read_tasks
@@ -14,40 +15,50 @@ from ..bundle.open_bundle import Bundle, Check, open_bundle
 from ..errors import InputError
 from .device.threads import threads_and_affinity
 from .engines.memory import MemoryCap, residencies_for
-from .engines.onnxruntime_gpu.provider import provider_named
+from .engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
 from .engines.residency import RESIDENCIES, Residency
 from .engines.runner import runnable_engines
 from .exits.calibration import read_calibration
 from .generation.draft_gains import read_drafts
 from .graphs.task_tensors import read_task_tensors
+from .inputs.options import MEMORY_MB, THREADS
 from .model import ElasticModel
 from .tasks import bytes_of_tasks, merged_bundles, merged_bytes, require_no_cap
 
+RESIDENCY = option(
+    "Form of engines' weights: shared (mapped from the bundle), packed (a copy, fastest), mapped (packed, cached on "
+    "disk), or auto (the fastest that memory allows).",
+    "auto",
+)
+PROVIDER = option(
+    "Execution provider of ONNX Runtime: the processor, CUDA with one copy of the weights, or TensorRT.",
+    "cpu",
+    choices=tuple(PROVIDERS),
+)
 
+
+@stated
 def load(
     path: str | os.PathLike[str],
     *,
-    memory_mb: float | None = None,
-    residency: Residency | Literal["auto"] = "auto",
-    threads: int | None = None,
+    memory_mb: float | None = again(MEMORY_MB, help="Memory limit of all engines and tasks together, in MB."),
+    residency: Residency | Literal["auto"] = RESIDENCY,
+    threads: int | None = THREADS,
     affinity: Sequence[int] | None = None,
     check: Check = "fast",
     preload: bool = False,
-    provider: str = "cpu",
+    provider: str = PROVIDER,
     merge: Sequence[str] = (),
 ) -> ElasticModel:
     """Opens a bundle as a model; engines and tokenizer open on first use, or at once with ``preload``.
 
-    ``memory_mb`` caps what all engines and tasks may hold together (weights, private initializers, activations; 10^6
-    bytes), and ``residency`` is decided under it, see ``assign_residencies``. Engines that generate, and the caches of
-    their sessions, open later, under what the cap then leaves. ``threads`` is the number of cores per run, by default
-    the ones that this process may use. ``affinity`` names the CPU of each of these threads but the calling one
-    (Linux alone); by default the system places them. None of them spins. ``provider`` is where ONNX Runtime runs the
-    engines: ``cpu``, where TensorRT plans run as such, ``cuda``, where all share one copy of the weights on the GPU, or
-    ``tensorrt``, where ONNX Runtime builds an engine of its own from each. Never does another one answer than was asked
-    for. ``merge`` names tasks that are merged into the weights of engines of their own, packed whatever ``residency``
-    says; the tensors of others are inputs. ``check="full"`` reads every byte of the folder, what devices added included
-    (docs/deployment.md). Raises a BundleError, InputError for an unknown name, for threads and CPUs
+    ``memory_mb`` counts weights, private initializers and activations; ``residency`` is decided under it, see
+    ``assign_residencies``. Engines that generate, and the caches of their sessions, open later, under what the cap then
+    leaves. ``affinity`` names the CPU of each thread of a run but the calling one (Linux alone); by default the system
+    places them. None of them spins. With the ``provider`` cpu TensorRT plans run as such; never does another one answer
+    than was asked for. ``merge`` names tasks that are merged into the weights of engines of their own, packed whatever
+    ``residency`` says; the tensors of others are inputs. ``check="full"`` reads every byte of the folder, what devices
+    added included (docs/deployment.md). Raises a BundleError, InputError for an unknown name, for threads and CPUs
     beyond what this process may use, or SelectionError if the cap cannot be met.
     """
     if residency not in (*RESIDENCIES, "auto"):

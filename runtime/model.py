@@ -9,7 +9,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Literal
 
-from ..argument_types import checked, positive_limit
+from ..argument_types import checked, option, positive_limit, stated
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import BudgetEntry
 from ..bundle.open_bundle import Bundle
@@ -34,6 +34,7 @@ from .generation.session import Session
 from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array, InputChecker
+from .inputs.options import BUDGET, DEADLINE_MS, LATENCY_MS, MEMORY_MB, PROMPT, PROMPT_NAME, SUBMODEL, TASK, TRUNCATE
 from .request import Request, RequestContext, Texts
 from .tasks import Tasks, packed
 
@@ -80,37 +81,36 @@ class ElasticModel:
         # With fewer threads than cores several runs proceed at full speed.
         self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
 
+    @stated
     def __call__(
         self,
         inputs: Mapping[str, Array] | str | Sequence[str],
         *,
-        budget: str | None = None,
-        latency_ms: float | None = None,
-        memory_mb: float | None = None,
-        submodel: str | None = None,
-        deadline_ms: float | None = None,
-        exits: RequestedExits | None = None,
-        truncate: bool = False,
-        routing: bool = False,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        task: str | None = None,
+        budget: str | None = BUDGET,
+        latency_ms: float | None = LATENCY_MS,
+        memory_mb: float | None = MEMORY_MB,
+        submodel: str | None = SUBMODEL,
+        deadline_ms: float | None = DEADLINE_MS,
+        exits: RequestedExits | None = option(
+            "Early exits: off; a calibrated policy, by name; or entropy thresholds in nats, one for all exits or one "
+            "for each but the last. Default: the bundle's policy, else the model's own gate.",
+            metavar="off|NAME|TAU[,TAU...]",
+        ),
+        truncate: bool = TRUNCATE,
+        routing: bool = option("Also the routes that the model chose, such as the tokens of each expert.", False),
+        prompt: str | None = PROMPT,
+        prompt_name: str | None = PROMPT_NAME,
+        task: str | None = TASK,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts.
 
-        At most one of: a named ``budget``; a ``submodel`` by id or label; limits (``memory_mb``, and ``latency_ms`` or
-        ``deadline_ms``). Without any the largest submodel answers. ``latency_ms`` limits what the run takes alone;
-        ``deadline_ms`` asks for the answer within that time of the call, so that what this model is answering for other
-        threads counts too. A limit in time that no figure keeps is refused once a run has shown the same. An input
-        smaller than its bucket is padded, which the answer says; a longer text is refused unless ``truncate``.
-        ``exits`` lets rows leave early: by thresholds in nats, one for all exits or one for each but the last; by the
-        name of a calibrated policy; by an ``ExitPolicy``; "off" keeps them all in. Without it the
-        bundle's default policy decides, else the model's own gate; if there is neither, or the latency is limited, the
-        whole engine answers. With ``routing`` the answer also has the routes that the model chose, such as the tokens
-        of each expert. ``prompt`` stands before every text (empty for none), or
-        the model's prompt called ``prompt_name``, else its default one, if it has one. ``task`` is the
-        name of one that the bundle has, whose tensors answer; only submodels that it was proven on are chosen. Without
-        it the base answers. Raises InputError, SelectionError, or a BundleError if an engine cannot be opened.
+        At most one of: a named ``budget``; a ``submodel``; limits (``memory_mb``, and ``latency_ms`` or
+        ``deadline_ms``). Without any the largest submodel answers. ``latency_ms`` limits what the run takes alone,
+        ``deadline_ms`` counts what this model is answering for other threads too. A limit in time that no figure keeps
+        is refused once a run has shown the same. An input smaller than its bucket is padded, which the answer says.
+        ``exits`` may be an ``ExitPolicy``; without a policy or gate, or with a limited latency, the whole engine
+        answers. Of a ``task`` only submodels that it was proven on are chosen. Raises InputError, SelectionError, or a
+        BundleError if an engine cannot be opened.
         """
         started = perf_counter()
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)

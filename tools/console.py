@@ -242,7 +242,9 @@ def _option(found: re.Match[str], options: dict[str, click.Option]) -> str:
     option = options.get(name)
     if option is None:
         return found[0]
-    flag = (option.secondary_opts if value == "False" and option.secondary_opts else option.opts)[-1]
+    if value == "None" or (value == "False" and not option.secondary_opts):
+        return f"no `{option.opts[-1]}`"
+    flag = (option.secondary_opts if value == "False" else option.opts)[-1]
     return f"`{flag}`" if value is None or option.is_flag else f"`{' '.join(f'{flag} {one}' for one in _words(value))}`"
 
 

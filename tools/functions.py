@@ -10,16 +10,14 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from ..argument_types import checked
+from ..argument_types import again, checked, option
 from ..bucket import Bucket
 from ..bundle.device_files.measurements import keep_measurement, read_measurements
 from ..bundle.open_bundle import open_bundle
 from ..errors import InputError
-from ..progress import Progress, silent
+from ..progress import Progress
 from ..runtime.calibrate.calibrate import calibrate as calibrate_exits
 from ..runtime.calibrate.drafts import DEFAULT_TEXTS
 from ..runtime.calibrate.drafts import calibrate_drafts as measure_drafts
@@ -32,15 +30,30 @@ from ..runtime.exits.calibration import CalibratedPolicy, keep_policy, read_cali
 from ..runtime.exits.policy import Compare, Rule
 from ..runtime.generation.draft_gains import HostDrafts, keep_drafts, read_drafts
 from ..runtime.inputs.arrays import Array
-from ..runtime.load import load
+from ..runtime.inputs.options import (
+    BUDGET,
+    DEADLINE_MS,
+    MEMORY_MB,
+    PROGRESS,
+    PROMPT,
+    PROMPT_NAME,
+    SUBMODEL,
+    SUBMODELS,
+    TASK,
+    THREADS,
+    TRUNCATE,
+)
+from ..runtime.load import PROVIDER, RESIDENCY, load
 from ..runtime.model import ElasticModel
 from ..runtime.retrieval import Comparison, Found, Index, compare_submodels
+from ..runtime.retrieval.index import OUTPUT, QUERY_MS, K
 from ..runtime.rows import Corpus
 from ..whole_file import require_writable
 from .bundle_bench import BundleBench, bench_bundle
 from .traffic_bench import TrafficBench, bench_traffic
 
 PathOf = str | os.PathLike[str]
+_LARGEST = again(SUBMODEL, help="Submodel, by label or id. Default: the largest.")
 
 
 @checked
@@ -50,28 +63,28 @@ def index(
     *,
     ids: Sequence[str] | None = None,
     labels: Array | Sequence[int] | None = None,
-    output: str | None = None,
-    truncate: bool = False,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    residency: Residency | Literal["auto"] = "auto",
-    progress: Progress = silent,
+    output: str | None = OUTPUT,
+    truncate: bool = TRUNCATE,
+    prompt: str | None = PROMPT,
+    prompt_name: str | None = PROMPT_NAME,
+    residency: Residency | Literal["auto"] = RESIDENCY,
+    progress: Progress = PROGRESS,
 ) -> Index:
     """An index of ``corpus``, texts or arrays by input name, by the universal model; ``.save(path)`` writes it.
 
-    As ``nestforge index``; arguments are those of ``Index.build``, which says what it raises.
+    As ``nestforge index``; ``ids`` and ``labels`` are those of ``Index.build``, which says what it raises.
     """
     with _opened(bundle, residency) as model:
         return Index.build(
             model,
             corpus,
             ids=ids,
-            labels=None if labels is None else np.asarray(labels),
+            labels=labels,
             output=output,
             truncate=truncate,
-            progress=progress,
             prompt=prompt,
             prompt_name=prompt_name,
+            progress=progress,
         )
 
 
@@ -81,18 +94,36 @@ def search(
     index: PathOf | Index,
     queries: Corpus | str,
     *,
-    k: int = 10,
-    residency: Residency | Literal["auto"] = "auto",
-    **asked: Any,
+    k: int = K,
+    budget: str | None = BUDGET,
+    latency_ms: float | None = QUERY_MS,
+    memory_mb: float | None = MEMORY_MB,
+    submodel: str | None = SUBMODEL,
+    deadline_ms: float | None = DEADLINE_MS,
+    truncate: bool = TRUNCATE,
+    prompt: str | None = PROMPT,
+    prompt_name: str | None = PROMPT_NAME,
+    residency: Residency | Literal["auto"] = RESIDENCY,
 ) -> Found:
     """The ``k`` rows of ``index`` that are nearest to each query, by any submodel.
 
-    As ``nestforge search``; ``asked`` are ``budget``, ``latency_ms``, ``memory_mb``, ``submodel``, ``deadline_ms``,
-    ``truncate``, ``prompt`` and ``prompt_name`` of ``Index.search``, which says what it raises.
+    As ``nestforge search``; raises as ``Index.search`` does.
     """
     opened = _index(index)
     with _opened(bundle, residency) as model:
-        return opened.search(model, queries, k=k, **asked)
+        return opened.search(
+            model,
+            queries,
+            k=k,
+            budget=budget,
+            latency_ms=latency_ms,
+            memory_mb=memory_mb,
+            submodel=submodel,
+            deadline_ms=deadline_ms,
+            truncate=truncate,
+            prompt=prompt,
+            prompt_name=prompt_name,
+        )
 
 
 @checked
@@ -101,12 +132,12 @@ def compare(
     index: PathOf | Index,
     queries: Corpus,
     *,
-    k: int = 10,
+    k: int = K,
     labels: Array | Sequence[int] | None = None,
-    truncate: bool = False,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    progress: Progress = silent,
+    truncate: bool = TRUNCATE,
+    prompt: str | None = PROMPT,
+    prompt_name: str | None = PROMPT_NAME,
+    progress: Progress = PROGRESS,
 ) -> Comparison:
     """The findings of every submodel in ``index``, beside its savings: ``nestforge search --compare``.
 
@@ -119,11 +150,11 @@ def compare(
             model,
             queries,
             k=k,
-            labels=None if labels is None else np.asarray(labels),
+            labels=labels,
             truncate=truncate,
-            progress=progress,
             prompt=prompt,
             prompt_name=prompt_name,
+            progress=progress,
         )
 
 
@@ -131,10 +162,12 @@ def compare(
 def measure(
     bundle: PathOf,
     *,
-    threads: int | None = None,
-    memory_mb: float | None = None,
-    force: bool = False,
-    progress: Progress = silent,
+    threads: int | None = THREADS,
+    memory_mb: float | None = again(
+        MEMORY_MB, help="Memory limit, in MB, under which engines are held; those left out are named."
+    ),
+    force: bool = option("Measure beside busy programs too; such figures are marked as noisy.", False),
+    progress: Progress = PROGRESS,
 ) -> BundleMeasurement:
     """Times a bundle's engines on this host, and keeps the figures in the bundle, by which the runtime then chooses.
 
@@ -152,16 +185,18 @@ def measure(
 @checked
 def bench(
     bundle: PathOf,
-    submodels: Sequence[str] = (),
+    submodels: Sequence[str] = SUBMODELS,
     *,
-    at: Bucket | str | None = None,
-    provider: str = "cpu",
-    progress: Progress = silent,
+    at: Bucket | str | None = option(
+        "Input shape at which engines of a range run, such as 1x128. Default: where the profile's budgets are judged."
+    ),
+    provider: str = PROVIDER,
+    progress: Progress = PROGRESS,
 ) -> BundleBench:
-    """Latency and memory of every engine of ``submodels`` (labels or ids; none means all) in each residency.
+    """Latency and memory of every engine of ``submodels`` in each residency.
 
-    As ``nestforge bench``; ``at`` is the shape, such as ``1x128``, at which engines of a range run. Raises
-    SelectionError for a submodel or shape that the bundle does not have, InputError for what is no shape.
+    As ``nestforge bench``. Raises SelectionError for a submodel or shape that the bundle does not have, InputError for
+    what is no shape.
     """
     try:
         shape = Bucket.parse(at) if isinstance(at, str) else at
@@ -173,14 +208,14 @@ def bench(
 @checked
 def bench_requests(
     bundle: PathOf | ElasticModel,
-    submodels: Sequence[str] = (),
+    submodels: Sequence[str] = SUBMODELS,
     *,
     texts: Sequence[str] | None = None,
-    concurrency: int = 1,
-    task: str | None = None,
-    progress: Progress = silent,
+    concurrency: int = option("Number of threads that send requests at once.", 1, min=1, max=256, metavar="N"),
+    task: str | None = TASK,
+    progress: Progress = PROGRESS,
 ) -> TrafficBench:
-    """Requests from ``concurrency`` threads at once, to one of ``submodels`` after the other (none means all).
+    """Requests from several threads at once, to one of ``submodels`` after the other.
 
     As ``nestforge bench --text``: each of ``texts`` is one, else random arrays. Raises InputError for texts where the
     bundle has no tokenizer, SelectionError for a submodel or task that it does not have.
@@ -193,16 +228,16 @@ def bench_requests(
 def consistency(
     bundle: PathOf,
     *,
-    text: PathOf | Sequence[str] | None = None,
-    data: PathOf | None = None,
-    submodels: Sequence[str] = (),
-    threads: int | None = None,
-    progress: Progress = silent,
+    text: PathOf | Sequence[str] | None = option("UTF-8 file of texts, one a line."),
+    data: PathOf | None = option("NPZ file with an array per input, rows first, and perhaps 'labels' of a classifier."),
+    submodels: Sequence[str] = SUBMODELS,
+    threads: int | None = THREADS,
+    progress: Progress = PROGRESS,
 ) -> Consistency:
-    """How much of the universal model ``submodels`` (labels or ids; none means all) keep on your own data.
+    """How much of the universal model ``submodels`` keep on your own data.
 
-    As ``nestforge consistency``: one of ``text``, a UTF-8 file with a text a line or texts, and ``data``, an NPZ file.
-    Raises InputError for data that do not fit or are too few, SelectionError for what cannot be compared.
+    As ``nestforge consistency``: one of ``text``, which may be a list of texts too, and ``data``. Raises InputError for
+    data that do not fit or are too few, SelectionError for what cannot be compared.
     """
     lines = Path(text) if isinstance(text, str | os.PathLike) else text
     rows = None if data is None else Path(data)
@@ -217,20 +252,20 @@ def calibrate(
     data: PathOf,
     budget: str,
     *,
-    batch: int = 1,
-    submodel: str | None = None,
-    name: str | None = None,
-    default: bool = True,
-    compare: Compare | None = None,
-    rule: Rule = "per_row",
-    truncate: bool = False,
-    progress: Progress = silent,
+    batch: int = option("Number of rows per request.", 1, min=1),
+    submodel: str | None = _LARGEST,
+    name: str | None = option("Name of the policy; one of the same name is replaced. Default: the budget."),
+    default: bool = option("Make the policy the submodel's default, which requests follow without asking.", True),
+    compare: Compare | None = option("Comparison of entropy and threshold. Default: the model's."),
+    rule: Rule = option("Exit rule: each row by itself, or the whole batch together.", "per_row"),
+    truncate: bool = TRUNCATE,
+    progress: Progress = PROGRESS,
 ) -> CalibratedPolicy:
     """Thresholds of exits for a ``budget`` such as ``mean_latency_ms<=5``, kept in the bundle's calibration.
 
-    As ``nestforge calibrate``: ``data`` is an NPZ or JSONL file of rows like those to be answered; with ``default``
-    requests for this submodel follow the policy without asking for it. Raises InputError for data or a budget that do
-    not fit, SelectionError for a model without exits or a budget out of reach, OutputError where nothing can be kept.
+    As ``nestforge calibrate``: ``data`` is an NPZ or JSONL file of rows like those to be answered. Raises InputError
+    for data or a budget that do not fit, SelectionError for a model without exits or a budget out of reach, OutputError
+    where nothing can be kept.
     """
     limit = parse_budget(budget)
     opened = open_bundle(bundle)
@@ -257,8 +292,8 @@ def calibrate_drafts(
     bundle: PathOf,
     texts: Sequence[str] = DEFAULT_TEXTS,
     *,
-    submodel: str | None = None,
-    progress: Progress = silent,
+    submodel: str | None = _LARGEST,
+    progress: Progress = PROGRESS,
 ) -> HostDrafts:
     """Acceptance and times of drafts of a bundle that generates, kept in it by host: ``nestforge calibrate`` of such a
     bundle.

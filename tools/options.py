@@ -1,151 +1,117 @@
-"""Options and value types that several commands share."""
+"""Options of commands, made of the fields of a request or function, and those that commands alone have."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from ..argument_types import again, options_of
 from ..bucket import Bucket
 from ..errors import InputError, ProfileError
 from ..profiles.budget import BudgetSpec, parse_budget
 from ..profiles.compile_request import CompileRequest
+from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import PRECISIONS, Precision
-from ..runtime.engines.onnxruntime_gpu.provider import PROVIDERS
+from ..runtime.exits.policy import ExitPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
-
-
-prompt_option = click.option(
-    "--prompt", metavar="TEXT", help="Text to put before each text; '' for none. Default: the model's default prompt."
-)
-prompt_name_option = click.option("--prompt-name", metavar="NAME", help="A prompt of the model, by name.")
+_UNIONS = (Union, UnionType)
 
 
-def refuse_prompts(prompt: str | None, prompt_name: str | None, texts: bool) -> None:
-    """Raises UsageError for two prompts, or for one without ``texts`` to put it before."""
-    if prompt is not None and prompt_name is not None:
-        raise click.UsageError("expected at most one of --prompt and --prompt-name")
-    if not texts and (prompt is not None or prompt_name is not None):
-        raise click.UsageError("--prompt and --prompt-name are for texts")
+class Written(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
+    """A value as the command line writes it, called ``name`` there and read by ``read``, which raises ValueError or
+    ProfileError for a text that is none."""
 
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name, self._read = name, read
 
-class BucketType(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
-    """``1x128``: batch and sequence."""
-
-    name = "BATCHxSEQUENCE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Bucket:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return value if isinstance(value, Bucket) else Bucket.parse(value)
-        except ValueError as failure:
+            return self._read(value) if isinstance(value, str) else value
+        except (ValueError, ProfileError) as failure:
             self.fail(str(failure), param, ctx)
 
 
-class ShapeType(BucketType):
-    """``1x128``: one shape, and no range of them."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Bucket:
-        shape = super().convert(value, param, ctx)
-        if not shape.is_static:
-            self.fail(f"{value}: expected one shape, such as {shape.largest}", param, ctx)
-        return shape
+def _shape(text: str) -> Bucket:
+    shape = Bucket.parse(text)
+    if not shape.is_static:
+        raise ValueError(f"{text}: expected one shape, such as {shape.largest}")
+    return shape
 
 
-class LayersType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """``3,6,9``: numbers of layers."""
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r}: expected whole numbers with commas between, such as 3,6,9") from None
 
-    name = "N,N,..."
-    expected = "numbers of layers, such as 3,6,9"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+def _precisions(text: str) -> tuple[Precision, ...]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in PRECISIONS:
+            raise ValueError(f"{name!r}: expected some of {', '.join(PRECISIONS)}, with commas between")
+    return tuple(precision for name in names for precision in PRECISIONS if precision == name)
+
+
+def _exits(text: str) -> str | float | tuple[float, ...]:
+    """Thresholds where ``text`` reads as numbers, else a name."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _pair(expected: str, read: Callable[[str], Any]) -> Callable[[str], tuple[str, Any]]:
+    """Reads ``NAME=VALUE``, both of them something."""
+
+    def pair(text: str) -> tuple[str, Any]:
+        name, _, value = (part.strip() for part in text.partition("="))
         try:
-            return value if isinstance(value, tuple) else tuple(int(item) for item in str(value).split(","))
+            if name and value:
+                return name, read(value)
         except ValueError:
-            self.fail(f"{value!r}: expected {self.expected}", param, ctx)
+            pass
+        raise ValueError(f"{text!r}: expected {expected}")
+
+    return pair
 
 
-class ReductionsType(LayersType):
-    """``8,5,3,1``: reductions."""
-
-    expected = "reductions, such as 8,5,3,1"
+def _fractions(text: str) -> tuple[float, ...]:
+    return tuple(float(item) for item in text.split(","))
 
 
-class LevelsType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """``ffn=0.25,0.5,1``: an axis kind and its granularities as fractions of the full size."""
-
-    name = "KIND=F,F,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, tuple[float, ...]]:
-        kind, equals, listed = str(value).partition("=")
-        try:
-            fractions = tuple(float(item) for item in listed.split(","))
-        except ValueError:
-            fractions = ()
-        if not kind or not equals or not fractions:
-            self.fail(f"{value!r}: expected an axis kind and fractions, such as ffn=0.25,0.5,1", param, ctx)
-        return kind.strip(), fractions
-
-
-class BudgetType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """``ffn_parameters<=94.4M``: a budget, named by its own text."""
-
-    name = "METRIC<=X[,...]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, BudgetSpec]:
-        try:
-            return value if isinstance(value, tuple) else parse_budget(str(value))
-        except ProfileError as failure:
-            self.fail(str(failure), param, ctx)
-
-
-class VariantType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """``moe.combine=one_hot``: what is computed, and in which variant."""
-
-    name = "WHAT=VARIANT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        computed, equals, variant = (part.strip() for part in str(value).partition("="))
-        if not computed or not equals or not variant:
-            self.fail(f"{value!r}: expected what is computed and its variant, such as moe.combine=one_hot", param, ctx)
-        return computed, variant
-
-
-class TaskType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """``reviews=FOLDER``: a task by the name that requests give it, and its folder."""
-
-    name = "NAME=FOLDER"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
-        if isinstance(value, tuple):
-            return value
-        name, equals, folder = str(value).partition("=")
-        if not name or not equals or not folder:
-            self.fail(f"{value!r}: expected the name of a task and its folder, such as reviews=FOLDER", param, ctx)
-        return name, Path(folder)
-
-
-class PrecisionsType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """``fp32,int8``: precisions of engines."""
-
-    name = "P,P,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Precision, ...]:
-        if isinstance(value, tuple):
-            return value
-        names = [name.strip() for name in str(value).split(",")]
-        for name in names:
-            if name not in PRECISIONS:
-                self.fail(f"{name!r}: expected some of {', '.join(PRECISIONS)}, with commas between", param, ctx)
-        return tuple(precision for name in names for precision in PRECISIONS if precision == name)
+BUCKET = Written("BATCHxSEQUENCE", Bucket.parse)
+SHAPE = Written("BATCHxSEQUENCE", _shape)
+BUDGET = Written("METRIC<=X[,...]", parse_budget)
+LEVELS = Written("KIND=F,F,...", _pair("an axis kind and fractions, such as ffn=0.25,0.5,1", _fractions))
+VARIANT = Written("COMPUTATION=VARIANT", _pair("a computation and its variant, such as moe.combine=one_hot", str))
+TASK = Written("NAME=FOLDER", _pair("the name of a task and its folder, such as reviews=FOLDER", Path))
+NUMBERS = Written("N,N,...", _numbers)
+PRECISION_LIST = Written("P,P,...", _precisions)
+EXITS = Written("off|NAME|TAU[,TAU...]", _exits)
+_PATH = click.Path(path_type=Path)
+# By the type of a field, or one of its alternatives; others are read as click does.
+_TYPES: Mapping[Any, click.ParamType] = {  # type: ignore[type-arg]
+    DeviceProfile: click.STRING,
+    Mapping[str, BudgetSpec]: BUDGET,
+    Mapping[str, Sequence[float]]: LEVELS,
+    Mapping[str, str]: VARIANT,
+    Mapping[str, str | Path]: TASK,
+    Sequence[str | Bucket]: BUCKET,
+    Bucket: SHAPE,
+    Sequence[int]: NUMBERS,
+    tuple[int, ...]: NUMBERS,
+    Sequence[Precision]: PRECISION_LIST,
+    ExitPolicy: EXITS,
+}
 
 
 def once_each(ctx: click.Context, param: click.Parameter, stated: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
@@ -157,78 +123,87 @@ def once_each(ctx: click.Context, param: click.Parameter, stated: tuple[tuple[st
     return dict(stated)
 
 
-_UNIONS = (Union, UnionType)
-# Values of fields that the command line reads in a way of its own.
-_TYPES: dict[str, Any] = {
-    "profile": click.STRING,
-    "levels": LevelsType(),
-    "budgets": BudgetType(),
-    "buckets": BucketType(),
-    "budget_at": ShapeType(),
-    "exits": LayersType(),
-    "variants": VariantType(),
-    "precisions": PrecisionsType(),
-    "tasks": TaskType(),
-}
-
-
-def field_options(request: type[Any], *names: str) -> Callable[[F], F]:
-    """Decorates a command with an option for each of these fields of ``request``, a dataclass whose metadata state the
-    help and bounds; the command gets them under their names."""
-    stated, hints = {field.name: field for field in fields(request)}, get_type_hints(request)
+def field_options(owner: Any, *names: str, **defaults: str) -> Callable[[F], F]:
+    """Decorates a command with an option for each of these fields of ``owner``, a request or a function whose
+    parameters state help and bounds; the command gets them under their names. ``defaults`` describe what takes the
+    place of a field's default in this command, which then gets None."""
+    stated, hints = options_of(owner), get_type_hints(owner)
 
     def decorate(command: F) -> F:
-        for name in reversed(names):
-            command = _field_option(stated[name], hints[name])(command)
+        for name in reversed((*names, *defaults)):
+            each = stated[name]
+            if name in defaults:
+                each = again(each, default=None, help=f"{each.metadata['help']} Default: {defaults[name]}.")
+            command = _field_option(name, each, hints[name])(command)
         return command
 
     return decorate
 
 
-def _field_option(field: Field[Any], hint: Any) -> Callable[[F], F]:
-    stated, flag = field.metadata, f"--{field.metadata.get('option', field.name).replace('_', '-')}"
+def _field_option(name: str, field: Field[Any], hint: Any) -> Callable[[F], F]:
+    stated, flag = field.metadata, f"--{field.metadata.get('option', name).replace('_', '-')}"
     settings: dict[str, Any] = {"help": stated["help"], "metavar": stated.get("metavar")}
-    if stated.get("required"):
+    if stated.get("required") or (field.default is MISSING and field.default_factory is MISSING):
         settings["required"] = True
-    elif field.default not in (MISSING, None, (), False):
-        settings |= {"default": field.default, "show_default": True}
+    elif field.default is not MISSING:
+        shown = field.default not in (None, ()) and field.default is not False
+        settings |= {"default": field.default, "show_default": shown}
     if hint is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}" if field.default else flag, field.name, is_flag=True, **settings)
-    kind, inner = _TYPES.get(field.name), _alternatives(hint)
-    origins = {get_origin(one) for one in inner}
-    is_mapping = Mapping in origins
-    if is_mapping or (Sequence in origins and not isinstance(kind, LayersType | PrecisionsType)):
-        settings |= {"multiple": True, "help": f"{stated['help']} Repeatable."}
-    if is_mapping:
+        return click.option(f"{flag}/--no-{flag[2:]}" if field.default else flag, name, is_flag=True, **settings)
+    alternatives = _alternatives(hint)
+    kind = _value_type(stated, alternatives)
+    origins = {get_origin(one) for one in alternatives}
+    if Mapping in origins:
         settings["callback"] = once_each
-    return click.option(flag, field.name, type=kind or _value_type(stated, inner), **settings)
+    is_one = kind in (NUMBERS, PRECISION_LIST, EXITS) or _is_path(alternatives)
+    if Mapping in origins or (Sequence in origins and not is_one):
+        settings |= {"multiple": True, "help": f"{stated['help']} Repeatable."}
+    return click.option(flag, name, type=kind, **settings)
 
 
 def _alternatives(hint: Any) -> list[Any]:
-    """The types that a value may have, None left out; of a sequence those of its items are asked for separately."""
+    """The types that a value may have, None left out."""
     return [one for one in get_args(hint) if one is not type(None)] if get_origin(hint) in _UNIONS else [hint]
+
+
+def _is_path(alternatives: Sequence[Any]) -> bool:
+    return Path in alternatives or os.PathLike[str] in alternatives
 
 
 def _value_type(stated: Mapping[str, Any], alternatives: Sequence[Any]) -> Any:
     """How a value of one of these types is read."""
+    for one in alternatives:
+        if one in _TYPES:
+            return _TYPES[one]
+    if _is_path(alternatives):
+        return _PATH
     first = alternatives[0]
     if get_origin(first) is Sequence:
         return _value_type(stated, _alternatives(get_args(first)[0]))
-    if get_origin(first) is Literal:
-        return click.Choice(get_args(first))
+    if choices := stated.get("choices") or [
+        choice for one in alternatives if get_origin(one) is Literal for choice in get_args(one)
+    ]:
+        return click.Choice(choices)
     if first is int:
         return click.IntRange(stated.get("min"), stated.get("max"))
     if first is float:
         above = stated.get("above")
         return click.FloatRange(stated.get("min", above), stated.get("max"), min_open=above is not None)
-    return click.Path(path_type=Path) if Path in alternatives else click.STRING
+    return click.STRING
 
 
-task_option = click.option("--task", metavar="NAME", help="Task of the bundle. Default: the base model.")
+def path_option(flag: str, help: str, *name: str, metavar: str = "FILE", **settings: Any) -> Callable[[F], F]:
+    """An option that takes a path, which only the command line has; the command gets it under ``name``."""
+    return click.option(flag, *name, type=_PATH, metavar=metavar, help=help, **settings)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else.")
+overwrite_option = field_options(CompileRequest, "overwrite")
+model_argument = click.argument("model", type=_PATH)
+bundle_argument = click.argument("bundle", type=_PATH)
+texts_option = path_option("--text", "UTF-8 file of texts, one a line.")
 merge_option = click.option(
-    "--merge",
-    is_flag=True,
-    help="Merge the task into the weights of its own engines, in place of inputs.",
+    "--merge", is_flag=True, help="Merge the task into the weights of engines of its own, in place of inputs."
 )
 
 
@@ -239,16 +214,12 @@ def merged_tasks(task: str | None, merge: bool) -> tuple[str, ...]:
     return (task,) if merge and task is not None else ()
 
 
-provider_option = click.option(
-    "--provider",
-    type=click.Choice(PROVIDERS),
-    default="cpu",
-    show_default=True,
-    help="Execution provider: the processor, CUDA with one copy of the weights, or TensorRT inside ONNX Runtime.",
-)
-overwrite_option = field_options(CompileRequest, "overwrite")
-model_argument = click.argument("model", type=click.Path(path_type=Path))
-bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+def require_text_options(texts: bool, truncate: bool, prompt: str | None, prompt_name: str | None) -> None:
+    """Raises UsageError for two prompts, and for options of texts without any."""
+    if prompt is not None and prompt_name is not None:
+        raise click.UsageError("expected at most one of --prompt and --prompt-name")
+    if not texts and (truncate or prompt is not None or prompt_name is not None):
+        raise click.UsageError("--truncate, --prompt and --prompt-name are for texts")
 
 
 @dataclass(frozen=True)

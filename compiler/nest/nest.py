@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ...argument_types import checked
+from ...argument_types import takes_request
 from ...bundle.files import to_json
 from ...elastic import Submodel
 from ...errors import CheckpointError, OutputError, PlanError
@@ -23,12 +23,13 @@ from ...exporters.checkpoints.checkpoint import Checkpoint
 from ...exporters.sentence_transformers.read_modules import SentenceModules
 from ...exporters.source import ModelSource, open_source
 from ...exporters.universal import PREFIX, UniversalModel, load_universal
+from ...profiles.nest_request import NestRequest
 from ...strict import unstructure
 from ..examples.corpus import Corpus, read_corpus
 from ..examples.rank_axes import rank_axes
 from ..planning.levels import RANKED_FRACTIONS, Level
 from ..planning.levels import levels as make_levels
-from ..work.clock import Clock, Progress, silent
+from ..work.clock import Clock
 from ..work.staging import Stage, staged, write_synced
 from ..write_bundle import source_entries, tool_versions
 from .distill import Effort, Taught, distill, trainable
@@ -82,45 +83,29 @@ class NestReport:
     seed: int
 
 
-@checked
-def nest(
-    model: str | Path,
-    text: str | Path,
-    output: str | Path,
-    *,
-    levels: Mapping[str, Sequence[float]] | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-    overwrite: bool = False,
-) -> NestReport:
-    """Makes a nested model of the checkpoint in folder ``model``, in the new folder ``output``; with ``overwrite`` one
-    that is there is replaced, in one step.
+@takes_request(NestRequest)
+def nest(request: NestRequest) -> NestReport:
+    """Makes a nested model of a checkpoint, in a new folder.
 
-    ``text`` is a file with one text per line, like the texts that the model is for; about one in five is held out.
-    ``levels`` maps an axis kind to the fractions of its size that become models of their own, by default the FFN's
-    quarters. Training takes ``minutes`` or a number of ``steps``, by default eight minutes; the same steps and seed
-    give the same weights on the same machine. ``progress(stage, done, total)`` is called as work proceeds.
+    The arguments are the fields of ``NestRequest``. The same steps and seed give the same weights on the same machine.
     Raises a NestforgeError and publishes nothing if an input is bad; an interrupted call goes on where it was when
     called again with the same arguments.
     """
-    effort = _effort(minutes, steps, seed)
-    source = open_source(model)
-    fractions = dict(levels or DEFAULT_LEVELS)
+    text, output = Path(request.text), Path(request.output)
+    effort = _effort(request)
+    source = open_source(request.model)
+    fractions = dict(request.levels or DEFAULT_LEVELS)
     ladder = _levels(source, fractions)
-    corpus = read_corpus(Path(text))
-    texts = training_texts(Path(text))
-    clock = Clock(progress)
-    replaced = ("config.json", RECORD_NAME) if overwrite else ()
-    with staged(Path(output), _key(source, fractions, texts, corpus, effort), replaced) as stage:
+    corpus, texts, clock = read_corpus(text), training_texts(text), Clock(request.progress)
+    replaced = ("config.json", RECORD_NAME) if request.overwrite else ()
+    with staged(output, _key(source, fractions, texts, corpus, effort), replaced) as stage:
         if stage.is_published and not stage.has(_OUTCOME):  # stopped while it cleared its work
             raise OutputError(f"{output}: exists already, made by a call with these arguments; its figures are gone")
         # Written last, so that an interrupted call that has it only has to publish.
         make = partial(_nested, source, fractions, ladder, corpus, texts, effort, stage, clock)
         outcome = stage.memo(_OUTCOME, _Outcome, make)
     return NestReport(
-        Path(output), outcome.levels, len(texts), len(corpus.held_out), outcome.steps, outcome.seconds, seed
+        output, outcome.levels, len(texts), len(corpus.held_out), outcome.steps, outcome.seconds, request.seed
     )
 
 
@@ -168,17 +153,12 @@ def _nested(
     return _Outcome(levels, taught.steps, taught.seconds)
 
 
-def _effort(minutes: float | None, steps: int | None, seed: int) -> Effort:
-    if minutes is not None and steps is not None:
+def _effort(request: NestRequest) -> Effort:
+    if request.minutes is not None and request.steps is not None:
         raise PlanError("minutes and steps: expected one of them, got both")
-    if steps is not None:
-        if steps < 1:
-            raise PlanError(f"steps: expected at least 1, got {steps}")
-        return Effort(seed, steps=steps)
-    minutes = DEFAULT_MINUTES if minutes is None else minutes
-    if not 0 < minutes < float("inf"):
-        raise PlanError(f"minutes: expected more than 0, got {minutes:g}")
-    return Effort(seed, seconds=60 * minutes)
+    if request.steps is not None:
+        return Effort(request.seed, steps=request.steps)
+    return Effort(request.seed, seconds=60 * (request.minutes or DEFAULT_MINUTES))
 
 
 def _levels(source: ModelSource, fractions: Mapping[str, Sequence[float]]) -> tuple[Level, ...]:

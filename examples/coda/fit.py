@@ -17,10 +17,10 @@ from ...compiler.convert_coda import convert_coda
 from ...exporters.checkpoints.config import offline_transformers
 from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.coda.config import KeysOf
-from ...exporters.families.coda.convert import ConversionSettings
 from ...exporters.families.coda.model import CodaEncoder, load_model
 from ...exporters.families.coda.ops import is_of_task
 from ...exporters.families.coda.tasks import save_task
+from ...profiles.nest_request import ConversionSettings
 from ..byte_windows import Rows
 from ..matformer.tasks import Digits, read_digits
 from ..training import Record, decay_groups, descend, one_thread, replace_folder

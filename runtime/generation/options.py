@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 
-from ...argument_types import document_fields, option, require_types, take_numbers
+from ...argument_types import again, document_fields, option, require_types, take_numbers
 from ...errors import CapacityError, InputError, SelectionError
+from ..inputs.options import BUDGET, SUBMODEL, TASK
 from .sampling import SAMPLING_OPTIONS, Sampling
 from .session import Session
 from .text_stream import Stops
@@ -28,7 +29,7 @@ _LIMITS = ("memory_mb", "tokens_per_second", "deadline_ms")
 
 def _sampled(name: str) -> Any:
     """A field that is None where the model's own settings count, with the bounds and help of Sampling's."""
-    return field(default=None, metadata=Sampling.__dataclass_fields__[name].metadata)
+    return again(Sampling.__dataclass_fields__[name], default=None)
 
 
 @document_fields
@@ -62,8 +63,8 @@ class GenerationRequest:
     logprobs: int | None = option(
         "Log-probabilities of the tokens, and of the N most likely ones.", min=0, max=100, metavar="N"
     )
-    budget: str | None = option("Named budget of the bundle.", metavar="NAME")
-    submodel: str | None = option("Submodel, by id or label.", metavar="ID")
+    budget: str | None = again(BUDGET)
+    submodel: str | None = again(SUBMODEL)
     memory_mb: float | None = option("Memory limit of a submodel with its KV cache, in MB.", above=0, unit="MB")
     tokens_per_second: float | None = option(
         "Rate of each row, in tokens/s: each token comes from the largest submodel that keeps it.",
@@ -87,7 +88,7 @@ class GenerationRequest:
     drafted: int | None = option(
         "Number of tokens drafted in a run. Default: 4; with auto at most 8.", min=1, metavar="N"
     )
-    task: str | None = option("Task of the bundle. Default: the base model.", metavar="NAME")
+    task: str | None = again(TASK)
 
     def __post_init__(self) -> None:
         require_types(type(self), {name: getattr(self, name) for name in _CHOICES})

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...argument_types import checked
 from ...bundle.manifest import SubmodelEntry
 from ...errors import InputError
-from ...progress import Progress, silent
+from ...progress import Progress
 from ..inputs.arrays import Array
+from ..inputs.options import PROGRESS, PROMPT, PROMPT_NAME, TRUNCATE
 from ..model import ElasticModel
 from ..request import Request
 from ..rows import Corpus, rows_of
 from .identity import embedding_output
-from .index import Index, checked_labels
-from .search import Encoded, check_k, encode, nearest
+from .index import Index, K, checked_labels
+from .search import Encoded, encode, nearest
 
 # Queries that each submodel encodes before it is measured.
 _WARM_UP_QUERIES = 16
@@ -53,24 +56,24 @@ class Comparison:
     submodels: tuple[SubmodelFigures, ...]
 
 
+@checked
 def compare_submodels(
     index: Index,
     model: ElasticModel,
     queries: Corpus,
     *,
-    k: int = 10,
-    labels: Array | None = None,
-    truncate: bool = False,
-    progress: Progress = silent,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
+    k: int = K,
+    labels: Array | Sequence[int] | None = None,
+    truncate: bool = TRUNCATE,
+    progress: Progress = PROGRESS,
+    prompt: str | None = PROMPT,
+    prompt_name: str | None = PROMPT_NAME,
 ) -> Comparison:
     """Searches with every submodel of the bundle that may run here. Queries should not be rows of the corpus.
 
     ``labels`` ``[Q]`` are the queries' classes; the corpus's are in the index. Raises InputError, SelectionError as
     ``Index.search`` does.
     """
-    check_k(k)
     index.check(model.bundle)
     manifest = model.bundle.manifest
     rows = rows_of(model, queries, truncate=truncate, prompt=prompt, prompt_name=prompt_name)

@@ -16,14 +16,26 @@ from typing import Any
 
 import numpy as np
 
+from ...argument_types import again, checked, option
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...outside_file import parse_json
-from ...progress import Progress, silent
+from ...progress import Progress
 from ...strict import structure, unstructure
 from ...whole_file import write_whole
 from ..inputs.arrays import Array
 from ..inputs.files import read_npz
+from ..inputs.options import (
+    BUDGET,
+    DEADLINE_MS,
+    LATENCY_MS,
+    MEMORY_MB,
+    PROGRESS,
+    PROMPT,
+    PROMPT_NAME,
+    SUBMODEL,
+    TRUNCATE,
+)
 from ..model import ElasticModel
 from ..request import Request
 from ..rows import Corpus, rows_of
@@ -40,7 +52,7 @@ from .identity import (
     universal_of,
     weights_sha256,
 )
-from .search import check_k, encode, nearest
+from .search import encode, nearest
 
 # An index is held in memory whole.
 MAX_BYTES = 4 * 2**30
@@ -50,6 +62,11 @@ _LENGTH_TOLERANCE = 1e-3
 # Values whose lengths are taken at a time, in float64: 64 MB.
 _VALUES_MEASURED_AT_ONCE = 2**23
 _REMEDY = "build the index again"
+K = option("Number of rows to find per query.", 10, min=1)
+QUERY_MS = again(LATENCY_MS, help="Latency limit of the encoding of one query, in ms.")
+OUTPUT = option(
+    "Embedding to index, an output of the model. Default: the bundle's own.", option="embedding", metavar="NAME"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,25 +106,25 @@ class Index:
     name: str = "index"
 
     @classmethod
+    @checked
     def build(
         cls,
         model: ElasticModel,
         corpus: Corpus,
         *,
         ids: Sequence[str] | None = None,
-        labels: Array | None = None,
-        output: str | None = None,
-        truncate: bool = False,
-        progress: Progress = silent,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
+        labels: Array | Sequence[int] | None = None,
+        output: str | None = OUTPUT,
+        truncate: bool = TRUNCATE,
+        progress: Progress = PROGRESS,
+        prompt: str | None = PROMPT,
+        prompt_name: str | None = PROMPT_NAME,
     ) -> Index:
         """Encodes ``corpus``, texts or arrays by input name with rows first, with the universal model of the bundle.
 
-        ``ids`` name the rows of arrays; texts are kept as they are. ``output`` is the embedding, by default the one
-        that the bundle names. ``prompt`` and ``prompt_name`` are as in a call of the model; queries may stand behind
-        another prompt. Raises InputError for rows that do not fit, SelectionError where the bundle cannot build an
-        index.
+        ``ids`` name the rows of arrays, texts are kept as they are; ``labels`` ``[N]`` are their classes. Queries may
+        stand behind another prompt. Raises InputError for rows that do not fit, SelectionError where the bundle cannot
+        build an index.
         """
         bundle = model.bundle
         spec = embedding_output(bundle.manifest, output)
@@ -117,7 +134,7 @@ class Index:
             raise InputError("ids: texts are kept as they are; ids are for arrays")
         entries = rows.texts if ids is None else tuple(ids)
         count = len(rows.lengths)
-        if entries is not None and (len(entries) != count or not all(isinstance(entry, str) for entry in entries)):
+        if entries is not None and len(entries) != count:
             raise InputError(f"ids: expected {count} texts, one a row, got {len(entries)}: {entries!r:.80}")
         classes = None if labels is None else checked_labels(labels, count)
         check_size(count, int(spec.dims[1]), entries)
@@ -180,30 +197,29 @@ class Index:
         """Raises InputError unless ``bundle`` may answer with this index, SelectionError where a receipt is missing."""
         check_fits(self.identity, bundle, self.name)
 
+    @checked
     def search(
         self,
         model: ElasticModel,
         queries: Corpus | str,
         *,
-        k: int = 10,
-        budget: str | None = None,
-        latency_ms: float | None = None,
-        memory_mb: float | None = None,
-        submodel: str | None = None,
-        deadline_ms: float | None = None,
-        truncate: bool = False,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
+        k: int = K,
+        budget: str | None = BUDGET,
+        latency_ms: float | None = QUERY_MS,
+        memory_mb: float | None = MEMORY_MB,
+        submodel: str | None = SUBMODEL,
+        deadline_ms: float | None = DEADLINE_MS,
+        truncate: bool = TRUNCATE,
+        prompt: str | None = PROMPT,
+        prompt_name: str | None = PROMPT_NAME,
     ) -> Found:
         """The ``k`` nearest rows of each query (all, if the corpus has fewer), by the submodel that the limits choose.
 
-        The choice is made once, for one query as long as the longest: ``latency_ms`` limits what encoding one query
-        takes. ``deadline_ms`` asks for a single query to be encoded within that time, counting what the model is
-        answering for other threads. Without a limit the largest submodel answers. ``prompt`` and ``prompt_name`` are as
-        in a call of the model. Raises InputError if the index does not fit the model's bundle or a query does not fit
-        the model, SelectionError where no submodel satisfies the limits or the one chosen has no parity receipt.
+        The choice is made once, for one query as long as the longest. ``deadline_ms`` is for a single query, and counts
+        what the model is answering for other threads. Without a limit the largest submodel answers. Raises InputError
+        if the index does not fit the model's bundle or a query does not fit the model, SelectionError where no submodel
+        satisfies the limits or the one chosen has no parity receipt.
         """
-        check_k(k)
         self.check(model.bundle)
         started = perf_counter()
         asked = [queries] if isinstance(queries, str) else queries
@@ -243,7 +259,7 @@ class Index:
         return f"Index({self.name!r}: {rows} rows x {width} by {self.identity.submodel} of {self.identity.model})"
 
 
-def checked_labels(labels: Array, rows: int) -> Array:
+def checked_labels(labels: Array | Sequence[int], rows: int) -> Array:
     """Labels as int64 ``[rows]``. Raises InputError unless they are whole numbers, one a row."""
     found = np.asarray(labels)
     if found.dtype.kind not in "iu" or found.shape != (rows,):

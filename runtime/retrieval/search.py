@@ -115,12 +115,6 @@ def nearest(corpus: Array, queries: Array, k: int) -> tuple[Array, Array]:
     return ids, scores
 
 
-def check_k(k: int) -> None:
-    """Raises InputError unless ``k`` is a whole number of at least 1."""
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise InputError(f"k: expected a whole number of at least 1, got {k!r:.80}")
-
-
 def unit(rows: Array) -> Array:
     """``rows`` ``[N, H]`` divided by their Euclidean length, float32; NaN where that is 0 or not finite."""
     wide = rows.astype(np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,16 @@ from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from ...runtime.summary import ShortNames
 from ..bundle_view import print_ids
 from ..console import print_facts, print_json, print_table, say, working
-from ..options import ShapeType, bundle_argument, json_option, merge_option, merged_tasks, provider_option, task_option
+from ..functions import bench, bench_requests, measure
+from ..options import (
+    bundle_argument,
+    field_options,
+    json_option,
+    merge_option,
+    merged_tasks,
+    path_option,
+    read_text_lines,
+)
 
 if TYPE_CHECKING:
     from ...bucket import Bucket
@@ -24,7 +33,6 @@ if TYPE_CHECKING:
     from ..traffic_bench import TrafficBench
 
 
-_MAX_CONCURRENCY = 256
 _SHOWN_KINDS = 8
 
 _BENCH_EXAMPLES = """\b
@@ -38,25 +46,14 @@ Examples:
 
 @click.command("bench", epilog=_BENCH_EXAMPLES)
 @bundle_argument
-@click.option("--submodel", "submodels", multiple=True, metavar="ID", help="Only this one, by label or id; repeatable.")
-@click.option(
-    "--text", type=click.Path(path_type=Path), metavar="FILE", help="Send the lines of this file, each as a request."
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, _MAX_CONCURRENCY),
-    metavar="N",
-    help="Send requests from N threads at once. Default: 1 with --text.",
-)
-@click.option("--profile-nodes", is_flag=True, help="Show which kinds of nodes of each engine take the time.")
-@click.option(
-    "--at",
-    type=ShapeType(),
-    help="Run engines of a range at this shape. Default: where the profile's budgets are judged.",
-)
-@task_option
+@field_options(bench, "submodels")
+@path_option("--text", "UTF-8 file of texts, one a line: each is sent as a request.")
+@field_options(bench_requests, concurrency="1 with --text")
+@click.option("--profile-nodes", is_flag=True, help="Time by kind of node, in place of engines.")
+@field_options(bench, "at")
+@field_options(bench_requests, "task")
 @merge_option
-@provider_option
+@field_options(bench, "provider")
 @json_option
 def bench_command(
     bundle: Path,
@@ -70,18 +67,18 @@ def bench_command(
     provider: str,
     as_json: bool,
 ) -> None:
-    """Measure engines, requests, or nodes.
+    """Measure engines, requests or nodes on this host.
 
-    Engines: each residency is measured, predicted latency stands beside measured. Memory is what one engine adds to a
-    fresh process: private belongs to it alone; resident also counts mapped pages, which other processes share and the
-    system may drop. With --provider it is what the engine adds to the GPU's.
+    Engines: each residency is measured, with predicted latency beside measured, in ms. Memory, in MB, is what one
+    engine adds to a fresh process: private belongs to it alone; resident also counts mapped pages, which other
+    processes share. With --provider it is what the engine adds to the GPU's.
 
     With --text or --concurrency requests go through the runtime instead, to one submodel after the other: requests per
-    second of all threads, and the latency of a request from call to answer, its tokens and dispatch included.
+    second of all threads, and the latency of a request from call to answer, in ms.
 
     With --profile-nodes the profiler of ONNX Runtime says where the time of each engine goes.
 
-    Figures that were measured while other programs used the processor are told on stderr, and marked in JSON.
+    Figures measured while other programs used the processor are marked as noisy.
     """
     traffic = text is not None or concurrency is not None
     if profile_nodes and (traffic or PROVIDERS[provider] is not None):
@@ -101,7 +98,6 @@ def bench_command(
 
 def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
     from ...bundle.open_bundle import open_bundle
-    from ..functions import bench
 
     with working() as progress:
         result = bench(bundle, submodels, at=at, provider=provider, progress=progress)
@@ -123,8 +119,6 @@ def _show_traffic(
     as_json: bool,
 ) -> None:
     from ...runtime.load import load
-    from ..functions import bench_requests
-    from ..options import read_text_lines
 
     texts = None if text is None else read_text_lines(text).texts
     with working() as progress, load(bundle, provider=provider, merge=merged) as model:
@@ -248,15 +242,9 @@ Examples:
 
 @click.command("measure", epilog=_MEASURE_EXAMPLES)
 @bundle_argument
-@click.option("--threads", type=click.IntRange(min=1), help="Cores per run. Default: all that this process may use.")
-@click.option(
-    "--memory-mb",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Measure engines as they are held under this cap; the ones that it leaves out are named.",
-)
-@click.option("--force", is_flag=True, help="Also while other programs are busy; such figures are marked as noisy.")
+@field_options(measure, "threads", "memory_mb", "force")
 @json_option
-def measure_command(bundle: Path, threads: int | None, memory_mb: float | None, force: bool, as_json: bool) -> None:
+def measure_command(bundle: Path, as_json: bool, **settings: Any) -> None:
     """Measure a bundle's engines on this host again.
 
     The figures are kept in the bundle's measurements.json, by host: those of other hosts stay. On this host the runtime
@@ -264,10 +252,9 @@ def measure_command(bundle: Path, threads: int | None, memory_mb: float | None, 
     """
     from ...bundle.manifest import MEASUREMENTS_NAME
     from ...bundle.open_bundle import open_bundle
-    from ..functions import measure
 
     with working() as progress:
-        result = measure(bundle, threads=threads, memory_mb=memory_mb, force=force, progress=progress)
+        result = measure(bundle, progress=progress, **settings)
     path = bundle / MEASUREMENTS_NAME
     if as_json:
         warnings = _warnings(result)

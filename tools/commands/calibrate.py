@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...runtime.calibrate.simulate import parse_budget
 from ...runtime.exits.calibration import CalibratedPolicy, Costs
-from ...runtime.exits.policy import Compare, Rule
 from ...runtime.summary import ShortNames
 from ...strict import unstructure
 from ...whole_file import require_new, write_whole
 from ..console import print_facts, print_json, print_table, say, working
-from ..options import bundle_argument, json_option
+from ..functions import calibrate, calibrate_drafts
+from ..options import bundle_argument, field_options, json_option, path_option, read_text_lines
 
 if TYPE_CHECKING:
     from ...runtime.exits.calibration import CalibratedPolicy, Figures
@@ -34,61 +34,33 @@ Examples:
 
 @click.command("calibrate", epilog=_CALIBRATE_EXAMPLES)
 @bundle_argument
-@click.option(
+@path_option(
     "--data",
-    type=click.Path(path_type=Path),
-    help="Rows like those to be answered: .npz (an array per input, perhaps 'labels') or .jsonl (text, perhaps label).",
+    "Rows like those to be answered: .npz (an array per input, perhaps 'labels') or .jsonl (text, perhaps label).",
 )
 @click.option(
     "--budget",
     metavar="METRIC<=X",
-    help="mean_, p50_, p95_ or p99_latency_ms per request, or mean_flops per row; or a share of the whole engine's "
-    "own, such as 'mean_latency_ms<=50 %'.",
+    help="Limit of mean_, p50_, p95_ or p99_latency_ms per request, or of mean_flops per row; or a share of the whole "
+    "engine's own figure, such as 'mean_latency_ms<=50 %'.",
 )
-@click.option(
+@path_option(
     "--text",
-    type=click.Path(path_type=Path),
-    help="File of texts, one a line, that drafts continue, for a bundle that generates. Default: a few short texts.",
+    "UTF-8 file of texts, one a line, that drafts of a bundle that generates continue. Default: a few short texts.",
 )
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows per request.")
-@click.option("--submodel", metavar="ID", help="Submodel, by label or id. Default: the largest.")
-@click.option("--name", help="Name of the policy; the same name is replaced. Default: the budget.")
-@click.option(
-    "--default/--no-default",
-    "default",
-    default=True,
-    show_default=True,
-    help="Whether requests for this submodel follow the policy without asking for it.",
-)
-@click.option(
-    "--rule",
-    type=click.Choice(get_args(Rule)),
-    default="per_row",
-    show_default=True,
-    help="Exit rule: each row by itself, or a whole batch.",
-)
-@click.option(
-    "--compare", type=click.Choice(get_args(Compare)), help="Comparison of entropy and threshold. Default: the model's."
-)
-@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
-@click.option("--plot", type=click.Path(path_type=Path), help="New .svg or .png file to draw the result into.")
+@field_options(calibrate, "batch", "submodel", "name", "default", "rule", "compare", "truncate")
+@path_option("--plot", "New .svg or .png file to draw the result into.")
 @json_option
 def calibrate_command(
     bundle: Path,
     data: Path | None,
     budget: str | None,
     text: Path | None,
-    batch: int,
-    submodel: str | None,
-    name: str | None,
-    default: bool,
-    rule: Rule,
-    compare: Compare | None,
-    truncate: bool,
     plot: Path | None,
     as_json: bool,
+    **settings: Any,
 ) -> None:
-    """Find what a bundle is best run with on this host: exit thresholds for a budget, or what drafts are worth.
+    """Calibrate exit thresholds or drafts on this host.
 
     For a model with exits, with --data and --budget: about one row in three is held out and only checks the result.
     Without labels, quality is agreement with the last exit. The policy is kept in the bundle's calibration.json.
@@ -99,12 +71,11 @@ def calibrate_command(
     from ...bundle.manifest import CALIBRATION_NAME
     from ...bundle.open_bundle import open_bundle
     from ...runtime.exits.calibration import read_calibration
-    from ..functions import calibrate
 
     if data is None and budget is None:
         if open_bundle(bundle).manifest.generation is None:
             raise click.UsageError("expected --data and --budget: this bundle has no engines that generate")
-        _calibrate_drafts(bundle, text, submodel, as_json)
+        _calibrate_drafts(bundle, text, settings["submodel"], as_json)
         return
     if data is None or budget is None or text is not None:
         raise click.UsageError("expected --data with --budget, or of a bundle that generates --text or neither")
@@ -113,19 +84,7 @@ def calibrate_command(
     if plot is not None:
         require_new(plot)
     with working() as progress:
-        policy = calibrate(
-            bundle,
-            data,
-            budget,
-            batch=batch,
-            submodel=submodel,
-            name=name,
-            default=default,
-            compare=compare,
-            rule=rule,
-            truncate=truncate,
-            progress=progress,
-        )
+        policy = calibrate(bundle, data, budget, progress=progress, **settings)
     kept, path = read_calibration(open_bundle(bundle)), bundle / CALIBRATION_NAME
     is_default = kept is not None and kept.defaults.get(policy.submodel) == policy.name
     plotted = plot_exits(policy, plot) if plot is not None else None
@@ -141,8 +100,6 @@ def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_
     from ...bundle.manifest import DRAFTS_NAME
     from ...bundle.open_bundle import open_bundle
     from ...runtime.calibrate.drafts import DEFAULT_TEXTS
-    from ..functions import calibrate_drafts
-    from ..options import read_text_lines
 
     texts = DEFAULT_TEXTS if text is None else read_text_lines(text).texts
     with working() as progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,8 @@ from ...errors import ParityError
 from ...runtime.summary import ShortNames
 from ..bundle_view import print_ids
 from ..console import let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
-from ..options import bundle_argument, json_option
+from ..functions import consistency
+from ..options import bundle_argument, field_options, json_option, path_option
 
 if TYPE_CHECKING:
     from ...compiler.parity.engine_verdict import EngineVerdict
@@ -25,11 +26,8 @@ _VERIFY_EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge ver
 
 @click.command("verify", epilog=_VERIFY_EXAMPLES)
 @bundle_argument
-@click.option(
-    "--against",
-    metavar="MODEL",
-    type=click.Path(path_type=Path),
-    help="Model folder: compare the written engines, run through the runtime, with its PyTorch submodels again.",
+@path_option(
+    "--against", "Model folder, whose PyTorch submodels the written engines are compared with again.", metavar="MODEL"
 )
 @json_option
 def verify_command(bundle: Path, against: Path | None, as_json: bool) -> None:
@@ -110,30 +108,18 @@ Examples:
 
 @click.command("consistency", epilog=_CONSISTENCY_EXAMPLES)
 @bundle_argument
-@click.option("--text", type=click.Path(path_type=Path), help="UTF-8 file, one text a line.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    help="NPZ file with an array per input, rows first; 'labels' of a classifier add accuracy.",
-)
-@click.option(
-    "--submodel", "submodels", multiple=True, metavar="ID", help="By label or id; repeatable. Default: all of them."
-)
+@field_options(consistency, "text", "data", "submodels")
 @json_option
-def consistency_command(
-    bundle: Path, text: Path | None, data: Path | None, submodels: tuple[str, ...], as_json: bool
-) -> None:
-    """Compare every submodel of a bundle with its universal model, on your own texts or arrays.
+def consistency_command(bundle: Path, as_json: bool, **settings: Any) -> None:
+    """Compare submodels with the universal model on your data.
 
     Runs the deployed engines on this host, without torch. Which figures there are follows from what the model
     returns: an embedding, classes, or tokens.
     """
-    from ..functions import consistency
-
-    if (text is None) == (data is None):
+    if (settings["text"] is None) == (settings["data"] is None):
         raise click.UsageError("expected exactly one of --text and --data")
     with working() as progress:
-        found = consistency(bundle, text=text, data=data, submodels=submodels, progress=progress)
+        found = consistency(bundle, progress=progress, **settings)
     if as_json:
         print_json(found)
     else:

@@ -15,7 +15,7 @@ from ...profiles.compile_request import CompileRequest
 from ...runtime.summary import ShortNames
 from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_ids, print_submodels, print_tasks
 from ..console import in_options, let_waiting_threads_sleep, print_json, print_table, resumable, say, working
-from ..options import TaskType, bundle_argument, field_options, json_option, model_argument
+from ..options import TASK, bundle_argument, field_options, json_option, model_argument, path_option
 
 _COMPILE_EXAMPLES = """\b
 Examples:
@@ -113,17 +113,13 @@ Examples:
 
 @click.command("add-task", epilog=_ADD_TASK_EXAMPLES)
 @bundle_argument
-@click.argument("task", type=TaskType())
-@click.option(
-    "--against",
-    metavar="MODEL",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Model folder of the bundle's base: PyTorch's side of the gate.",
+@click.argument("task", type=TASK)
+@path_option(
+    "--against", "Model folder of the bundle's base, PyTorch's side of the gate.", metavar="MODEL", required=True
 )
 @json_option
 def add_task_command(bundle: Path, task: tuple[str, Path], against: Path, as_json: bool) -> None:
-    """Add a task to a bundle that was compiled with --task.
+    """Add a task to a bundle compiled with --task.
 
     TASK is NAME=FOLDER. Every engine that may answer for it is run with its tensors and compared with PyTorch; what the
     bundle has stays untouched, and where anything is refused nothing is added.

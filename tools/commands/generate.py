@@ -19,9 +19,10 @@ from ...runtime.engines.residency import Residency
 from ...runtime.generation.generation import Generation
 from ...runtime.generation.options import GenerationRequest
 from ...runtime.generation.row import Generated, GeneratedRow
+from ...runtime.load import load
 from ...runtime.summary import ShortNames
 from ..console import print_json, print_table, say
-from ..options import bundle_argument, field_options, json_option, merge_option, merged_tasks
+from ..options import bundle_argument, field_options, json_option, merge_option, merged_tasks, path_option
 
 _GENERATE_EXAMPLES = """\b
 Examples:
@@ -38,22 +39,11 @@ _GENERATE_FIELDS = tuple(field.name for field in fields(GenerationRequest) if fi
 @click.command("generate", epilog=_GENERATE_EXAMPLES)
 @bundle_argument
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Text to continue; repeatable, each is a row.")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="UTF-8 file whose whole text is continued.")
-@click.option("--chat", is_flag=True, help="Chat: each line typed is answered; an empty one ends it.")
-@click.option(
-    "--messages",
-    type=click.Path(path_type=Path),
-    help='JSON file of a chat to answer: [{"role": ..., "content": ...}].',
-)
+@path_option("--prompt-file", "UTF-8 file whose whole text is continued.")
+@click.option("--chat", is_flag=True, help="Chat on standard input, a turn a line; an empty line ends it.")
+@path_option("--messages", 'JSON file of a chat to answer: [{"role": ..., "content": ...}].')
 @field_options(GenerationRequest, *_GENERATE_FIELDS)
-@click.option("--threads", type=click.IntRange(min=1), help="Cores to use. Default: all that this process may.")
-@click.option(
-    "--residency",
-    type=click.Choice(["auto", "shared", "packed"]),
-    default="auto",
-    help="How engines hold weights: packed, a copy for each submodel that writes, or shared by all, which takes less "
-    "memory and more time a token. Default: packed.",
-)
+@field_options(load, "threads", "residency")
 @merge_option
 @json_option
 def generate_command(
@@ -68,19 +58,19 @@ def generate_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Continue a text, or answer a chat, with the submodel that fits.
+    """Continue a text or answer a chat.
 
     Without --budget, --submodel, --tokens-per-second or --deadline-ms the largest submodel writes. The text is streamed
     to stdout; who wrote it and how fast follows on stderr. The bundle must be compiled with --generate.
     """
-    from ...runtime.load import load
-
     if bool(prompts) + (prompt_file is not None) + chat + (messages is not None) != 1:
         raise click.UsageError("expected one of --prompt, --prompt-file, --chat and --messages")
     if sum(options[name] is not None for name in ("budget", "submodel", "tokens_per_second", "deadline_ms")) > 1:
         raise click.UsageError("expected at most one of --budget, --submodel, --tokens-per-second and --deadline-ms")
     if chat and (as_json or options["logprobs"] is not None):
         raise click.UsageError("--json and --logprobs are for one answer, not for --chat")
+    if residency == "mapped":
+        raise click.UsageError("--residency: expected auto, shared or packed; engines that generate are never mapped")
     task, capacity = options["task"], options.pop("capacity")
     with load(bundle, residency=residency, threads=threads, merge=merged_tasks(task, merge)) as model:
         say_endless(model.bundle.manifest.generation, options["stop"])

@@ -20,7 +20,8 @@ from ...profiles.probe_host import HostFacts, measured_profile, probe_host
 from ...runtime.engines.runner import opener
 from ...whole_file import require_new, write_whole
 from ..console import print_facts, print_json, print_table, say, working
-from ..options import json_option, overwrite_option
+from ..functions import measure
+from ..options import field_options, json_option, overwrite_option, path_option
 
 # Distributions of the extra `compile`: what building takes on top of the backend.
 _COMPILE = ("torch", "transformers", "safetensors", "onnx", "onnx-ir", "onnxscript")
@@ -52,7 +53,7 @@ class Diagnosis:
 @click.command("doctor", epilog="\b\nExamples:\n  nestforge doctor\n  nestforge doctor --json")
 @json_option
 def doctor_command(as_json: bool) -> None:
-    """Show what this host can build and run.
+    """Show the back ends and packages of this host.
 
     Backends and whether they load, versions, and the cores and memory that this process may use.
     """
@@ -118,8 +119,8 @@ def _version(distribution: str) -> str | None:
 
 
 @click.command("profile", epilog="\b\nExamples:\n  nestforge profile --output my.yaml\n  nestforge profile --json")
-@click.option("--output", type=click.Path(path_type=Path), help="YAML file to write; without it the YAML is printed.")
-@click.option("--force", is_flag=True, help="Also while other programs are busy; such rates are marked.")
+@path_option("--output", "YAML file to write. Default: the YAML is printed.")
+@field_options(measure, "force")
 @overwrite_option
 @json_option
 def profile_command(output: Path | None, overwrite: bool, force: bool, as_json: bool) -> None:

@@ -44,7 +44,7 @@ _INSPECT_FIELDS = ("profile", "buckets", "budget_at", "levels", "exits")
 @field_options(CompileRequest, *_INSPECT_FIELDS)
 @json_option
 def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> None:
-    """Show what a model offers, or what a bundle holds.
+    """Show a model, or the contents of a bundle.
 
     For a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
     configuration that nobody has trained yet. For a bundle: submodels, engines, files, parity. A folder with a
@@ -133,7 +133,7 @@ _PLAN_FIELDS = (
 @field_options(CompileRequest, *_PLAN_FIELDS)
 @json_option
 def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
-    """Show which submodel each budget gets, and why.
+    """Show the submodel of each budget, and the reason.
 
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
     the profile's figures; a compile on the target itself corrects them by measuring.

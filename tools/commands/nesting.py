@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...profiles.compile_request import CompileRequest
+from ...profiles.nest_request import ConversionSettings, NestRequest
 from ...runtime.summary import ShortNames
 from ...strict import unstructure
 from ..bundle_view import print_ids
 from ..console import print_facts, print_json, print_table, resumable, say, working
-from ..options import (
-    BudgetType,
-    LayersType,
-    LevelsType,
-    ReductionsType,
-    field_options,
-    json_option,
-    model_argument,
-    once_each,
-    overwrite_option,
-)
+from ..options import BUDGET, field_options, json_option, model_argument, path_option
 
 if TYPE_CHECKING:
     from ...compiler.convert_coda import ConversionReport
@@ -41,62 +33,21 @@ Examples:
 
 @click.command("nest", epilog=_NEST_EXAMPLES)
 @model_argument
-@click.option(
-    "--text",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="UTF-8 text, one example a line, like what the model is for; about one line in five is held out.",
-)
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
-@overwrite_option
-@click.option(
-    "--levels",
-    type=LevelsType(),
-    multiple=True,
-    callback=once_each,
-    help="Granularities to train of an axis kind; repeatable. Default: ffn=0.25,0.5,0.75,1.",
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    help="How long to train, beside loading and comparing. Default: 8.",
-)
-@click.option("--steps", type=click.IntRange(min=1), help="How long to train, in batches instead of minutes.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of every random choice.")
+@field_options(NestRequest, "text", "output", "overwrite", "levels", "minutes", "steps", "seed")
 @json_option
-def nest_command(
-    model: Path,
-    text: Path,
-    output: Path,
-    overwrite: bool,
-    levels: dict[str, tuple[float, ...]],
-    minutes: float | None,
-    steps: int | None,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Make a nested model of an ordinary pretrained encoder.
+def nest_command(model: Path, as_json: bool, **settings: Any) -> None:
+    """Make a nested model of a pretrained encoder.
 
     MODEL is a Hugging Face folder with a tokenizer. Its neurons are put in order of importance, then it is trained
     for some minutes so that every level answers like the original. The output is such a folder again, which every
     other command takes. An interrupted training is resumed by the same command.
     """
-    if minutes is not None and steps is not None:
+    if settings["minutes"] is not None and settings["steps"] is not None:
         raise click.UsageError("--minutes and --steps: give one of them")
-    with working() as progress, resumable(output):
+    with working() as progress, resumable(settings["output"]):
         from ...compiler.nest.nest import nest
 
-        report = nest(
-            model,
-            text,
-            output,
-            levels=levels or None,
-            minutes=minutes,
-            steps=steps,
-            seed=seed,
-            progress=progress,
-            overwrite=overwrite,
-        )
+        report = nest(model, progress=progress, **settings)
     if as_json:
         print_json({**vars(report), "output": str(report.output)})
     else:
@@ -135,64 +86,14 @@ Examples:
 
 @click.command("convert-coda", epilog=_CONVERT_CODA_EXAMPLES)
 @model_argument
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
-@overwrite_option
-@click.option(
-    "--adapter",
-    type=click.Choice(("parallel", "sequential", "lora")),
-    default="parallel",
-    show_default=True,
-    help="Beside a layer, behind it, or low-rank terms of queries and values.",
-)
-@click.option(
-    "--adapter-size",
-    type=click.IntRange(1, 16_384),
-    default=64,
-    show_default=True,
-    help="Neurons of the adapter of each layer, or the rank.",
-)
-@click.option(
-    "--adapter-activation",
-    type=click.Choice(("relu", "gelu", "gelu_tanh")),
-    help="Activation of the adapters; LoRA has none. Default: relu.",
-)
-@click.option(
-    "--router",
-    type=click.Choice(("soft_top_k", "sigmoid", "first_k")),
-    default="soft_top_k",
-    show_default=True,
-    help="How a layer chooses its tokens and gates them.",
-)
-@click.option(
-    "--keys-of",
-    type=click.Choice(("selected", "all")),
-    default="all",
-    show_default=True,
-    help="Whose keys and values the chosen tokens read: their own (k-to-k), or those of all (k-to-all).",
-)
-@click.option(
-    "--reduction",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="The r to train at: a layer computes ceil(n / r) of n tokens.",
-)
-@click.option(
-    "--reductions",
-    type=ReductionsType(),
-    help="Those that compiles offer, such as 8,5,3,1. Default: 8,5,3,2,1 and the trained one.",
-)
-@click.option("--dense-layers", type=LayersType(), default=(), help="Layers that stay dense, such as 0,11.")
-@click.option("--num-labels", type=click.IntRange(2, 65_536), help="Draw a classifier of the mean of a row's tokens.")
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the new weights."
-)
+@field_options(NestRequest, "output", "overwrite")
+@field_options(ConversionSettings, *(field.name for field in fields(ConversionSettings)))
 @click.option("--with-decoder", is_flag=True, help="Keep a T5's decoder, dense, behind the encoder.")
 @json_option
 def convert_coda_command(
     model: Path, output: Path, overwrite: bool, with_decoder: bool, as_json: bool, **settings: Any
 ) -> None:
-    """Add conditional adapters (CODA) to an ordinary encoder, for training.
+    """Add conditional adapters (CODA) to an encoder.
 
     MODEL is a Hugging Face folder: T5 (its encoder), ViT, DeiT, BERT and the models of its layout. Adapters start at
     zero and routers small and random, so that at r = 1 the output answers as MODEL's encoder does; at other r it must
@@ -200,7 +101,6 @@ def convert_coda_command(
     every other command takes.
     """
     from ...compiler.convert_coda import convert_coda
-    from ...exporters.families.coda.convert import ConversionSettings
 
     report = convert_coda(model, output, ConversionSettings(**settings), with_decoder, overwrite)
     if as_json:
@@ -234,13 +134,8 @@ Examples:
 
 @click.command("mixnmatch", epilog=_MIXNMATCH_EXAMPLES)
 @model_argument
-@click.option(
-    "--text",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="UTF-8 text, one example a line, that the model was not trained on.",
-)
-@click.option("--budget", required=True, type=BudgetType(), help="One limit, such as 'ffn_parameters<=94.4M'.")
+@path_option("--text", "UTF-8 text, one example a line, that the model was not trained on.", required=True)
+@click.option("--budget", required=True, type=BUDGET, help="One limit, such as 'ffn_parameters<=94.4M'.")
 @field_options(CompileRequest, "profile", "levels")
 @click.option(
     "--evaluations",
@@ -249,7 +144,7 @@ Examples:
     show_default=True,
     help="Assignments that the search evaluates, the four promotion orders among them.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
+@field_options(NestRequest, "seed")
 @json_option
 def mixnmatch_command(
     model: Path,
@@ -261,7 +156,7 @@ def mixnmatch_command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Compare ways to assign levels to layers within one budget.
+    """Compare assignments of levels to layers in one budget.
 
     Loss of the submodel that the ladder gives the budget, in each of the four promotion orders, and of the best
     assignment that an evolutionary search finds. In PyTorch; nothing is compiled. The search chooses on half of the

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
-from ...runtime.engines.residency import RESIDENCIES, Residency
+from ...runtime.engines.residency import Residency
+from ...runtime.inputs.arrays import Array
+from ...runtime.inputs.files import read_array_file
+from ...runtime.load import load
+from ...runtime.model import ElasticModel
+from ...runtime.retrieval import Comparison, Found, Index
+from ...runtime.retrieval.index import MAX_BYTES
+from ...runtime.rows import Corpus
 from ...runtime.summary import ShortNames
 from ...whole_file import require_new
 from ..console import in_options, print_facts, print_json, print_table, say, working
+from ..functions import compare, index, search
 from ..options import (
     bundle_argument,
+    field_options,
     json_option,
     overwrite_option,
-    prompt_name_option,
-    prompt_option,
+    path_option,
     read_text_lines,
-    refuse_prompts,
+    require_text_options,
+    texts_option,
 )
-
-if TYPE_CHECKING:
-    from ...runtime.inputs.arrays import Array
-    from ...runtime.model import ElasticModel
-    from ...runtime.retrieval import Comparison, Found
-    from ...runtime.rows import Corpus
-
 
 _INDEX_EXAMPLES = """\b
 Examples:
@@ -39,78 +41,47 @@ Examples:
 
 @click.command("index", epilog=_INDEX_EXAMPLES)
 @bundle_argument
-@click.option("--text", type=click.Path(path_type=Path), help="UTF-8 file, one text a line.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    help="NPZ file with one array per input, by name, rows first, and perhaps 'labels' of the rows.",
-)
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="New file to write the index to.")
+@texts_option
+@path_option("--data", "NPZ file with an array per input, rows first, and perhaps 'labels' of the rows.")
+@path_option("--output", "New file to write the index to.", "path", required=True)
 @overwrite_option
-@click.option("--embedding", metavar="NAME", help="Output to index. Default: the bundle's embedding.")
-@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
-@prompt_option
-@prompt_name_option
-@click.option(
-    "--residency",
-    type=click.Choice(["auto", *RESIDENCIES]),
-    default="auto",
-    show_default=True,
-    help="How the universal model's engines hold weights.",
-)
+@field_options(index, "output", "truncate", "prompt", "prompt_name", "residency")
 @json_option
 def index_command(
     bundle: Path,
     text: Path | None,
     data: Path | None,
-    output: Path,
+    path: Path,
     overwrite: bool,
-    embedding: str | None,
-    truncate: bool,
-    prompt: str | None,
-    prompt_name: str | None,
+    output: str | None,
     residency: Residency | Literal["auto"],
     as_json: bool,
+    **texts: Any,
 ) -> None:
-    """Embed a corpus with the universal model, for `nestforge search` with any submodel.
+    """Embed a corpus, for search with any submodel.
 
     The index belongs to this bundle's weights; it is refused by any other universal model.
     """
-    from ...runtime.inputs.files import read_array_file
-    from ...runtime.load import load
-    from ...runtime.retrieval.index import MAX_BYTES
-    from ..functions import index as build_index
-
     if (text is None) == (data is None):
         raise click.UsageError("expected either --text or --data")
-    if truncate and text is None:
-        raise click.UsageError("--truncate is for --text")
-    refuse_prompts(prompt, prompt_name, text is not None)
-    require_new(output, overwrite)
+    require_text_options(text is not None, **texts)
+    require_new(path, overwrite)
     blank = 0
     with load(bundle, residency=residency) as model, working() as progress:
         if text is not None:
             lines = read_text_lines(text)
             blank = lines.blank
-            index = build_index(
-                model,
-                lines.texts,
-                output=embedding,
-                truncate=truncate,
-                progress=progress,
-                prompt=prompt,
-                prompt_name=prompt_name,
-            )
+            built = index(model, lines.texts, output=output, progress=progress, **texts)
         else:
             assert data is not None
             file = read_array_file(data, model.bundle.manifest.inputs, MAX_BYTES, MAX_BYTES)
-            index = build_index(model, file.feeds, labels=file.labels, output=embedding, progress=progress)
-    index.save(output)
-    identity = index.identity
+            built = index(model, file.feeds, labels=file.labels, output=output, progress=progress)
+    built.save(path)
+    identity = built.identity
     if as_json:
-        print_json({"path": str(output), "blank": blank, "labels": index.labels is not None, "identity": identity})
+        print_json({"path": str(path), "blank": blank, "labels": built.labels is not None, "identity": identity})
         return
-    built_by = ", ".join(f"{identity.submodel}@{built.bucket.label}" for built in identity.engines)
+    built_by = ", ".join(f"{identity.submodel}@{engine.bucket.label}" for engine in identity.engines)
     print_facts(
         [
             ("rows", f"{identity.rows} x {identity.width}, output {identity.output}"),
@@ -120,7 +91,7 @@ def index_command(
             ("compared by", f"{identity.similarity}, ties: {identity.ties}"),
             ("built by", built_by),
             ("weights", identity.weights_sha256),
-            ("kept in", str(output)),
+            ("kept in", str(path)),
         ]
     )
 
@@ -137,95 +108,52 @@ Examples:
 
 @click.command("search", epilog=_SEARCH_EXAMPLES)
 @bundle_argument
-@click.argument("index", type=click.Path(path_type=Path))
-@click.option("--query", "texts", multiple=True, help="Text to search for; repeatable.")
-@click.option("--queries", "file", type=click.Path(path_type=Path), help="UTF-8 file, one query a line.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="NPZ file of queries: an array per input, and perhaps 'labels'."
-)
-@click.option("--k", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to find per query.")
-@click.option("--budget", help="Named budget of the bundle.")
-@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="Latency limit of a query, in ms.")
-@click.option("--submodel", metavar="ID", help="Submodel, by label or id.")
-@click.option("--compare", is_flag=True, help="Search with every submodel and compare it with the universal model.")
-@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
-@prompt_option
-@prompt_name_option
-@click.option(
-    "--residency",
-    type=click.Choice(["auto", *RESIDENCIES]),
-    help="How engines hold weights. Default: shared, which opens at once; auto with --compare.",
-)
+@click.argument("index_path", metavar="INDEX", type=click.Path(path_type=Path))
+@click.option("--query", "texts", multiple=True, metavar="TEXT", help="Text to search for. Repeatable.")
+@path_option("--queries", "UTF-8 file of queries, one a line.", "file")
+@path_option("--data", "NPZ file of queries: an array per input, rows first, and perhaps 'labels'.")
+@field_options(search, "k", "budget", "latency_ms", "submodel")
+@click.option("--compare", "compares", is_flag=True, help="Search with every submodel, beside the universal model.")
+@field_options(search, "truncate", "prompt", "prompt_name")
+@field_options(search, residency="shared, which opens at once; auto with --compare")
 @json_option
 def search_command(
     bundle: Path,
-    index: Path,
+    index_path: Path,
     texts: tuple[str, ...],
     file: Path | None,
     data: Path | None,
     k: int,
-    budget: str | None,
-    latency_ms: float | None,
-    submodel: str | None,
-    compare: bool,
-    truncate: bool,
-    prompt: str | None,
-    prompt_name: str | None,
+    compares: bool,
     residency: Residency | Literal["auto"] | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
-    """Find the rows of INDEX that are nearest to each query.
+    """Find the rows of an index nearest to each query.
 
     Without --budget, --latency-ms or --submodel the largest submodel encodes the queries. With --compare every
     submodel does, and a table shows what it finds beside what it saves.
     """
-    from ...runtime.load import load
-    from ...runtime.retrieval import Index
-    from ..functions import compare as compare_submodels
-    from ..functions import search
-
     if bool(texts) + (file is not None) + (data is not None) != 1:
         raise click.UsageError("expected one of --query, --queries and --data")
-    if sum(limit is not None for limit in (budget, latency_ms, submodel)) > (0 if compare else 1):
+    of_texts = {name: asked.pop(name) for name in ("truncate", "prompt", "prompt_name")}
+    if sum(limit is not None for limit in asked.values()) > (0 if compares else 1):
         raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel, and none with --compare")
-    if truncate and data is not None:
-        raise click.UsageError("--truncate is for texts")
-    refuse_prompts(prompt, prompt_name, data is None)
-    opened = Index.load(index)
-    with load(bundle, residency=residency or ("auto" if compare else "shared")) as model:
+    require_text_options(data is None, **of_texts)
+    opened = Index.load(index_path)
+    with load(bundle, residency=residency or ("auto" if compares else "shared")) as model:
         opened.check(model.bundle)
         queries, labels = _queries(model, texts, file, data)
-        if compare:
+        if compares:
             with working() as progress:
-                comparison = compare_submodels(
-                    model,
-                    opened,
-                    queries,
-                    k=k,
-                    labels=labels,
-                    truncate=truncate,
-                    progress=progress,
-                    prompt=prompt,
-                    prompt_name=prompt_name,
-                )
+                comparison = compare(model, opened, queries, k=k, labels=labels, progress=progress, **of_texts)
             if as_json:
                 print_json(comparison)
             else:
                 _print_comparison(comparison)
             return
         names = ShortNames.of(model.bundle.manifest)
-        found = search(
-            model,
-            opened,
-            queries,
-            k=k,
-            budget=budget,
-            latency_ms=latency_ms,
-            submodel=submodel,
-            truncate=truncate,
-            prompt=prompt,
-            prompt_name=prompt_name,
-        )
+        found = search(model, opened, queries, k=k, **asked, **of_texts)
     shown = list(queries) if isinstance(queries, tuple) else None
     if as_json:
         print_json(_found_data(found, shown))
@@ -237,8 +165,6 @@ def _queries(
     model: ElasticModel, texts: tuple[str, ...], file: Path | None, data: Path | None
 ) -> tuple[Corpus, Array | None]:
     """The queries, and their labels if they have any."""
-    from ...runtime.inputs.files import read_array_file
-
     if data is not None:
         read = read_array_file(data, model.bundle.manifest.inputs)
         return read.feeds, read.labels

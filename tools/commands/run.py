@@ -15,24 +15,24 @@ from ...bundle.open_bundle import Bundle
 from ...bundle.roles import compared_outputs, continued_input, ids_input
 from ...runtime.answer import Answer, ExitRows
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
-from ...runtime.engines.residency import RESIDENCIES, Residency
+from ...runtime.engines.residency import Residency
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.files import MAX_BYTES, read_npz
 from ...runtime.inputs.text import open_tokenizer
+from ...runtime.load import load
+from ...runtime.model import ElasticModel
 from ...runtime.summary import ShortNames
 from ...whole_file import require_new, write_whole
 from ..console import in_options, print_facts, print_json, print_table, say
 from ..options import (
     bundle_argument,
+    field_options,
     json_option,
     merge_option,
     merged_tasks,
     overwrite_option,
-    prompt_name_option,
-    prompt_option,
-    provider_option,
-    refuse_prompts,
-    task_option,
+    path_option,
+    require_text_options,
 )
 
 _SHOWN = 6  # first values of each output
@@ -42,6 +42,9 @@ _MENDS = {
     "latency_ms": "figures of this host are made by `nestforge measure`, and --residency auto makes faster engines",
     "deadline_ms": "a deadline counts the text's encoding too; allow more time, or name a smaller submodel",
 }
+
+_LIMITS = ("budget", "latency_ms", "deadline_ms", "submodel")
+_OF_TEXTS = ("truncate", "prompt", "prompt_name")
 
 _RUN_EXAMPLES = """\b
 Examples:
@@ -57,56 +60,27 @@ Examples:
 
 @click.command("run", epilog=_RUN_EXAMPLES)
 @bundle_argument
-@click.option("--text", "texts", multiple=True, help="Text to answer; repeatable, each is one row.")
-@click.option("--inputs", type=click.Path(path_type=Path), help="NPZ file with one array per input, by name.")
-@click.option("--budget", help="Named budget of the bundle.")
-@click.option("--latency-ms", type=click.FloatRange(min=0, min_open=True), help="Latency limit of the run, in ms.")
-@click.option(
-    "--deadline-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Limit of the time until the answer, in ms, its encoding included.",
-)
-@click.option("--submodel", metavar="ID", help="Submodel, by label or id.")
-@click.option(
-    "--exits",
-    metavar="off|NAME|TAU[,TAU...]",
-    help="Early exits: a calibrated policy, or entropy thresholds in nats, one for all exits or one for each but the "
-    "last. Default: the bundle's.",
-)
-@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket; else refused.")
-@prompt_option
-@prompt_name_option
-@click.option(
-    "--residency",
-    type=click.Choice(["auto", *RESIDENCIES]),
-    help="How engines hold weights. Default: shared, which opens in milliseconds, where packing takes longer than it "
-    "saves on one answer; on a GPU as its provider does.",
-)
-@task_option
+@click.option("--text", "texts", multiple=True, metavar="TEXT", help="Text to answer, a row. Repeatable.")
+@path_option("--inputs", "NPZ file with an array per input, by name, rows first.")
+@field_options(ElasticModel.__call__, *_LIMITS, "exits", *_OF_TEXTS)
+@field_options(load, residency="shared, which opens in milliseconds; on a GPU as its provider has it")
+@field_options(ElasticModel.__call__, "task")
 @merge_option
-@provider_option
-@click.option("--output", type=click.Path(path_type=Path), help="NPZ file to write all outputs to.")
+@field_options(load, "provider")
+@path_option("--output", "NPZ file to write all outputs to.")
 @overwrite_option
 @json_option
 def run_command(
     bundle: Path,
     texts: tuple[str, ...],
     inputs: Path | None,
-    budget: str | None,
-    latency_ms: float | None,
-    deadline_ms: float | None,
-    submodel: str | None,
-    exits: str | None,
-    truncate: bool,
-    prompt: str | None,
-    prompt_name: str | None,
     residency: Residency | Literal["auto"] | None,
-    task: str | None,
     merge: bool,
     provider: str,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Answer one request with the submodel that fits it.
 
@@ -117,35 +91,19 @@ def run_command(
     therefore answered twice, and the second answer is shown, with the time of the first run and whether the limit was
     kept.
     """
-    from ...runtime.load import load
-
     if bool(texts) == (inputs is not None):
         raise click.UsageError("expected either --text or --inputs")
-    if sum(limit is not None for limit in (budget, latency_ms, deadline_ms, submodel)) > 1:
+    if sum(asked[name] is not None for name in _LIMITS) > 1:
         raise click.UsageError("expected at most one of --budget, --latency-ms, --deadline-ms and --submodel")
-    if truncate and not texts:
-        raise click.UsageError("--truncate is for --text")
-    refuse_prompts(prompt, prompt_name, bool(texts))
-    merged = merged_tasks(task, merge)
+    require_text_options(bool(texts), **{name: asked[name] for name in _OF_TEXTS})
+    merged, in_time = merged_tasks(asked["task"], merge), asked["deadline_ms"] is not None
     if output is not None:
         require_new(output, overwrite)
     residency = residency or ("shared" if PROVIDERS[provider] is None else "auto")
     # A deadline counts from the call, so nothing opens after it.
-    with load(bundle, residency=residency, preload=deadline_ms is not None, provider=provider, merge=merged) as model:
+    with load(bundle, residency=residency, preload=in_time, provider=provider, merge=merged) as model:
         feeds = read_npz(inputs, MAX_BYTES) if inputs is not None else list(texts)
-        ask = partial(
-            model,
-            feeds,
-            budget=budget,
-            latency_ms=latency_ms,
-            deadline_ms=deadline_ms,
-            submodel=submodel,
-            exits=None if exits is None else _asked_exits(exits),
-            truncate=truncate,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            task=task,
-        )
+        ask = partial(model, feeds, **asked)
         answer = ask()
         first_ms = answer.timings.run if answer.first_run else None
         if answer.limit is not None and answer.first_run:
@@ -163,15 +121,6 @@ def run_command(
     _print_answer(answer, best, first_ms, names)
     if answer.limit is not None and not answer.limit.kept:
         say(f"\nwarning: {in_options(str(answer.limit))}; {_MENDS[answer.limit.name]}", err=True)
-
-
-def _asked_exits(text: str) -> str | tuple[float, ...] | float:
-    """Thresholds where ``text`` reads as numbers, else a name."""
-    try:
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        return text
-    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _answer_data(answer: Answer, first_ms: float | None) -> dict[str, Any]:

@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ....profiles.nest_request import MOST_ADAPTER_SIZE, MOST_LABELS
+from ....profiles.nest_request import Activation as Activation
+from ....profiles.nest_request import AdapterKind as AdapterKind
+from ....profiles.nest_request import KeysOf as KeysOf
+from ....profiles.nest_request import Router as Router
 from ...checkpoints.config import MOST_LAYERS, granularity_problem
 from ...checkpoints.own_folder import OwnConfig
 
-Activation = Literal["relu", "gelu", "gelu_tanh"]
-AdapterKind = Literal["parallel", "sequential", "lora"]
 Norm = Literal["rms", "layer"]
 Position = Literal["learned", "relative", "rotary"]
-Router = Literal["soft_top_k", "sigmoid", "first_k"]
-# Whose keys and values the selected tokens read: their own, or those of all.
-KeysOf = Literal["selected", "all"]
 StatedTokens = Mapping[str, Mapping[str, int | tuple[int, ...]]]
 IDS, MASK, TYPE_IDS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "pixel_values"
 REDUCTION = "coda.reduction"
-MOST_ADAPTER_SIZE, MOST_LABELS = 16_384, 65_536
 # The routes of a conditional layer are called by this and its number.
 ROUTES = "routes."
 # Reductions larger than the trained one that a model is offered at, where config.json does not say.

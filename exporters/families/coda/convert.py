@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from ....errors import PlanError, UnsupportedModelError
+from ....profiles.nest_request import ConversionSettings
 from ....strict import unstructure
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import config_from_json
 from ..bert import LAYOUTS
 from ..t5 import read_t5, scales_outputs
-from .config import SCHEDULE, Activation, AdapterKind, CodaConfig, KeysOf, Router
+from .config import SCHEDULE, CodaConfig
 from .encoder_decoder import CodaEncoderDecoder
 from .encoder_decoder_config import ENCODER, CodaEncoderDecoderConfig
 from .model import CodaEncoder, Layer
 from .ops import is_added
 from .ordinary_encoders import DenseEncoder, from_bert, from_t5, from_vit, reader
 
-MOST_SEED = 2**32 - 1
 _REDUCTIONS = (8, 5, 3, 2, 1)
 _READERS: Mapping[str, Callable[[Checkpoint], DenseEncoder]] = {
     "t5": from_t5,
@@ -29,60 +29,6 @@ _READERS: Mapping[str, Callable[[Checkpoint], DenseEncoder]] = {
     "deit": from_vit,
     **dict.fromkeys(LAYOUTS, from_bert),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConversionSettings:
-    """Adapters and routers, drawn with ``seed``; what they are called as in ``CodaConfig``.
-
-    ``dense_layers`` stay dense (numbers from 0, nearest the input). By default ``reductions`` are 8, 5, 3, 2, 1 and the
-    trained one, and ``adapter_activation`` is relu, but LoRA has none. ``num_labels`` draws a classifier of the mean of
-    a row's tokens. ``seed`` is at most ``MOST_SEED``.
-    """
-
-    adapter: AdapterKind = "parallel"
-    adapter_size: int = 64
-    adapter_activation: Activation | None = None
-    router: Router = "soft_top_k"
-    keys_of: KeysOf = "all"
-    reduction: int = 3
-    reductions: tuple[int, ...] | None = None
-    dense_layers: tuple[int, ...] = ()
-    num_labels: int | None = None
-    seed: int = 0
-
-    def fields(self, layers: int, most_tokens: int) -> dict[str, Any]:
-        """Those of ``CodaConfig`` that the settings decide, for a model of so many ``layers`` and tokens of a row.
-
-        Raises PlanError for layers that the model has not, or where none is left to be conditional, for another seed,
-        and for an activation of LoRA.
-        """
-        if type(self.seed) is not int or not 0 <= self.seed <= MOST_SEED:
-            raise PlanError(f"seed: expected a whole number from 0 to {MOST_SEED}, got {self.seed!r:.80}")
-        if self.adapter == "lora" and self.adapter_activation is not None:
-            raise PlanError(f"adapter activation: lora has none, got {self.adapter_activation}; leave it out")
-        conditional = tuple(layer for layer in range(layers) if layer not in self.dense_layers)
-        if unknown := [layer for layer in self.dense_layers if not 0 <= layer < layers]:
-            raise PlanError(f"dense layers: expected numbers from 0 to {layers - 1}, got {unknown[0]}")
-        if not conditional:
-            raise PlanError(f"dense layers: all {layers} are listed; expected at least one conditional layer")
-        offered = {*_REDUCTIONS, self.reduction} if self.reductions is None else {*self.reductions}
-        if self.reductions is None:
-            offered = {r for r in offered if r <= most_tokens or r == self.reduction}
-        return {
-            "adapter": self.adapter,
-            "adapter_size": self.adapter_size,
-            "adapter_activation": None if self.adapter == "lora" else self.adapter_activation or "relu",
-            "router": self.router,
-            "soft_top_k": SCHEDULE if self.router == "soft_top_k" else None,
-            "keys_of": self.keys_of,
-            "ffn_residual": "raw",
-            "reduction": self.reduction,
-            "reductions": tuple(sorted(offered, reverse=True)),
-            "reduction_of_one": "dense" if 1 in offered else "routed",
-            "conditional_layers": conditional if self.dense_layers else None,
-            "num_labels": self.num_labels,
-        }
 
 
 @dataclass(frozen=True)
@@ -133,9 +79,41 @@ def _read(checkpoint: Checkpoint) -> DenseEncoder:
 def _config(checkpoint: Checkpoint, dense: DenseEncoder, settings: ConversionSettings) -> CodaConfig:
     image = dense.fields.get("image")
     most = dense.fields["max_position_embeddings"] if image is None else image.tokens
-    own = settings.fields(dense.fields["num_hidden_layers"], most)
+    own = _stated(settings, dense.fields["num_hidden_layers"], most)
     stated = {key: unstructure(value) for key, value in {**dense.fields, **own}.items() if value is not None}
     return config_from_json(CodaConfig, stated, f"{checkpoint.folder}, made conditional")
+
+
+def _stated(settings: ConversionSettings, layers: int, most_tokens: int) -> dict[str, Any]:
+    """Fields of ``CodaConfig`` that ``settings`` decide, for a model of so many ``layers`` and tokens of a row.
+
+    Raises PlanError for layers that the model has not, or where none is left to be conditional, and for an activation
+    of LoRA.
+    """
+    if settings.adapter == "lora" and settings.adapter_activation is not None:
+        raise PlanError(f"adapter activation: lora has none, got {settings.adapter_activation}; leave it out")
+    conditional = tuple(layer for layer in range(layers) if layer not in settings.dense_layers)
+    if unknown := [layer for layer in settings.dense_layers if not 0 <= layer < layers]:
+        raise PlanError(f"dense layers: expected numbers from 0 to {layers - 1}, got {unknown[0]}")
+    if not conditional:
+        raise PlanError(f"dense layers: all {layers} are listed; expected at least one conditional layer")
+    offered = {*_REDUCTIONS, settings.reduction} if settings.reductions is None else {*settings.reductions}
+    if settings.reductions is None:
+        offered = {r for r in offered if r <= most_tokens or r == settings.reduction}
+    return {
+        "adapter": settings.adapter,
+        "adapter_size": settings.adapter_size,
+        "adapter_activation": None if settings.adapter == "lora" else settings.adapter_activation or "relu",
+        "router": settings.router,
+        "soft_top_k": SCHEDULE if settings.router == "soft_top_k" else None,
+        "keys_of": settings.keys_of,
+        "ffn_residual": "raw",
+        "reduction": settings.reduction,
+        "reductions": tuple(sorted(offered, reverse=True)),
+        "reduction_of_one": "dense" if 1 in offered else "routed",
+        "conditional_layers": conditional if settings.dense_layers else None,
+        "num_labels": settings.num_labels,
+    }
 
 
 def decoder_behind(checkpoint: Checkpoint, encoder: CodaEncoder) -> CodaEncoderDecoder:

@@ -11,7 +11,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.convert_coda import convert_coda
 from nestforge.errors import CheckpointError, NestforgeError, OutputError
-from nestforge.exporters.families.coda.convert import ConversionSettings
+from nestforge.profiles.nest_request import ConversionSettings
 from support.tiny_compile import board
 from support.tiny_models import save_tiny_encoder, save_tiny_vit
 

@@ -18,12 +18,7 @@ from nestforge.errors import NestforgeError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.tools import cli, interruption
 from nestforge.tools.cli import COMMANDS, main
-from nestforge.tools.options import (
-    BucketType,
-    BudgetType,
-    LevelsType,
-    VariantType,
-)
+from nestforge.tools.options import BUCKET, BUDGET, EXITS, LEVELS, VARIANT, Written
 
 HEAVY = ("torch", "transformers", "onnx", "onnxscript", "nestforge.compiler", "nestforge.exporters")
 
@@ -267,31 +262,30 @@ def test_a_slip_of_the_fingers_is_answered_with_what_was_meant(typed: list[str],
     assert meant in result.stderr
 
 
-def test_bucket() -> None:
-    assert BucketType()("1x128") == Bucket(1, 128)
-    with pytest.raises(click.BadParameter, match="bucket '0x1': expected BATCHxSEQUENCE, such as 1x128"):
-        BucketType()("0x1")
+READ = [
+    (BUCKET, "1x128", Bucket(1, 128)),
+    (LEVELS, "ffn=0.25,0.5,1", ("ffn", (0.25, 0.5, 1.0))),
+    (BUDGET, "flops<=2G", ("flops<=2G", BudgetSpec(flops="2G"))),
+    (VARIANT, "moe.combine=one_hot", ("moe.combine", "one_hot")),
+    (VARIANT, " mixing = folded ", ("mixing", "folded")),
+    (EXITS, "lean", "lean"),
+    (EXITS, "0.3", 0.3),
+    (EXITS, "0.3,0.5", (0.3, 0.5)),
+]
+UNREADABLE = [
+    (BUCKET, "0x1", "bucket '0x1': expected BATCHxSEQUENCE, such as 1x128"),
+    (BUDGET, "flop<=1", "unknown key 'flop'; did you mean 'flops'"),
+    *((LEVELS, t, "expected an axis kind and fractions") for t in ("ffn", "=1", "ffn=", "ffn=a,1", "ffn=0.5;1")),
+    *((VARIANT, t, "expected a computation and its variant") for t in ("moe.combine", "moe.combine=", "=one_hot")),
+]
 
 
-def test_levels() -> None:
-    assert LevelsType()("ffn=0.25,0.5,1") == ("ffn", (0.25, 0.5, 1.0))
+@pytest.mark.parametrize(("kind", "text", "value"), READ)
+def test_values_as_they_are_written(kind: Written, text: str, value: object) -> None:
+    assert kind(text) == value
 
 
-@pytest.mark.parametrize("text", ["ffn", "=1", "ffn=", "ffn=a,1", "ffn=0.5;1"])
-def test_levels_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="expected an axis kind and fractions"):
-        LevelsType()(text)
-
-
-def test_budget() -> None:
-    assert BudgetType()("flops<=2G") == ("flops<=2G", BudgetSpec(flops="2G"))
-    with pytest.raises(click.BadParameter, match="unknown key 'flop'; did you mean 'flops'"):
-        BudgetType()("flop<=1")
-
-
-def test_a_variant_is_what_is_computed_and_how() -> None:
-    assert VariantType()("moe.combine=one_hot") == ("moe.combine", "one_hot")
-    assert VariantType()(" mixing = folded ") == ("mixing", "folded")
-    for text in ("moe.combine", "moe.combine=", "=one_hot"):
-        with pytest.raises(click.BadParameter, match="expected what is computed and its variant"):
-            VariantType()(text)
+@pytest.mark.parametrize(("kind", "text", "says"), UNREADABLE)
+def test_values_that_cannot_be_read(kind: Written, text: str, says: str) -> None:
+    with pytest.raises(click.BadParameter, match=re.escape(says)):
+        kind(text)

@@ -242,6 +242,7 @@ def test_no_setting_of_several_words_stands_outside_of_backquotes(options: dict[
         ("shorten it, pass `truncate=True`, or not", "shorten it, pass `--truncate`, or not"),
         ("`include='levels'` builds it", "`--include levels` builds it"),
         ("compile with `measure=False`", "compile with `--no-measure`"),
+        ("ask with `truncate=False`, `budget=None`", "ask with no `--truncate`, no `--budget`"),
         ("one with `variants={'moe.combine': 'one_hot'}`", "one with `--variant moe.combine=one_hot`"),
         ("or state other `budgets`", "or state other `--budget`"),
         ("`budget_at=1x600`: larger", "`--budget-at 1x600`: larger"),

@@ -18,7 +18,7 @@ from nestforge.compiler.nest import distill as distill_module
 from nestforge.compiler.nest.nest import NestReport, nest, refuse_unwritable, write_folder
 from nestforge.compiler.work import staging as staging_module
 from nestforge.compiler.work.staging import Stage
-from nestforge.errors import BundleCorruptError, CheckpointError, NestforgeError, OutputError, PlanError
+from nestforge.errors import BundleCorruptError, CheckpointError, InputError, NestforgeError, OutputError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.strict import unstructure
@@ -231,8 +231,8 @@ def test_models_that_cannot_be_nested(
         ({"levels": {"ffn": (1.0,)}}, PlanError, "levels: expected a level below 1, got only the whole model"),
         ({"levels": {"ffn": (0.5, 0.75)}}, PlanError, "expected fractions that increase from above 0 to 1"),
         ({"minutes": 1, "steps": 1}, PlanError, "minutes and steps: expected one of them, got both"),
-        ({"minutes": 0}, PlanError, "minutes: expected more than 0, got 0"),
-        ({"steps": 0}, PlanError, "steps: expected at least 1, got 0"),
+        ({"minutes": 0}, InputError, "minutes: expected a positive number, got 0"),
+        ({"steps": 0}, InputError, "steps: expected a whole number, 1 or above, got 0"),
     ],
 )
 def test_options_that_make_no_sense(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.retrieval import Index
+from nestforge.runtime.retrieval import Index, compare_submodels
 from nestforge.runtime.retrieval import index as index_module
 
 Feeds = Callable[..., dict[str, Any]]
@@ -148,7 +149,8 @@ def test_progress_counts_rows(model: ElasticModel, feeds: Feeds) -> None:
     ("options", "message"),
     [
         ({"ids": ["a"]}, "ids: expected 3 texts, one a row, got 1: ('a',)"),
-        ({"ids": [1, 2, 3]}, "ids: expected 3 texts, one a row, got 3: (1, 2, 3)"),
+        ({"ids": [1, 2, 3]}, "ids: expected a list of str or None, got list [1, 2, 3]"),
+        ({"progress": None}, "progress: expected a function, got None"),
         ({"output": "hidden"}, "model tiny: output 'hidden' is no embedding; expected a float output [batch, width]"),
         (
             {"output": "x"},
@@ -197,8 +199,9 @@ def test_an_embedding_without_direction_is_refused(model: ElasticModel, feeds: F
 
 @pytest.mark.parametrize("k", [0, -1, True, 2.0])
 def test_refuses_k(model: ElasticModel, index: Index, feeds: Feeds, k: Any) -> None:
-    with pytest.raises(InputError, match="k: expected a whole number of at least 1"):
-        index.search(model, feeds(1, 8), k=k)
+    for ask in (index.search, partial(compare_submodels, index)):  # type: ignore[var-annotated]
+        with pytest.raises(InputError, match=r"k: expected (a whole number, 1 or above|int), got"):
+            ask(model, feeds(2, 8), k=k)
 
 
 def test_more_than_there_are_is_all(model: ElasticModel, index: Index, feeds: Feeds) -> None:

@@ -60,10 +60,9 @@ def test_accuracy_is_of_the_nearest_rows_label(model: ElasticModel, feeds: Feeds
         assert each.accuracy == np.mean(labels[first] == 0)
 
 
-@pytest.mark.parametrize("k", [0, -1, True])
-def test_refuses_k(model: ElasticModel, index: Index, feeds: Feeds, k: Any) -> None:
-    with pytest.raises(InputError, match="k: expected a whole number of at least 1"):
-        compare_submodels(index, model, feeds(2, 8), k=k)
+def test_progress_is_a_function(model: ElasticModel, index: Index, feeds: Feeds) -> None:
+    with pytest.raises(InputError, match="progress: expected a function, got None"):
+        compare_submodels(index, model, feeds(2, 8), progress=None)  # type: ignore[arg-type]
 
 
 def test_labels_on_one_side_alone_are_refused(model: ElasticModel, index: Index, feeds: Feeds) -> None:

@@ -333,7 +333,7 @@ def test_weight_bytes_of_the_operations_are_those_of_the_parameters(source) -> N
     assert sum(op.weight_bytes for op in products) == 4 * sum(torch.Size(shape).numel() for shape in read.values())
 
 
-def _macs(source: ModelSource, bucket: Bucket = Bucket(1, 128)) -> int:  # noqa: B008  (frozen)
+def _macs(source: ModelSource, bucket: Bucket = Bucket(1, 128)) -> int:
     ops = source.workload(source.spec.universal(), bucket)
     return sum(op.flops for op in ops if op.kind in {"gemm", "batched_gemm"}) // 2
 
