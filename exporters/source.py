@@ -162,7 +162,7 @@ class ModelSource:
         """Bytes of the parameters of ``submodel`` for engines of ``backend``: exact in fp32 and once ``encodings`` are
         known, else an estimate."""
         read = None if self.encodings is None else self.encodings(submodel)
-        total = WeightBytes(0, 0)
+        total = WeightBytes(0)
         folded = self.architecture.folded
         shapes = self.shapes if read is None or folded is None else {**self.shapes, **folded.shapes}
         for name, full in shapes.items():
@@ -239,21 +239,26 @@ def open_source(
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """``stored``: what engines read of the weight store. ``held``: what an open engine keeps in memory for it, which is
-    more where a processor computes with halves: it widens each to a float32 that stays beside it."""
+    """``stored``: what engines read of the weight store. ``widened``: the largest of the float32 weights that a
+    processor makes of stored halves, one at a time, each where it is read."""
 
     stored: int
-    held: int
+    widened: int = 0
+
+    @property
+    def held(self) -> int:
+        """What an open engine keeps in memory for its weights."""
+        return self.stored + self.widened
 
     def __add__(self, other: WeightBytes) -> WeightBytes:
-        return WeightBytes(self.stored + other.stored, self.held + other.held)
+        return WeightBytes(self.stored + other.stored, max(self.widened, other.widened))
 
 
 def weight_bytes(shape: Sequence[int], encodings: Collection[Encoding], backend: str) -> WeightBytes:
     """Bytes of one weight ``[..., out, in]`` that engines of ``backend`` read in ``encodings``."""
     stored = sum(encoded_bytes(shape, encoding) for encoding in encodings)
-    widened = sum(encoded_bytes(shape, FP32) for encoding in encodings if encoding in HALVES)
-    return WeightBytes(stored, stored + (widened if BACKENDS[backend].widens_halves else 0))
+    is_widened = BACKENDS[backend].widens_halves and not HALVES.isdisjoint(encodings)
+    return WeightBytes(stored, encoded_bytes(shape, FP32) if is_widened else 0)
 
 
 def expected_encodings(

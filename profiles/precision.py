@@ -26,7 +26,7 @@ INT8_ZERO: Encoding = ".int8-zero"  # int8: the zero points, all 0, as many as s
 INT4: Encoding = ".int4"  # [out, blocks, 16] uint8: 32 inputs a block, the even ones in the low halves, 8 for 0
 INT4_SCALE: Encoding = ".int4-scale"  # [out, blocks] float32
 ENCODINGS = (FP16, BF16, INT8, INT8_SCALE, INT8_ZERO, INT4, INT4_SCALE)
-HALVES = (FP16, BF16)
+HALVES = frozenset({FP16, BF16})
 # Bits of a weight in the encodings that hold weights; the others are of their scales.
 WEIGHT_BITS: Mapping[Encoding, int] = MappingProxyType({FP32: 32, FP16: 16, BF16: 16, INT8: 8, INT4: 4})
 # Read beside weights that are integers.

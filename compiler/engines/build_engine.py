@@ -119,8 +119,8 @@ class EngineBuilder:
         template = self.templates.of(submodel, at, part)
         problem, emitted = template.slice_problem, "sliced"
         if problem and any(value < axis.size for axis, value in submodel.values if axis.choices is None):
-            if PRECISIONS[template.precision].is_integer:
-                floats = ", ".join(one for one, spec in PRECISIONS.items() if not spec.is_integer)
+            if PRECISIONS[template.precision].has_exact_form:
+                floats = ", ".join(one for one, spec in PRECISIONS.items() if not spec.has_exact_form)
                 raise BuildError(
                     f"engine {name}: {template.precision} is for models that are sliced as graphs, and this one is not "
                     f"({problem}); choose one of {floats}"
@@ -191,7 +191,7 @@ class EngineBuilder:
         entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
         rule = stated = rule_of(limit, entry.routing)
         outputs = judged_outputs(self.bundle.manifest, self.universal, entry.segment)
-        if PRECISIONS[entry.precision].is_integer:
+        if PRECISIONS[entry.precision].has_exact_form:
             exact = self.prove_exact(engine, submodel, cases, outputs, reference)
             stated = f"{rule}; without the rounding of activations, {exact}"
         verdict = judge_engine(self.bundle.manifest, self.universal, entry, cases, reference, found)

@@ -144,7 +144,7 @@ def _build(
     )
     require_cached_parity(run, form, batches, verdict, limit)
     rule = limit.rule
-    if PRECISIONS[entry.precision].is_integer:
+    if PRECISIONS[entry.precision].has_exact_form:
         rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
     if (unproven := unproven_window(form.entry, batches)) is not None:
         rule = f"{rule}; {unproven}"

@@ -26,8 +26,8 @@ from ..inputs.arrays import Array
 _DEVICE = "CPU"
 # Its hint of what to compute in, and the capability that the processor must have; left to itself it would compute
 # engines in fp32 in bf16 where the processor has that.
-_HINTS = {"fp32": "f32", "bf16": "bf16"}
-_CAPABILITIES = {"fp32": "FP32", "bf16": "BF16"}
+_HINTS = {"bf16": "bf16"}
+_CAPABILITIES = {"bf16": "BF16"}
 
 take_device = None  # engines run on the processor, in memory of their callers
 
@@ -41,7 +41,7 @@ def problem(precisions: Collection[str] = ()) -> str | None:
             has = _core().get_property(_DEVICE, "OPTIMIZATION_CAPABILITIES") if precisions else ()
     except BundleIncompatibleError as failure:
         return f"openvino does not load: {failure}"
-    missing = [one for one in precisions if _CAPABILITIES[one] not in has]
+    missing = [one for one in precisions if _CAPABILITIES.get(one, "FP32") not in has]
     return f"this processor does not compute in {', '.join(missing)}" if missing else None
 
 
@@ -78,7 +78,7 @@ class OpenVinoRunner(CopyingRunner):
     def __enter__(self) -> OpenVinoRunner:
         """Compiles the graph. Raises BundleCorruptError or BundleIncompatibleError."""
         settings = {
-            "INFERENCE_PRECISION_HINT": _HINTS[self.engine.precision],
+            "INFERENCE_PRECISION_HINT": _HINTS.get(self.engine.precision, "f32"),
             "INFERENCE_NUM_THREADS": self._threads,
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
-from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import job
 from nestforge.compiler.compile import compile_bundle
@@ -26,7 +26,7 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
 from nestforge.exporters import source
 from nestforge.profiles.load_profile import dump_profile
-from nestforge.profiles.precision import PRECISIONS
+from nestforge.profiles.precision import HALVES, PRECISIONS, TRACED, Precision, run_by
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
@@ -50,30 +50,39 @@ def compiled(model: Path, output: Path, *precisions: str, **arguments: Any) -> P
     return compile_bundle(model, profile, output, emit_only=backend == "tensorrt", **arguments)
 
 
-@pytest.mark.parametrize("low", ["fp16", "int8", "int8-dynamic", "int4"])
-def test_two_precisions_in_one_bundle(tmp_path: Path, wide: Path, text: Path, low: str) -> None:
-    # A model this small, halved and in 4 bits, answers by chance; what is asked here is asked of the whole one.
-    bundle = open_bundle(compiled(wide, tmp_path / "b", "fp32", low, text=text, levels={"ffn": (1.0,)}), check="full")
-    engines = bundle.manifest.engines
-    assert {engine.precision for engine in engines} == {"fp32", low}
-    bytes_of = {entry.id: entry.weight_bytes for entry in bundle.manifest.submodels}
-    whole = max(bytes_of, key=lambda submodel: bytes_of[submodel])
-    narrow = next(e for e in engines if e.submodel == f"{whole}.{low}")
-    assert bytes_of[narrow.submodel] < (0.55 if low == "fp16" else 0.45) * bytes_of[whole]
-    quality = {entry.id: entry.quality for entry in bundle.manifest.submodels}
-    found, same = quality[narrow.submodel], quality[whole]
-    assert found is not None
-    assert same is not None
-    assert same.figures["mean_cosine"] == 1.0
-    assert 0.93 < found.figures["mean_cosine"] < 1.0, "what the precision costs is shown, and is something"
-    assert verify_bundle(bundle.path, wide)
+LOWER = [precision for precision in run_by("onnxruntime") if precision != TRACED]
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory, wide: Path, text: Path) -> Bundle:
+    """One bundle of every precision, two of one width among them. A model this small, halved and in 4 bits, answers by
+    chance, so that it is whole."""
+    path = tmp_path_factory.mktemp("every") / "b"
+    return open_bundle(compiled(wide, path, TRACED, *LOWER, text=text, levels={"ffn": (1.0,)}), check="full")
+
+
+def test_every_precision_stands_in_one_bundle_which_verifies(every: Bundle, wide: Path) -> None:
+    assert {engine.precision for engine in every.manifest.engines} == {TRACED, *LOWER}
+    assert verify_bundle(every.path, wide)
+
+
+@pytest.mark.parametrize("low", LOWER)
+def test_another_precision_is_smaller_and_answers_nearly_alike(every: Bundle, low: Precision) -> None:
+    submodels = {entry.label: entry for entry in every.manifest.submodels}
+    whole, narrow = submodels["100%"], submodels[f"100%.{low}"]
+    assert (narrow.precision, narrow.id) == (low, f"{whole.id}.{low}")
+    assert narrow.weight_bytes < (0.55 if PRECISIONS[low].encoding in HALVES else 0.45) * whole.weight_bytes
+    assert whole.quality is not None
+    assert narrow.quality is not None
+    assert whole.quality.figures["mean_cosine"] == 1.0
+    assert 0.93 < narrow.quality.figures["mean_cosine"] < 1.0, "what the precision costs is shown, and is something"
     feeds = {"input_ids": np.ones((2, 8), np.int64), "attention_mask": np.ones((2, 8), np.int64)}
-    feeds |= {spec.name: np.zeros((2, 8), np.int64) for spec in bundle.manifest.inputs if spec.name not in feeds}
-    with load(bundle.path) as model:
-        exact, near = model(feeds), model(feeds, submodel=f"100%.{low}")
-    assert exact.submodel == whole, "the highest precision answers where nothing is asked"
-    assert near.submodel == narrow.submodel
-    name = bundle.manifest.outputs[0].name
+    feeds |= {spec.name: np.zeros((2, 8), np.int64) for spec in every.manifest.inputs if spec.name not in feeds}
+    with load(every.path) as model:
+        exact, near = model(feeds), model(feeds, submodel=narrow.id)
+    assert exact.submodel == whole.id, "the highest precision answers where nothing is asked"
+    assert near.submodel == narrow.id
+    name = every.manifest.outputs[0].name
     assert not np.array_equal(exact.outputs[name], near.outputs[name])
     np.testing.assert_allclose(exact.outputs[name], near.outputs[name], atol=0.75)
 

@@ -35,7 +35,7 @@ class Encoder:
         return ParameterGroups(self.tables + self.fixed + attention + ffn, self.tables, ffn)
 
     def weight_bytes(self, submodel: Submodel, backend: str) -> WeightBytes:
-        return WeightBytes(4 * self.parameters(submodel), 4 * self.parameters(submodel))
+        return WeightBytes(4 * self.parameters(submodel))
 
     def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]:
         return {}

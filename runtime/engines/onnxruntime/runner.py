@@ -20,6 +20,7 @@ from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
+from ....profiles.precision import HALVES, PRECISIONS
 from ...device.layout import layout_of, routes_of
 from ...graphs.task_tensors import TaskTensors, merged_weights
 from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
@@ -172,7 +173,11 @@ class OnnxRuntimeRunner:
         return TaskInputs(self._bundle, self.engine, [one for one in session.get_inputs() if one.name not in own])
 
     def _options(self, level: Any, packed: bool) -> Any:
-        return session_options(self._threads, level, packed, self._affinity)
+        options = session_options(self._threads, level, packed, self._affinity)
+        if PRECISIONS[self.engine.precision].encoding in HALVES:
+            # In the order of the graph a half is widened where it is read; by default all are, at the beginning.
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        return options
 
     def _mapped_session(self, path: Path) -> Any:
         as_saved = self._options(OPTIMIZATION_LEVEL, packed=True)

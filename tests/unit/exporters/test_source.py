@@ -7,16 +7,18 @@ from nestforge.profiles.precision import Encoding, Precision
 INT8_ON_CPU = (".int8", ".int8-scale", ".int8-zero")
 
 
-def test_a_processor_holds_a_float32_beside_every_half() -> None:
-    assert weight_bytes((8, 4), (".fp16",), "onnxruntime") == WeightBytes(stored=64, held=64 + 128)
-    assert weight_bytes((8, 4), (".fp16",), "tensorrt") == WeightBytes(stored=64, held=64)
-    assert weight_bytes((8, 4), ("", ".fp16"), "onnxruntime") == WeightBytes(stored=192, held=192 + 128)
+def test_a_processor_widens_one_stored_half_after_the_other() -> None:
+    small, large = (weight_bytes(shape, (".fp16",), "onnxruntime") for shape in ((8, 4), (8, 16)))
+    assert (small, large) == (WeightBytes(64, widened=128), WeightBytes(256, widened=512))
+    assert (small + large).held == (large + small).held == 64 + 256 + 512
+    assert weight_bytes((8, 4), (".fp16",), "tensorrt") == WeightBytes(64)
+    assert weight_bytes((8, 4), ("", ".fp16"), "onnxruntime") == WeightBytes(192, widened=128)
 
 
 def test_integers_and_floats_are_held_as_they_are_stored() -> None:
-    assert weight_bytes((8, 4), ("",), "onnxruntime") == WeightBytes(128, 128)
-    assert weight_bytes((8, 4), INT8_ON_CPU, "onnxruntime") == WeightBytes(32 + 5 * 8, 32 + 5 * 8)
-    assert weight_bytes((8, 4), (), "tensorrt") == WeightBytes(0, 0), "what no engine reads is not stored"
+    assert weight_bytes((8, 4), ("",), "onnxruntime") == WeightBytes(128)
+    assert weight_bytes((8, 4), INT8_ON_CPU, "onnxruntime") == WeightBytes(32 + 5 * 8)
+    assert weight_bytes((8, 4), (), "tensorrt") == WeightBytes(0), "what no engine reads is not stored"
 
 
 @pytest.mark.parametrize(

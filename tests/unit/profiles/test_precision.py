@@ -19,7 +19,6 @@ from nestforge.profiles.precision import (
     precision_of,
     precision_problem,
     rank,
-    run_by,
 )
 
 
@@ -52,23 +51,6 @@ def test_entries_and_the_registry_are_frozen() -> None:
         PRECISIONS["fp32"].encoding = ".fp16"  # type: ignore[misc]
     with pytest.raises(TypeError):
         PRECISIONS["fp8"] = PRECISIONS["fp16"]  # type: ignore[index]
-
-
-def test_what_each_precision_is() -> None:
-    table = {
-        name: (spec.encoding, spec.numbers, spec.calibration, spec.is_emulated, spec.is_always_packed)
-        for name, spec in PRECISIONS.items()
-    }
-    assert table == {
-        "fp32": ("", "floats", None, False, False),
-        "fp16": (".fp16", "halves", "range", False, False),
-        "bf16": (".bf16", "halves", None, True, False),
-        "int8-dynamic": (".int8", "integers", None, False, False),
-        "int8": (".int8", "integers", "scales", False, False),
-        "int4": (".int4", "integers", None, False, True),
-    }
-    assert run_by("onnxruntime") == ("fp32", "fp16", "int8-dynamic", "int8", "int4")
-    assert run_by("tensorrt") == ("fp32", "fp16", "bf16", "int8")
 
 
 def test_what_runs_nowhere_but_on_a_gpu_is_emulated() -> None:

@@ -17,7 +17,10 @@ from nestforge.bundle.entries.engine_entry import EngineEntry, Segment
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from nestforge.profiles.precision import Precision
+from nestforge.runtime.engines.onnxruntime import runner as runner_module
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
+from nestforge.runtime.engines.onnxruntime.session import open_session
 from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runnable_engines, runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
@@ -45,6 +48,17 @@ def test_every_engine_equals_numpy_in_every_residency(
         want = expected(int(engine.submodel[3:]), feeds["input_ids"], feeds["attention_mask"])
         np.testing.assert_allclose(hidden, want["hidden"], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(total, want["total"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "order"), [("fp32", "DEFAULT"), ("fp16", "PRIORITY_BASED")])
+def test_stored_halves_are_widened_in_the_order_of_the_graph(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, order: str
+) -> None:
+    """By default ONNX Runtime widens all of them before anything else, and holds them at once."""
+    bundle, opened = open_bundle(tiny_bundle), list[Any]()
+    monkeypatch.setattr(runner_module, "open_session", lambda *a: opened.append(a[1]) or open_session(*a))
+    with runner_for(bundle, replace(bundle.manifest.engines[0], precision=precision), "shared", 1):
+        assert [options.execution_order.name for options in opened] == [order]
 
 
 def test_only_an_open_runner_runs(tiny_bundle: Path) -> None:
