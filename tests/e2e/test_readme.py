@@ -52,7 +52,7 @@ def steps(page: str) -> list[tuple[str, str]]:
 
 
 def labels(printed: str) -> set[str]:
-    """What stays the same for another model: headings of tables, and labels in front of values; digits are `#`."""
+    """Headings of tables, and labels in front of values, which another model has too; digits are `#`."""
     found: set[str] = set()
     for paragraph in re.sub(r"\d+", "#", printed).split("\n\n"):
         rows = [re.split(r"\s{2,}", line.strip()) for line in paragraph.splitlines()]

@@ -1,4 +1,4 @@
-"""What a command does beside its task: no host is looked up, and nothing is written outside the stated folders."""
+"""Side effects of commands: no host is looked up, and nothing is written outside the stated folders."""
 
 from __future__ import annotations
 

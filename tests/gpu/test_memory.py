@@ -1,4 +1,4 @@
-"""What engines on the CUDA provider take of the GPU's memory, by cudaMemGetInfo, each case in a process of its own."""
+"""The GPU's memory that engines on the CUDA provider take, by cudaMemGetInfo, each case in a process of its own."""
 
 from __future__ import annotations
 

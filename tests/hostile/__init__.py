@@ -1,4 +1,4 @@
-"""What an enemy or an accident would do, seeded and bounded: damaged files, kills, threads.
+"""Attacks and accidents, seeded and bounded: damaged files, kills, threads.
 
 A *driver* is a module with ``open_driver(folder) -> Callable[[int], Result]``: the returned function tries the input of
 one seed, in the process that calls it, and says what came of it. ``drive.py`` runs seeds in a worker process that may

@@ -35,7 +35,7 @@ def drive(
     seconds: float | None = None,
     on_result: Callable[[Result], object] | None = None,
 ) -> Report:
-    """What came of ``seeds``, as many as begin within ``seconds``. ``driver`` is a module of this package."""
+    """Outcomes of ``seeds``, as many as begin within ``seconds``. ``driver`` is a module of this package."""
     report, started = Report(driver), monotonic()
     with Worker(driver) as worker:
         for seed in seeds:
@@ -69,7 +69,7 @@ class Worker:
         self._folder.cleanup()
 
     def run(self, seed: int) -> Result:
-        """What came of one input; a crash and a hang are outcomes too."""
+        """The outcome of one input; a crash and a hang are outcomes too."""
         if self._process is None or self._done >= _RENEWED_AFTER:
             self._stop()
             self._start()

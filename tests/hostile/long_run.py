@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def long_run(driver: str, first: int, seconds: float, workers: int) -> Report:
-    """What came of the seeds from ``first`` on that begin within ``seconds``, in ``workers`` processes at once."""
+    """Outcomes of the seeds from ``first`` on that begin within ``seconds``, in ``workers`` processes at once."""
     most = MOST.get(driver, sys.maxsize)
 
     def deal(number: int) -> Report:

@@ -1,4 +1,4 @@
-"""What may come of a hostile input, and a report of how often each did."""
+"""Outcomes of hostile inputs, and a report of how often each came."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ BAD = {
 
 @dataclass(frozen=True)
 class Result:
-    """What came of the input of ``seed``; ``what`` names the subject, ``how`` says what was done to it. An input may be
-    ``count`` requests."""
+    """The outcome of the input of ``seed``; ``what`` names the subject, ``how`` says what was done to it. An input may
+    be ``count`` requests."""
 
     seed: int
     outcome: str

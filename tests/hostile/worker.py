@@ -50,7 +50,7 @@ def serve(driver: str, folder: Path) -> None:
 
 
 def _limit_addresses() -> None:
-    """What would be allocated but never touched shows as an error of allocation."""
+    """Memory that would be allocated but never touched shows as an error of allocation."""
     ceiling = int((_megabytes("VmSize") + ADDRESSES_MB) * 2**20)
     resource.setrlimit(resource.RLIMIT_AS, (ceiling, resource.getrlimit(resource.RLIMIT_AS)[1]))
 

@@ -1,4 +1,4 @@
-"""What tests on a GPU share: whether there is one, runs on its provider, and the table of figures."""
+"""Common to tests on a GPU: whether there is one, runs on its provider, and the table of figures."""
 
 from __future__ import annotations
 

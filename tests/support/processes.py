@@ -20,7 +20,7 @@ _OURS = ("ORT_", "HF_", "XDG_", "TORCHINDUCTOR_")
 
 @dataclass(frozen=True)
 class Watched:
-    """What a program did: ``hosts`` looked up or connected to, ``files`` opened to write and folders made; what it
+    """Record of a program: ``hosts`` looked up or connected to, ``files`` opened to write and folders made; what it
     ``said`` on stderr."""
 
     hosts: tuple[str, ...]

@@ -40,7 +40,7 @@ def decoder_config(**overrides: Any) -> MheDecoderConfig:
 
 
 def pair_config(**overrides: Any) -> MheEncoderDecoderConfig:
-    """Of one layer on each side, unless stated."""
+    """One layer on each side, unless stated."""
     sizes = {"num_hidden_layers": 1, "decoder_start_token_id": 1}
     return MheEncoderDecoderConfig(**_settings({**sizes, **overrides}))
 

@@ -1,4 +1,4 @@
-"""What the tests on a GPU rest on, as far as it shows without one."""
+"""Assumptions of the tests on a GPU, as far as they show without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is damaged, and how it is then used: each subject has its files, its ways of damage and its use."""
+"""Subjects of damage: the files of each, the ways in which they are damaged, and their use afterwards."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Subject(ABC):
 
     @abstractmethod
     def use(self, folder: Path, way: str) -> object:
-        """What the files answer in one of the ``ways``, to be compared by ``==``."""
+        """The answer of the files in one of the ``ways``, to be compared by ``==``."""
 
     def check_fully(self, folder: Path) -> None:  # noqa: B027  (optional, not abstract)
         """Raises where the files are not those that were written."""

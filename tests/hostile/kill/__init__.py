@@ -111,7 +111,7 @@ class Subject:
         return cls(job, template, folder, library, before, job.content(folder), names(folder), calls)
 
     def attempt(self, seed: int, action: str, call: int) -> Result:
-        """What comes of the job that is stopped at ``call``, and of the same job after that."""
+        """Outcomes of the job that is stopped at ``call``, and of the same job after that."""
         how = f"{action} at call {call} of {self.calls}"
         if call >= self.calls:
             return Result(seed, "skipped", self.job.name, how)

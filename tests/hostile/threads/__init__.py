@@ -88,7 +88,7 @@ class Room:
         """All models are closed."""
 
     def _left(self) -> str | None:
-        """What stayed, in words: compared with the first crowd, after which libraries have what they keep for ever."""
+        """Everything that stayed, in words, compared with the first crowd, after which libraries hold theirs."""
         ends = time.monotonic() + _SETTLES_S
         while True:  # a native thread may need a moment to end
             gc.collect()

@@ -1,4 +1,4 @@
-"""What the threads ask of a model, by seed, and how answers are compared."""
+"""Requests of the threads, by seed, and the comparison of answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """What came of it: a digest of every value and fact of the answer, or the refusal in words."""
+    """The outcome: a digest of every value and fact of the answer, or the refusal in words."""
 
     what: str
     submodel: str | None = None
@@ -56,8 +56,8 @@ def ask(model: ElasticModel, asked: Asked) -> Told:
 
 
 def alone(model: ElasticModel, asked: Asked, told: Told) -> Told:
-    """What the request should have come to, from a model that nobody else uses: where the submodel followed from the
-    time, of that submodel. Whether there was any in time, nobody can say afterwards."""
+    """The right outcome, from a model that nobody else uses: where the submodel followed from the time, of that one.
+    Whether there was any in time, nobody can say afterwards."""
     if asked.in_time and told.what == SelectionError.__name__:
         return told
     if not asked.in_time or told.submodel is None:
