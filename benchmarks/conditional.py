@@ -25,7 +25,7 @@ from ..exporters.families.coda.ops import is_of_task
 from ..exporters.families.coda.tasks import CodaTaskConfig
 from ..runtime.inputs.arrays import random_feeds
 from ..runtime.load import load
-from .harness import CACHE, Row, benchmark, interleaved, ratio
+from .harness import CACHE, Row, benchmark, interleaved, ratio, speed_row
 from .subjects import CORES, eager_call, elsewhere, packed
 from .task_memory import resident_bytes
 
@@ -154,14 +154,7 @@ def _against_eager(keys: str) -> Row:
         ours.feeds["attention_mask"][:] = 1
         calls = {"eager": eager_call(model, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
         times = interleaved(calls, _CODA_ROUNDS, 3)
-    speed = ratio(times, "eager", "ours")
-    return Row(
-        f"CODA {keys}: engine against PyTorch eager, reduction 4",
-        f"{speed:.2f}x (best {min(times['ours']):.0f} against {min(times['eager']):.0f} ms)",
-        ">= 1x",
-        speed >= 1,
-        _how(),
-    )
+    return speed_row(f"CODA {keys}: engine against PyTorch eager, reduction 4", times, "eager", "ours", 1, _how())
 
 
 _TASKS, _LAYERS, _TASKS_WORDS, _REDUCTION = 10, 4, 1000, 4
@@ -281,11 +274,6 @@ def _speed() -> Row:
     with packed(_bundle(True), submodel, _BUCKET) as ours, packed(_bundle(False), submodel, _BUCKET) as plain:
         calls = {"plain": lambda: plain.runner.run(plain.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
         times = interleaved(calls, _TASKS_ROUNDS)
-    speed = ratio(times, "plain", "ours")
-    return Row(
-        "an engine that takes tasks, over the same compiled without",
-        f"{speed:.2f}x (best {min(times['ours']):.2f} against {min(times['plain']):.2f} ms)",
-        f">= {_SPEED}x",
-        speed >= _SPEED,
-        f"median ratio of {_TASKS_ROUNDS} interleaved rounds, 1 x 128, packed, {CORES} threads",
-    )
+    how = f"median ratio of {_TASKS_ROUNDS} interleaved rounds, 1 x 128, packed, {CORES} threads"
+    figure = "an engine that takes tasks, over the same compiled without"
+    return speed_row(figure, times, "plain", "ours", _SPEED, how)

@@ -14,7 +14,6 @@ from statistics import median
 from time import sleep
 
 import numpy as np
-import torch
 from torch.export import Dim
 
 from ..bucket import Bucket
@@ -30,7 +29,7 @@ from ..runtime.engines.measure import memory_use
 from ..runtime.engines.runner import runner_for
 from ..runtime.inputs.arrays import Array
 from ..runtime.load import load
-from .harness import CACHE, Row, benchmark, interleaved, milliseconds, ratio
+from .harness import CACHE, Row, benchmark, interleaved, milliseconds, speed_row
 from .subjects import (
     CORES,
     Subject,
@@ -39,6 +38,7 @@ from .subjects import (
     default_session,
     eager_call,
     elsewhere,
+    export_plain,
     minilm,
     minilm_bundle,
     minilm_range_bundle,
@@ -62,14 +62,8 @@ def _packed_row(subject: Subject, bundle: Path, submodel: str, rounds: int) -> R
     with packed(bundle, submodel) as ours:
         calls = {"plain": lambda: plain.run(None, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
         times = interleaved(calls, rounds)
-    speed = ratio(times, "plain", "ours")
-    return Row(
-        f"packed {subject.name} {submodel}",
-        f"{speed:.3f}x the plain export's speed (best {min(times['ours']):.1f} against {min(times['plain']):.1f} ms)",
-        ">= 0.98x",
-        speed >= 0.98,
-        f"median ratio of {rounds} interleaved rounds, 1x128, {CORES} threads",
-    )
+    how = f"median ratio of {rounds} interleaved rounds, 1x128, {CORES} threads"
+    return speed_row(f"packed {subject.name} {submodel}, over its plain export", times, "plain", "ours", 0.98, how)
 
 
 @benchmark
@@ -82,14 +76,8 @@ def _eager_row(subject: Subject, bundle: Path, rounds: int) -> Row:
     eager = eager_call(subject.model.module, subject.feeds())
     with packed(bundle, subject.model.spec.universal().id) as ours:
         times = interleaved({"eager": eager, "ours": lambda: ours.runner.run(ours.feeds)}, rounds)
-    speed = ratio(times, "eager", "ours")
-    return Row(
-        f"engine against PyTorch eager, {subject.name}",
-        f"{speed:.2f}x (best {min(times['ours']):.1f} against {min(times['eager']):.1f} ms)",
-        ">= 1.8x",
-        speed >= 1.8,
-        f"median ratio of {rounds} interleaved rounds, batch 1, 128 tokens, {CORES} threads each",
-    )
+    how = f"median ratio of {rounds} interleaved rounds, batch 1, 128 tokens, {CORES} threads each"
+    return speed_row(f"engine against PyTorch eager, {subject.name}", times, "eager", "ours", 1.8, how)
 
 
 _BUCKETS = (Bucket(1, 32), Bucket(1, 128), Bucket(8, 128))
@@ -133,14 +121,9 @@ def _speed(bundle: Bundle, precision: Precision, bucket: Bucket) -> Row:
         runners = {name: stack.enter_context(packed(bundle.path, name, bucket)) for name in (narrow, wide)}
         calls = {name: (lambda one=one: one.runner.run(one.feeds)) for name, one in runners.items()}
         times = interleaved(calls, _ROUNDS)
-    speed = ratio(times, wide, narrow)
-    return Row(
-        f"MiniLM in {precision} against fp32, {bucket.batch} x {bucket.sequence}",
-        f"{speed:.2f}x (best {min(times[narrow]):.2f} against {min(times[wide]):.2f} ms)",
-        f">= {_SPEED[precision]:g}x",
-        speed >= _SPEED[precision],
-        f"median ratio of {_ROUNDS} interleaved rounds, both packed, {CORES} threads",
-    )
+    how = f"median ratio of {_ROUNDS} interleaved rounds, both packed, {CORES} threads"
+    figure = f"MiniLM in {precision} against fp32, {bucket.batch} x {bucket.sequence}"
+    return speed_row(figure, times, wide, narrow, _SPEED[precision], how)
 
 
 def _weight(bundle: Bundle, precision: str) -> Row:
@@ -164,14 +147,9 @@ def _against_eager() -> Row:
     with packed(bundle.path, _pair(bundle)[0], bucket) as ours:
         calls = {"eager": eager_call(model.module, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
         times = interleaved(calls, _ROUNDS)
-    speed = ratio(times, "eager", "ours")
-    return Row(
-        "MiniLM in int8-dynamic against PyTorch eager in fp32, 1 x 128",
-        f"{speed:.2f}x (best {min(times['ours']):.2f} against {min(times['eager']):.2f} ms)",
-        ">= 2x",
-        speed >= 2,
-        f"median ratio of {_ROUNDS} interleaved rounds, {CORES} threads each",
-    )
+    how = f"median ratio of {_ROUNDS} interleaved rounds, {CORES} threads each"
+    figure = "MiniLM in int8-dynamic against PyTorch eager in fp32, 1 x 128"
+    return speed_row(figure, times, "eager", "ours", 2, how)
 
 
 _TEXTS = 300
@@ -240,19 +218,9 @@ def _plain(subject: Subject) -> Path:
     """The export of ``torch.onnx.export`` for the whole model with batch and sequence free."""
     path = subject.folder / "dynamic.onnx"
     if not path.exists():
-        signature = subject.model.source.signature
-        dims = {0: Dim("batch", min=1, max=_ROWS), 1: Dim("sequence", min=1, max=signature.max_sequence)}
-        program = torch.onnx.export(
-            subject.model.module,
-            tuple(torch.ones(2, 9, dtype=torch.int64) for _ in signature.inputs),
-            dynamo=True,
-            input_names=[spec.name for spec in signature.inputs],
-            output_names=[spec.name for spec in signature.outputs],
-            dynamic_shapes=(tuple(dict(dims) for _ in signature.inputs),),
-            verbose=False,
-        )
-        assert program is not None
-        program.save(str(path), external_data=True)
+        longest = subject.model.source.signature.max_sequence
+        free = {0: Dim("batch", min=1, max=_ROWS), 1: Dim("sequence", min=1, max=longest)}
+        export_plain(subject, subject.model.spec.universal().id, path, free)
     return path
 
 

@@ -249,8 +249,6 @@ def _ids(count: int, seed: int = 0) -> list[int]:
     return [int(number) for number in np.random.default_rng(seed).integers(3, 32_000, count)]
 
 
-_DRAFT_ROUNDS, _DRAFT_PAUSE = 7, 0.3
-_DRAFT_PROMPT, _DRAFT_NEW = 64, 64
 _WAYS: dict[str, dict[str, Any]] = {
     "ffn1024, 2 a run": {"draft": "ffn1024", "drafted": 2},
     "n-gram, 4 a run": {"draft": "n-gram", "drafted": 4},
@@ -264,13 +262,13 @@ _LEAST_OF_AUTO = 0.95
 def bench_draft() -> list[Row]:
     """Tokens a second of one row with drafts over those without, on random weights: what a draft and its checks take is
     real, how much of it is accepted says nothing of a trained model."""
-    ids = [int(number) for number in np.random.default_rng(0).integers(3, 32_000, _DRAFT_PROMPT)]
+    ids = _ids(_GEN_PROMPT)
     with load(llama_halves_bundle(), threads=CORES) as model:
-        rounds = [_round(model, ids) for _ in range(_DRAFT_ROUNDS + 1)][1:]  # the first opens and warms everything
+        rounds = [_round(model, ids) for _ in range(_GEN_ROUNDS + 1)][1:]  # the first opens and warms everything
     rows = []
     for way in _WAYS:
         how = (
-            f"{_DRAFT_ROUNDS} rounds in turn, {_DRAFT_NEW} greedy tokens, {CORES} threads, Llama of 100 M parameters, "
+            f"{_GEN_ROUNDS} rounds in turn, {_GEN_NEW} greedy tokens, {CORES} threads, Llama of 100 M parameters, "
             f"random weights; last round: {_accepted(rounds[-1][way].drafts)}"
         )
         ratio = median(_rate(found[way]) / _rate(found[""]) for found in rounds)
@@ -286,8 +284,8 @@ def _round(model: ElasticModel, ids: list[int]) -> dict[str, GeneratedRow]:
     """One text in each way; without a draft it is called "" ."""
     found = {}
     for way, options in {"": {}, **_WAYS}.items():
-        sleep(_DRAFT_PAUSE)
-        found[way] = model.generate(ids, max_tokens=_DRAFT_NEW, stop=[], **options).rows[0]
+        sleep(_GEN_PAUSE)
+        found[way] = model.generate(ids, max_tokens=_GEN_NEW, stop=[], **options).rows[0]
     return found
 
 
@@ -302,7 +300,7 @@ def _accepted(drafts: tuple[DraftedTokens, ...]) -> str:
 
 
 _LONG_VALID, _LONG_NEW, _POSITIONS = 2048, 32, 2304
-_LONG_ROUNDS, _LONG_PAUSE = 5, 0.3
+_LONG_ROUNDS = 5
 _LONG_FASTER = 1.5
 
 
@@ -326,7 +324,7 @@ def bench_mhe_decode() -> list[Row]:
 
 
 def _long_step_ms(model: ElasticModel) -> float:
-    sleep(_LONG_PAUSE)
+    sleep(_GEN_PAUSE)
     prompt = np.random.default_rng(0).integers(3, 50_000, _LONG_VALID).tolist()
     return median(model.generate(prompt, max_tokens=_LONG_NEW, stop=[]).rows[0].token_ms)
 

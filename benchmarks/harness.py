@@ -57,6 +57,13 @@ def ratio(times: Mapping[str, list[float]], alternative: str, ours: str) -> floa
     return median(a / b for a, b in zip(times[alternative], times[ours], strict=True))
 
 
+def speed_row(figure: str, times: Mapping[str, list[float]], theirs: str, ours: str, bar: float, how: str) -> Row:
+    """How many times as fast as ``theirs`` ``ours`` is, by times of ``interleaved``; ``bar`` in the same unit."""
+    speed = ratio(times, theirs, ours)
+    measured = f"{speed:.2f}x (best {min(times[ours]):.2f} against {min(times[theirs]):.2f} ms)"
+    return Row(figure, measured, f">= {bar:g}x", speed >= bar, how)
+
+
 def milliseconds(call: Callable[[], object]) -> float:
     """Wall time of one call."""
     began = perf_counter()
@@ -84,7 +91,7 @@ def forget_what_others_made(folder: Path, package: Path = _PACKAGE) -> bool:
 
 def sources_digest(package: Path) -> str:
     """The SHA-256 of the modules that compile and answer, names and text; not of the tools around them."""
-    files = [path for room in _MEASURED for path in package.joinpath(room).rglob("*.py")]
+    files = [path for folder in _MEASURED for path in package.joinpath(folder).rglob("*.py")]
     total = hashlib.sha256()
     for path in sorted([*files, *package.glob("*.py")]):
         total.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())

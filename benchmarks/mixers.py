@@ -15,24 +15,10 @@ from ..compiler.compile import compile_bundle
 from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.sparse_mixer.model import SparseMixer, load_model
 from ..exporters.families.sparse_mixer.presets import PRESETS
-from .harness import CACHE, Row, benchmark, interleaved, ratio
+from .harness import CACHE, Row, benchmark, interleaved, speed_row
 from .subjects import CORES, eager_call, elsewhere, packed
 
 ONE, EIGHT = Bucket(1, 512), Bucket(8, 512)
-
-
-def mixer_folder() -> Path:
-    return _folder("sparse-mixer-base")
-
-
-def mixer_bundle() -> Path:
-    """Four capacities of Sparse Mixer Base at batch 1 and 8 (some minutes, once)."""
-    return _bundle("sparse-mixer-base")
-
-
-def peer_bundle() -> Path:
-    """BERT Base at the same buckets."""
-    return _bundle("bert-base")
 
 
 def _folder(preset: str) -> Path:
@@ -45,6 +31,7 @@ def _folder(preset: str) -> Path:
 
 
 def _bundle(preset: str) -> Path:
+    """At batch 1 and 8; of Sparse Mixer Base four capacities (some minutes, once)."""
     path = CACHE / f"{preset}-mixer.bundle"
     if not path.exists():
         compile_bundle(_folder(preset), elsewhere(), path, buckets=[ONE, EIGHT])
@@ -59,7 +46,7 @@ _ROUNDS = {ONE: 12, EIGHT: 4}
 @benchmark
 def bench_mixer() -> list[Row]:
     """Sparse Mixer Base and Fast Sparse Mixer Base against BERT Base and eager, and the bytes of four capacities."""
-    mixer, peer = mixer_bundle(), peer_bundle()
+    mixer, peer = _bundle("sparse-mixer-base"), _bundle("bert-base")
     return [*_against_bert(mixer, peer, ONE), *_against_bert(mixer, peer, EIGHT), _against_eager(mixer)]
 
 
@@ -78,28 +65,18 @@ def _against_bert(mixer: Path, peer: Path, bucket: Bucket) -> list[Row]:
             runners[name] = stack.enter_context(packed(mixer, engine_of(opened, percent, bucket).submodel, bucket))
         calls = {name: (lambda one=one: one.runner.run(one.feeds)) for name, one in runners.items()}
         times = interleaved(calls, _ROUNDS[bucket], runs=1, warmup=1)
+    shape = f"{bucket.batch} x {bucket.sequence}"
+    how = f"median ratio of {_ROUNDS[bucket]} interleaved rounds, encoders without a head, packed, {CORES} threads"
     return [
-        Row(
-            f"{name} engine against BERT Base, {bucket.batch} x {bucket.sequence}",
-            f"{ratio(times, 'bert', name):.2f}x (best {min(times[name]):.0f} against {min(times['bert']):.0f} ms)",
-            f">= {bar}x",
-            ratio(times, "bert", name) >= bar,
-            f"median ratio of {_ROUNDS[bucket]} interleaved rounds, encoders without a head, packed, {CORES} threads",
-        )
+        speed_row(f"{name} engine against BERT Base, {shape}", times, "bert", name, bar, how)
         for name, bar in _PUBLISHED.values()
     ]
 
 
 def _against_eager(mixer: Path) -> Row:
-    model = load_model(mixer_folder())
+    model = load_model(_folder("sparse-mixer-base"))
     with packed(mixer, engine_of(open_bundle(mixer), 100, ONE).submodel, ONE) as ours:
         calls = {"eager": eager_call(model, ours.feeds), "ours": lambda: ours.runner.run(ours.feeds)}
         times = interleaved(calls, _ROUNDS[ONE], runs=1, warmup=1)
-    speed = ratio(times, "eager", "ours")
-    return Row(
-        "engine against PyTorch eager, Sparse Mixer Base",
-        f"{speed:.2f}x (best {min(times['ours']):.0f} against {min(times['eager']):.0f} ms)",
-        ">= 2x",
-        speed >= 2,
-        f"median ratio of {_ROUNDS[ONE]} interleaved rounds, 1 x 512, {CORES} threads each",
-    )
+    how = f"median ratio of {_ROUNDS[ONE]} interleaved rounds, 1 x 512, {CORES} threads each"
+    return speed_row("engine against PyTorch eager, Sparse Mixer Base", times, "eager", "ours", 2, how)

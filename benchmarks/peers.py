@@ -22,7 +22,7 @@ from ..bucket import Bucket
 from ..compiler.compile import compile_bundle
 from ..profiles.budget import BudgetSpec
 from ..profiles.precision import Precision
-from .harness import CACHE
+from .harness import CACHE, milliseconds
 from .subjects import CORES, elsewhere
 
 
@@ -55,7 +55,7 @@ def genai(folder: Path, precision: str) -> Generate | None:
         generator.append_tokens(list(prompt))
         generator.generate_next_token()
         first = 1e3 * (perf_counter() - began)
-        return Timed(first, [_milliseconds(generator.generate_next_token) for _ in range(tokens - 1)])
+        return Timed(first, [milliseconds(generator.generate_next_token) for _ in range(tokens - 1)])
 
     return generate
 
@@ -96,8 +96,8 @@ def openvino(folder: Path) -> Generate | None:
             request.infer({name: np.array(value, np.int64) for name, value in feeds.items()} | {"beam_idx": _FIRST_ROW})
             state, read = [int(request.get_tensor("logits").data[0, -1].argmax())], total
 
-        first = _milliseconds(step)
-        return Timed(first, [_milliseconds(step) for _ in range(tokens - 1)])
+        first = milliseconds(step)
+        return Timed(first, [milliseconds(step) for _ in range(tokens - 1)])
 
     return generate
 
@@ -120,16 +120,10 @@ def transformers(folder: Path) -> Generate:
                 answer = model(input_ids=state, past_key_values=cache, use_cache=True, logits_to_keep=1)
             state = answer.logits[:, -1].argmax(-1, keepdim=True)
 
-        first = _milliseconds(step)
-        return Timed(first, [_milliseconds(step) for _ in range(tokens - 1)])
+        first = milliseconds(step)
+        return Timed(first, [milliseconds(step) for _ in range(tokens - 1)])
 
     return generate
-
-
-def _milliseconds(call: Callable[[], object]) -> float:
-    began = perf_counter()
-    call()
-    return 1e3 * (perf_counter() - began)
 
 
 # Eight widths of its FFNs, the largest last.
@@ -138,12 +132,7 @@ WIDTHS = tuple(f"ffn{width}" for width in range(256, 2049, 256))
 
 def llama_folder() -> Path:
     """12 layers of 768, FFN 2048, 12 heads that share 4 of keys and values, 32,000 tokens, 4096 positions."""
-    sizes = {
-        "hidden_size": 768,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-    }
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
     return _checkpoint("llama-100m", "Llama", num_key_value_heads=4, max_position_embeddings=4096, **sizes)
 
 
@@ -164,12 +153,7 @@ def llama_widths_bundle(precision: Precision) -> Path:
 
 def tiny_llama_bundle() -> Path:
     """One layer of 64 and 32,000 tokens, whose steps are so short that work beside them shows."""
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     return _bundle(
         _checkpoint("llama-tiny", "Llama", num_key_value_heads=2, max_position_embeddings=512, **sizes), "fp32"
     )

@@ -65,13 +65,18 @@ class Subject:
         return random_feeds(self.model.source.signature.inputs, BUCKET)
 
 
-def export_plain(subject: Subject, submodel: str, path: Path) -> None:
-    """The usual way: trace the narrowed module, save graph and weights."""
+def export_plain(subject: Subject, submodel: str, path: Path, free: Mapping[int, Any] | None = None) -> None:
+    """The usual way: trace the narrowed module, save graph and weights; with the dimensions ``free`` of every input."""
     module = subject.model.narrow(subject.model.spec.parse(submodel))
     inputs = tuple(torch.from_numpy(array) for array in subject.feeds().values())
     names = [spec.name for spec in subject.model.source.signature.inputs]
     outputs = [spec.name for spec in subject.model.source.signature.outputs]
-    program = torch.onnx.export(module, inputs, dynamo=True, input_names=names, output_names=outputs, verbose=False)
+    shapes = None
+    if free is not None:
+        inputs, shapes = tuple(each.expand(2, -1) for each in inputs), (tuple(dict(free) for _ in inputs),)
+    program = torch.onnx.export(
+        *(module, inputs), dynamo=True, input_names=names, output_names=outputs, dynamic_shapes=shapes, verbose=False
+    )
     assert program is not None
     program.save(str(path), external_data=True)
 
