@@ -78,6 +78,19 @@ def exchange(new: Path, old: Path) -> None:
     aside.rename(new)
 
 
+def put_in_place(folder: Path, output: Path, aside: Path | None) -> None:
+    """Gives a ``folder`` the name ``output`` in one step, once it has reached the disk; what has that name lies
+    ``aside`` then, if it is to be replaced. Raises OSError."""
+    for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync_folder(inner)
+    if aside is not None and os.path.lexists(output):
+        exchange(folder, output)
+        folder.rename(aside)
+    else:
+        folder.rename(output)
+    sync_folder(output.parent)
+
+
 def require_new(path: Path, overwrite: bool | None = None) -> None:
     """Before any work: raises OutputError for a path that exists, or in a folder where nothing can be written. With
     ``overwrite`` a file may exist; None where nobody can ask for that."""

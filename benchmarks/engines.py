@@ -19,7 +19,6 @@ from torch.export import Dim
 from ..bucket import Bucket
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..compiler.compile import compile_bundle
-from ..compiler.examples.rank_axes import text_encoder
 from ..examples.encoder.corpus import demo_checkpoint, write_corpus
 from ..exporters.source import open_source
 from ..exporters.universal import load_universal
@@ -166,7 +165,7 @@ Feeds = dict[str, Array]
 def bench_lengths() -> list[Row]:
     """Texts of many lengths on one engine of a range, against a plain export of the same model with free dimensions."""
     subject, texts = minilm(), _texts()
-    encoder = text_encoder(subject.model)
+    encoder = subject.model.source.encoder
     longest = subject.model.source.signature.max_sequence
     assert encoder is not None
     assert longest is not None

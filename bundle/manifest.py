@@ -192,13 +192,32 @@ class Ranking:
 
 
 @dataclass(frozen=True)
+class JobOptions:
+    """Settings of a compile beside its profile: which submodels it ``include``d whatever budgets chose, and the ids of
+    the ``submodels`` that were asked for, of them the published ``slices``; whether examples were ``text`` or ``data``;
+    the layers of the ``exits`` at which the model is cut, None for all; whether engines ``generate``, and tasks are
+    ``mergeable``. ``whole_along`` are axes that no submodel shrinks: weights are not laid out along them.
+    """
+
+    include: Literal["budgets", "levels", "ladder"] = "levels"
+    submodels: tuple[str, ...] = ()
+    text: bool = False
+    data: bool = False
+    exits: tuple[int, ...] | None = None
+    generate: bool = False
+    mergeable: bool = False
+    slices: tuple[str, ...] = ()
+    whole_along: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Provenance:
     """Where the bundle comes from: enough to make it again."""
 
     tools: Mapping[str, str]
     source: tuple[FileEntry, ...]
     profile: Mapping[str, Any]
-    options: Mapping[str, Any]
+    options: JobOptions = field(default_factory=JobOptions)
 
 
 @dataclass(frozen=True)

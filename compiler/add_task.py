@@ -14,22 +14,24 @@ from safetensors.numpy import save as save_bytes
 
 from ..argument_types import checked
 from ..bucket import Bucket
-from ..bundle.device_files.task_index import TaskEntry, keep_task, name_problem, read_tasks, require_new_name, task_file
+from ..bundle.device_files.task_index import TaskEntry, keep_task, read_tasks, task_file
 from ..bundle.entries.task_entry import TasksEntry, TaskTensor
 from ..bundle.manifest import FileEntry
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..elastic import Submodel
 from ..errors import BundleIncompatibleError, CheckpointError, InputError
-from ..exporters.architecture import Task, hash_of
+from ..exporters.architecture import Task
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.universal import UniversalModel, load_universal, permute_axis, permuted_steps
+from ..profiles.compile_request import require_names
 from ..runtime.graphs.task_tensors import task_tensors
 from ..whole_file import require_writable
 from .graph.store import Store, laid_out, stored_name
+from .job import stated_source
 from .parity.cases import Case
 from .parity.references import References
 from .prove_task import prove_task
-from .verify import cases_of, require_same_interface, source_of
+from .verify import cases_of, require_same_interface
 from .work.clock import Clock, Progress, silent
 
 # By order of the spec: the step of the checkpoint that lies at each place.
@@ -52,10 +54,10 @@ def add_task(
         raise BundleIncompatibleError(
             f"bundle {bundle}: its engines take no tasks; compile it with `tasks`, which makes engines that do"
         )
-    require_names(opened, [name])
+    require_names([name], (task.name for task in read_tasks(opened)))
     require_writable(opened.path, f"task {name}")
     with clock("model"):
-        source = source_of(against, opened)
+        source = stated_source(against, opened.manifest)
         assert source.tasks is not None
         task = source.tasks.read(Path(folder))
         universal = load_universal(source)
@@ -69,23 +71,12 @@ def add_task(
 
 
 def _require_base(universal: UniversalModel, bundle: Bundle) -> None:
-    stated, found = bundle.manifest.tasks, frozen_sha256(universal)
+    stated, found = bundle.manifest.tasks, universal.frozen_sha256()
     if stated is not None and found != stated.base_sha256:
         raise CheckpointError(
             f"{universal.source.checkpoint.folder}: its frozen weights have the hash {found[:16]}..., those of "
             f"{bundle.path} {stated.base_sha256[:16]}...; the bundle was made from another model"
         )
-
-
-def require_names(bundle: Bundle | None, names: Sequence[str]) -> None:
-    """Raises InputError for a name that no task may have, or that two have, or that ``bundle`` has already."""
-    for number, name in enumerate(names):
-        if problem := name_problem(name):
-            raise InputError(problem)
-        if name.lower() in (other.lower() for other in names[:number]):
-            raise InputError(f"task {name}: given twice; choose another name")
-        if bundle is not None:
-            require_new_name(read_tasks(bundle), name)
 
 
 def orders_of(bundle: Bundle) -> Orders:
@@ -136,12 +127,6 @@ def _is_offered(submodel: Submodel, task: Task) -> bool:
     return all(submodel[axis] in values for axis, values in task.choices.items())
 
 
-def frozen_sha256(universal: UniversalModel) -> str:
-    """The hash of what tasks have in common; of a model in the order of its checkpoint."""
-    own = universal.source.tasks.tensors if universal.source.tasks is not None else frozenset()
-    return hash_of({name: value.detach().numpy() for name, value in universal.parameters().items() if name not in own})
-
-
 def tasks_entry(universal: UniversalModel, store: Store, base_sha256: str) -> TasksEntry | None:
     """The manifest's part on tasks: the tensors of theirs that engines read. None for a model without tasks."""
     form, spec = universal.source.tasks, universal.spec
@@ -162,21 +147,12 @@ def read_orders(path: Path | None) -> Orders:
     return {} if path is None else load_file(path)
 
 
-def require_base(task: Task, base_sha256: str) -> None:
-    """Raises CheckpointError for a task whose folder states other frozen weights than ``base_sha256``."""
-    if task.base_sha256 is not None and task.base_sha256 != base_sha256:
-        raise CheckpointError(
-            f"{task.folder}: made for a base whose frozen weights have the hash {task.base_sha256[:16]}..., this one's "
-            f"have {base_sha256[:16]}...; take the base that it was trained on"
-        )
-
-
 def with_task(universal: UniversalModel, task: Task, orders: Orders, base_sha256: str) -> UniversalModel:
     """``universal``, in the bundle's order, with the tensors of ``task`` in that order as well.
 
     Raises CheckpointError for a task of another base.
     """
-    require_base(task, base_sha256)
+    task.require_base(base_sha256)
     values = {name: torch.from_numpy(array) for name, array in task.tensors.items()}
     for order in universal.spec.orders:
         if order.name in orders:

@@ -16,13 +16,13 @@ from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import TRACED
-from .add_task import add_tasks, frozen_sha256, require_base, require_names, tasks_entry
+from .add_task import add_tasks, tasks_entry
 from .engines.build_engine import EngineBuilder, MergingBuilder
 from .engines.fp32_reference import Fp32Reference, build_fp32_reference, calibrated
 from .engines.kinds import build_engines, shapes_of, verify_engines
 from .engines.measure import fit_rungs, measure_engines, measure_quality
 from .engines.templates import Templates
-from .examples.rank_axes import rank_axes, text_encoder
+from .examples.rank_axes import rank_axes
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, write_store
 from .job import Job, resolve
@@ -53,7 +53,6 @@ def compile_bundle(request: CompileRequest) -> Path:
     """
     clock = Clock(request.progress)
     with clock.unreported("plan"):  # what would fail later fails here
-        require_names(None, list(request.tasks))
         job = resolve(request)
         job.validate()
     with staged(job.output, resume_key(job), (MANIFEST_NAME, BUILD_NAME) if job.overwrite else ()) as stage:
@@ -69,9 +68,9 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
     """Fills the stage's folder, step by step; each finds what an earlier run of it finished."""
     with clock("load"):
         universal = load_universal(job.source)
-        base_sha256 = frozen_sha256(universal) if job.source.tasks is not None else ""
+        base_sha256 = universal.frozen_sha256() if job.source.tasks is not None else ""
         for task in job.tasks.values():  # before the work, not behind it
-            require_base(task, base_sha256)
+            task.require_base(base_sha256)
     with clock("rank"):  # every elastic dimension becomes a prefix
         ranking = rank_axes(universal, job.corpus, stage, clock)
     bundle = partial_bundle(stage, universal.source, ranking, job.profile, job.options)
@@ -84,9 +83,9 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
     chosen = job.chosen(universal.spec, plan)
     engines = build_engines(builder, chosen, clock)  # slice, and compare with PyTorch: the gate
     merging = MergingBuilder.beside(builder)
-    merged = build_engines(merging, chosen, clock, "merged") if job.mergeable else ()
+    merged = build_engines(merging, chosen, clock, "merged") if job.options.mergeable else ()
     with clock("quality"):  # what the submodels keep, on held-out texts or rows
-        quality = measure_quality(builder, text_encoder(universal), engines, job.corpus, clock, fp32)
+        quality = measure_quality(builder, universal.source.encoder, engines, job.corpus, clock, fp32)
     with clock("bench"):  # what the dispatcher will go by
         latencies = measure_engines(builder, engines, corrections, clock)
         latencies += measure_engines(merging, merged, corrections, clock) if merged else ()
@@ -116,7 +115,7 @@ def _templates(
     if job.profile.precisions != (TRACED,):
         with clock("calibrate"):  # what other precisions must know of the values that they hold
             fp32 = build_fp32_reference(templates, stage, bundle)
-            templates = calibrated(templates, stage, fp32, text_encoder(universal), job.corpus, clock)
+            templates = calibrated(templates, stage, fp32, universal.source.encoder, job.corpus, clock)
     with clock("store"):  # every weight once in each precision, elastic dimension first
         for key in keys:
             templates.get(key)
@@ -130,7 +129,7 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
     store = read_store(weights, universal.spec)
     submodels = (universal.spec.universal(), *job.rungs, *job.submodels)
     shapes = {shape for submodel in submodels for shape in shapes_of(submodel, job.profile)}
-    encoder = text_encoder(universal)
+    encoder = universal.source.encoder
     cases = {shape: parity_cases(universal.source.signature, shape, encoder) for shape in sorted(shapes)}
     return EngineBuilder(
         references=References(universal, cases),

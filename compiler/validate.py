@@ -2,24 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
-from pathlib import Path
 
 from ..elastic import Submodel
 from ..errors import BuildError, PlanError
-from ..exporters.architecture import Task
-from ..exporters.checkpoints.generation_defaults import read_generation_defaults
 from ..exporters.source import ModelSource
-from ..exporters.tasks import with_tasks
 from ..profiles.backends import BACKENDS
+from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import PRECISIONS, TRACED, Precision
-from ..profiles.probe_host import is_this_host
 from ..runtime.engines.runner import opener
 from .planning.levels import Level
 from .planning.plan import make_plan
+from .planning.variants import require_scales
+
+
+def validate_model(
+    source: ModelSource, profile: DeviceProfile, submodels: Iterable[Submodel], request: CompileRequest
+) -> None:
+    """Whether engines for the profile's back end can have the exits, tasks and decoder that ``request`` asks of the
+    model, and ``submodels`` too. Raises PlanError."""
+    if source.exits is not None and "segments" not in BACKENDS[profile.backend].kinds:
+        raise PlanError(f"{source.name} has exits, and engines for {profile.backend} are whole ones; use onnxruntime")
+    for problem in chain(_task_problems(source, profile, request), _decoder_problems(source, profile, submodels)):
+        raise PlanError(problem)
+    require_scales(source, profile)
+
+
+def _task_problems(source: ModelSource, profile: DeviceProfile, request: CompileRequest) -> Iterator[str]:
+    tasks, rank = request.tasks, request.lora_rank
+    if rank is not None and (not tasks or rank < 1):
+        yield f"`lora_rank={rank}`: expected at least 1, with tasks that are adapters of PEFT"
+    if request.mergeable and not tasks:
+        yield "mergeable: expected tasks, which are merged into the weights of such engines"
+    if not tasks:
+        return
+    if "tasks" not in BACKENDS[profile.backend].kinds:
+        yield f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
+    if profile.precisions != ("fp32",):
+        yield f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}"
+    if source.exits is not None:
+        yield f"task: {source.name} has exits, and segments take no tasks; compile it without `tasks`"
+
+
+def _decoder_problems(source: ModelSource, profile: DeviceProfile, submodels: Iterable[Submodel]) -> Iterator[str]:
+    """Models that cannot generate, precisions and submodels of others in which they cannot: heads that no engine keeps
+    in a cache, and for TensorRT an encoder that counts what it selects."""
+    form, backend = source.cached, BACKENDS[profile.backend]
+    if not source.generates:
+        return
+    if form is None:
+        yield f"generate: {source.name} cannot; expected a causal language model, see docs/models.md"
+        return
+    if form.problem is not None:
+        yield f"generate: {source.name} cannot: {form.problem}"
+    if "generation" not in backend.kinds:
+        yield f"generate: engines for {backend.name} are whole ones; compile for onnxruntime"
+    if not backend.caches_integers and profile.precisions != (TRACED,):
+        asked = ", ".join(profile.precisions)
+        yield f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, asked for {asked}"
+    for precision in profile.precisions:
+        if PRECISIONS[precision].numbers == "halves":
+            yield (
+                f"generate: KV-cache engines are in fp32 or of integers, asked for {precision}; on the "
+                "processor the operator that reads the cache takes longer on halves"
+            )
+    for submodel in submodels:
+        if (problem := form.at(submodel).problem) is not None:
+            yield f"generate: submodel {submodel.id} cannot: {problem}"
+        computes = form.encoder is not None and form.encoder.routes(submodel)
+        if computes and not backend.takes_computed_counts:
+            yield (
+                f"generate: submodel {submodel.id} cannot for {backend.name}: its encoder selects a number of tokens "
+                f"that follows from the prompt's length, and {backend.title}'s parser takes a constant one (TopK); ask "
+                "for levels without it, or compile for onnxruntime"
+            )
 
 
 def validate_backend(profile: DeviceProfile, emit_only: bool) -> None:
@@ -47,7 +107,7 @@ def validate_budgets(
     measured, memory in other precisions than the traced one once graphs say which weights stay in it. Raises PlanError.
     """
     budgets, memory_mb = profile.budgets, profile.memory_mb
-    if is_this_host(profile):
+    if profile.host is not None:
         budgets = {name: replace(budget, latency_ms=None) for name, budget in budgets.items()}
     if profile.precisions != (TRACED,):
         budgets, memory_mb = {name: replace(budget, memory_mb=None) for name, budget in budgets.items()}, inf
@@ -62,99 +122,3 @@ def validate_examples(precisions: Sequence[Precision], are_given: bool) -> None:
             f"precision {scaled[0]}: activations are scaled by what examples show; pass `text` or `data`, or use "
             "int8-dynamic, which needs none"
         )
-
-
-def validate_generation(source: ModelSource, profile: DeviceProfile) -> None:
-    """Refuses models that are to generate and cannot."""
-    if not source.generates:
-        return
-    if source.cached is None:
-        raise PlanError(f"generate: {source.name} cannot; expected a causal language model, see docs/models.md")
-    if source.cached.problem is not None:
-        raise PlanError(f"generate: {source.name} cannot: {source.cached.problem}")
-    backend = BACKENDS[profile.backend]
-    if "generation" not in backend.kinds:
-        raise PlanError(f"generate: engines for {backend.name} are whole ones; compile for onnxruntime")
-    if not backend.caches_integers and profile.precisions != (TRACED,):
-        asked = ", ".join(profile.precisions)
-        raise PlanError(f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, asked for {asked}")
-    for precision in profile.precisions:
-        if PRECISIONS[precision].numbers == "halves":
-            raise PlanError(
-                f"generate: KV-cache engines are in fp32 or of integers, asked for {precision}; on the "
-                "processor the operator that reads the cache takes longer on halves"
-            )
-
-
-def validate_submodels(source: ModelSource, profile: DeviceProfile, submodels: Iterable[Submodel]) -> None:
-    """Submodels whose heads no engine keeps in a cache, and for TensorRT those whose encoder counts what it selects,
-    are refused."""
-    form = source.cached
-    if form is None:
-        return
-    backend = BACKENDS[profile.backend]
-    for submodel in submodels:
-        if (problem := form.at(submodel).problem) is not None:
-            raise PlanError(f"generate: submodel {submodel.id} cannot: {problem}")
-        computes = form.encoder is not None and form.encoder.routes(submodel)
-        if computes and not backend.takes_computed_counts:
-            raise PlanError(
-                f"generate: submodel {submodel.id} cannot for {backend.name}: its encoder selects a number of tokens "
-                f"that follows from the prompt's length, and {backend.title}'s parser takes a constant one (TopK); ask "
-                "for levels without it, or compile for onnxruntime"
-            )
-
-
-def generation_notes(source: ModelSource, profile: DeviceProfile) -> tuple[str, ...]:
-    """Settings of generation in the model's folder that engines do not follow, and those that it lacks."""
-    if source.cached is None:
-        return ()
-    vocabulary = source.cached.vocabulary
-    stated = read_generation_defaults(source.checkpoint, vocabulary)
-    notes = []
-    if stated.left_out:
-        notes.append(f"generation does not follow {', '.join(stated.left_out)}, which the model's folder states")
-    if stated.beyond:
-        notes.append(
-            f"the model's folder states {', '.join(stated.beyond)}, beyond its vocabulary of {vocabulary} tokens: no "
-            "such token can come"
-        )
-    if not stated.end_ids:
-        of_it = " of its vocabulary" if stated.beyond else ""
-        notes.append(
-            f"the model's folder states no eos_token_id{of_it}: a text ends at a stop of the request's or at its "
-            "`max_tokens`"
-        )
-    if (note := BACKENDS[profile.backend].generation_note) is not None:
-        notes.append(note)
-    return tuple(notes)
-
-
-def validated_tasks(
-    source: ModelSource,
-    profile: DeviceProfile,
-    tasks: Mapping[str, str | Path],
-    lora_rank: int | None,
-    mergeable: bool,
-) -> tuple[ModelSource, dict[str, Task]]:
-    """``source`` whose engines take ``tasks``, folders by name, and what those hold; itself without any.
-
-    Raises PlanError for options without tasks, and for what engines with tasks cannot be, CheckpointError for a folder
-    that is none of the model's tasks.
-    """
-    if lora_rank is not None and (not tasks or lora_rank < 1):
-        raise PlanError(f"`lora_rank={lora_rank}`: expected at least 1, with tasks that are adapters of PEFT")
-    if mergeable and not tasks:
-        raise PlanError("mergeable: expected tasks, which are merged into the weights of such engines")
-    if not tasks:
-        return source, {}
-    source, read = with_tasks(source, {name: Path(folder) for name, folder in tasks.items()}, lora_rank)
-    if "tasks" not in BACKENDS[profile.backend].kinds:
-        raise PlanError(
-            f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
-        )
-    if profile.precisions != ("fp32",):
-        raise PlanError(f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}")
-    if source.exits is not None:
-        raise PlanError(f"task: {source.name} has exits, and segments take no tasks; compile it without `tasks`")
-    return source, read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,20 +14,16 @@ from ..bucket import Bucket
 from ..bundle.entries.task_entry import BASE
 from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
-from ..elastic import DEPTH
 from ..errors import CheckpointError
-from ..exporters.source import ModelSource, open_source
-from ..exporters.tasks import with_stated_tasks
+from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal, permute_axis
 from ..notebook import as_html
-from ..profiles.device_profile import profile_precisions
 from ..runtime.load import verify_bytes
 from .engines.kinds import verify_engines
 from .engines.whole import whole_verdict
-from .examples.rank_axes import text_encoder
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
-from .job import WHOLE_ALONG
+from .job import stated_source
 from .parity.cases import Case, parity_cases
 from .parity.engine_verdict import EngineVerdict
 from .parity.reference import Reference, replayed
@@ -79,7 +75,7 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
     verdicts: tuple[EngineVerdict, ...] = ()
     if against is not None:
         with clock("model"):
-            universal = load_universal(source_of(against, bundle))
+            universal = load_universal(stated_source(against, bundle.manifest))
             require_same_interface(universal, bundle)
             orders = recover_order(bundle.file(WEIGHTS_NAME), universal)
         with clock("parity"), proof_bundle(bundle) as here:
@@ -95,20 +91,6 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
         measurements=checked.measurements,
         tasks=checked.tasks,
     )
-
-
-def source_of(against: str | Path, bundle: Bundle) -> ModelSource:
-    """The model in the bundle's precisions, cut at its exits if it has any; with tasks where the bundle's engines take
-    some."""
-    source = open_source(against, precisions=profile_precisions(bundle.manifest.provenance.profile))
-    source = replace(source, generates=bundle.manifest.generation is not None)
-    if bundle.manifest.tasks is not None:
-        source = with_stated_tasks(source, bundle.manifest.tasks)
-    stated = bundle.manifest.provenance.options.get(WHOLE_ALONG)
-    if isinstance(stated, list):
-        source = replace(source, whole_along=frozenset(axis.name for axis in source.spec.axes if axis.name in stated))
-    depths = next((axis.choices for axis in bundle.manifest.axes if axis.name == DEPTH), None)
-    return replace(source, cut_at=depths) if DEPTH in source.spec.kinds else source
 
 
 def require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
@@ -163,6 +145,6 @@ def _verify(
 
 def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
     """Cases of each bucket of ``bundle`` on which engines are proven."""
-    encoder = text_encoder(universal)
+    encoder = universal.source.encoder
     buckets = {engine.bucket for engine in bundle.manifest.engines}
     return {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in buckets}

@@ -29,6 +29,7 @@ from ..bundle.manifest import (
     UNLISTED,
     BudgetEntry,
     FileEntry,
+    JobOptions,
     Manifest,
     Proof,
     Provenance,
@@ -40,7 +41,7 @@ from ..bundle.open_bundle import Bundle
 from ..bundle.read_manifest import read_manifest
 from ..elastic import Submodel
 from ..exporters.checkpoints.checkpoint import sha256_of
-from ..exporters.checkpoints.generation_defaults import read_chat_template, read_generation_defaults
+from ..exporters.checkpoints.generation_defaults import read_chat_template
 from ..exporters.source import ModelSource
 from ..profiles.backends import BACKENDS, BackendName
 from ..profiles.device_profile import DeviceProfile, profile_data
@@ -90,8 +91,8 @@ def resume_key(job: Job) -> dict[str, Any]:
     """Everything that an interrupted compile must share with the one that goes on."""
     return {
         "tools": tool_versions(job.profile.backend),
-        "source": unstructure(source_entries(job.source)),
-        "profile": profile_data(job.profile),
+        "source": source_entries(job.source),
+        "profile": job.profile,
         "corpus": job.corpus.key if job.corpus is not None else None,
         "options": job.options,
         "lora_rank": job.lora_rank,
@@ -100,7 +101,7 @@ def resume_key(job: Job) -> dict[str, Any]:
 
 
 def partial_bundle(
-    stage: Stage, source: ModelSource, ranking: Ranking, profile: DeviceProfile, options: Mapping[str, Any]
+    stage: Stage, source: ModelSource, ranking: Ranking, profile: DeviceProfile, options: JobOptions
 ) -> Bundle:
     """The bundle in the staging folder before it has engines: what runners need to open one."""
     signature = source.signature
@@ -231,8 +232,9 @@ def generation_entry(source: ModelSource, stage: Stage) -> GenerationEntry | Non
 
 def stated_entry(source: ModelSource) -> tuple[GenerationEntry, str | None]:
     """The entry of ``generation_entry`` for a model that is to generate, and its chat template."""
+    stated = source.generation_defaults
     assert source.cached is not None
-    stated = read_generation_defaults(source.checkpoint, source.cached.vocabulary)
+    assert stated is not None
     template = read_chat_template(source.checkpoint.folder)
     entry = replace(
         source.cached.entry,

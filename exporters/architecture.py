@@ -20,6 +20,7 @@ from ..bundle.entries.engine_entry import RoutingEntry
 from ..bundle.entries.task_entry import TaskKind
 from ..bundle.manifest import Proof
 from ..elastic import ElasticSpec, Submodel
+from ..errors import CheckpointError
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
 from .parts import CachedForm, Exits
@@ -163,6 +164,14 @@ class Task:
     base_sha256: str | None = None
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     facts: Mapping[str, int | str] = field(default_factory=dict)
+
+    def require_base(self, base_sha256: str) -> None:
+        """Raises CheckpointError where the folder states other frozen weights than ``base_sha256``."""
+        if self.base_sha256 is not None and self.base_sha256 != base_sha256:
+            raise CheckpointError(
+                f"{self.folder}: made for a base whose frozen weights have the hash {self.base_sha256[:16]}..., this "
+                f"one's have {base_sha256[:16]}...; take the base that it was trained on"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import safe_open
 
 from ..elastic import ElasticSpec, Submodel
@@ -18,6 +17,9 @@ from ..errors import CheckpointError, PlanError
 from .checkpoints.checkpoint import TensorHeader
 from .sentence_transformers.read_modules import HEAD, name_in_file
 from .source import ModelSource, open_source
+
+if TYPE_CHECKING:  # plans are made without torch, unless of slices
+    import torch
 
 _NOT_NESTED_PROBLEM = "the levels are not nested"
 # What config.json of a slice may say otherwise: widths, which are compared as axes; how training went; who wrote it.
@@ -121,6 +123,8 @@ def _behind(source: ModelSource) -> object:
 
 
 def _compare_tensor(spec: ElasticSpec, submodel: Submodel, name: str, whole: _Tensors, part: _Tensors) -> None:
+    import torch
+
     found = part.read(name)
     place = [slice(None)] * found.ndim
     for cut in spec.slices_of(name):
@@ -132,7 +136,7 @@ def _compare_tensor(spec: ElasticSpec, submodel: Submodel, name: str, whole: _Te
             f"{where} is stored as {part.header(name).dtype}, that of {whole.checkpoint.name} as "
             f"{whole.header(name).dtype}; a slice shares its bits"
         )
-    if torch.equal(_bits(found), _bits(expected)):
+    if torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (found, expected))):
         return
     cuts = spec.slices_of(name)
     if cuts:
@@ -183,7 +187,3 @@ class _Tensors:
             return part[place] if place else part
         tensor: torch.Tensor = file.get_slice(name)[place] if place else file.get_tensor(name)
         return tensor
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)

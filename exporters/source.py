@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -13,6 +13,7 @@ from ..bundle.entries.engine_entry import RoutingEntry
 from ..elastic import DEPTH, ElasticSpec, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.backends import BACKENDS
+from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import (
     FP32,
     HALVES,
@@ -28,9 +29,11 @@ from ..profiles.precision import (
     highest_first,
     precision_of,
 )
+from ..runtime.inputs.text import TextEncoder
 from ..workload import Op
 from .architecture import Architecture, ParameterGroups, TaskForm, Variants, parameter_groups
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
+from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
 from .checkpoints.tokenizer_file import tokenizer_content
 from .family import PREFIX, Family, family_of, preset_checkpoint
 from .parts import CachedForm, Exits, Part, chosen_exits
@@ -105,6 +108,11 @@ class ModelSource:
         return self.architecture.cached if self.generates else None
 
     @cached_property
+    def generation_defaults(self) -> GenerationDefaults | None:
+        """How the folder says that its model generates, if its engines are to. Raises CheckpointError."""
+        return None if self.cached is None else read_generation_defaults(self.checkpoint, self.cached.vocabulary)
+
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every parameter of the universal model by name, those of ``modules`` included."""
         return {**self.architecture.parameter_shapes, **(self.modules.parameter_shapes if self.modules else {})}
@@ -131,6 +139,37 @@ class ModelSource:
         """
         text = self.signature.text
         return None if text is None else tokenizer_content(self.checkpoint.folder / text.file)
+
+    def signature_for(self, device: DeviceProfile) -> Signature:
+        """The signature with the shapes that engines for ``device`` may have."""
+        if BACKENDS[device.backend].static_segments and self.exits is not None:
+            return replace(self.signature, static="on a GPU its segments hand on memory of one shape")
+        return self.signature
+
+    def fitted(self, device: DeviceProfile, are_asked: bool, is_shape_asked: bool) -> DeviceProfile:
+        """``device`` with buckets that the model has, which a request may have asked for, as it may have for the shape
+        in one of them at which budgets are judged. Raises PlanError, or ExportError for buckets."""
+        own = self.signature_for(device).buckets(device.buckets if are_asked else None, device.buckets)
+        fitted, shape = replace(device, buckets=own), device.budget_at
+        if shape is None or not is_shape_asked:
+            of_others = are_asked and fitted.budget_shape != shape  # the profile's own is that of its own buckets
+            return replace(fitted, budget_at=None) if of_others else fitted
+        if not shape.is_static:
+            raise PlanError(f"`budget_at={shape}`: expected one shape, such as {shape.largest}")
+        if not any(bucket.holds(shape) for bucket in own):
+            raise PlanError(
+                f"`budget_at={shape}`: larger than every bucket ({', '.join(map(str, own))}); ask for a smaller shape, "
+                "or for a bucket that holds it"
+            )
+        return fitted
+
+    @cached_property
+    def encoder(self) -> TextEncoder | None:
+        """The tokenizer as the bundle gets it; None where the folder has none. Raises as ``tokenizer``."""
+        text = self.signature.text
+        if text is None:
+            return None
+        return TextEncoder(self.checkpoint.folder / text.file, text, self.signature.inputs, self.tokenizer)
 
     def parameters(self, submodel: Submodel) -> int:
         """Number of parameters of ``submodel``."""
@@ -211,9 +250,15 @@ class ModelSource:
 
 
 def open_source(
-    folder: Path | str, exits: Sequence[int] | None = None, precisions: tuple[Precision, ...] = ("fp32",)
+    folder: Path | str,
+    exits: Sequence[int] | None = None,
+    precisions: tuple[Precision, ...] = ("fp32",),
+    *,
+    generates: bool = False,
+    whole_along: Iterable[str] = (),
 ) -> ModelSource:
-    """Opens a model folder, or ``preset:NAME``; ``exits`` are the layers whose exits are used, by default all.
+    """Opens a model folder, or ``preset:NAME``; ``exits`` are the layers whose exits are used, by default all; the
+    others are fields of ``ModelSource``.
 
     A model without weights (a preset, or a folder with ``config.json`` alone) can be described and planned where its
     configuration says everything; what needs the weights then raises CheckpointError.
@@ -234,7 +279,15 @@ def open_source(
             f"{checkpoint.folder / MODULES_FILE}: models of family {family.name} run without modules of "
             "sentence-transformers; remove the file to compile the model alone"
         )
-    return ModelSource(checkpoint, family, architecture, cut_at, precisions)
+    return ModelSource(
+        checkpoint,
+        family,
+        architecture,
+        cut_at,
+        precisions,
+        generates=generates,
+        whole_along=frozenset(whole_along),
+    )
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ if TYPE_CHECKING:  # plans are made without torch
 
 
 def with_tasks(
-    source: ModelSource, folders: Mapping[str, Path], lora_rank: int | None = None
+    source: ModelSource, given: Mapping[str, str | Path], lora_rank: int | None = None
 ) -> tuple[ModelSource, dict[str, Task]]:
-    """``source`` whose engines take tasks, and the tasks in ``folders``, by name: all of the model's own form, or all
-    adapters of PEFT, for which engines have a pair of rank ``lora_rank`` at least beside each target.
+    """``source`` whose engines take tasks, and the tasks in the ``given`` folders, by name: all of the model's own
+    form, or all adapters of PEFT, for which engines have a pair of rank ``lora_rank`` at least beside each target.
 
     Raises CheckpointError for a model that takes none, and for a folder that is none of its tasks.
     """
+    folders = {name: Path(folder) for name, folder in given.items()}
     adapters = [name for name, folder in folders.items() if is_adapter(folder)]
     if not adapters:
         if lora_rank is not None:

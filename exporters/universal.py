@@ -20,6 +20,7 @@ import torch
 from ..bundle.manifest import Ranking
 from ..elastic import ElasticSpec, Order, PrefixSlice, Submodel
 from ..errors import CheckpointError
+from .architecture import hash_of
 from .modules.layers import mend_sizes
 from .source import ModelSource
 
@@ -53,6 +54,11 @@ class UniversalModel:
         own = self.source.tasks.tensors if self.source.tasks is not None else frozenset()
         named = ((name.removeprefix(PREFIX), value) for name, value in self.module.named_buffers())
         return {name: value for name, value in named if name in own}
+
+    def frozen_sha256(self) -> str:
+        """The hash of what tasks have in common; of a model in the order of its checkpoint."""
+        own = self.source.tasks.tensors if self.source.tasks is not None else frozenset()
+        return hash_of({name: value.detach().numpy() for name, value in self.parameters().items() if name not in own})
 
     def stored_names(self) -> set[str]:
         """Names of what the weight store may have: parameters, tensors made of them, constants that are a task's."""

@@ -6,13 +6,15 @@ reference pages and the signatures of ``nestforge.compile`` and ``nestforge.plan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ..argument_types import again, option, require_types
 from ..bucket import Bucket
+from ..errors import InputError, PlanError
 from ..progress import Progress, silent
 from .backends import BackendName
 from .budget import BudgetSpec
@@ -21,6 +23,8 @@ from .precision import Precision
 from .probe_host import HOST_PROFILE_NAME
 
 Include = Literal["budgets", "levels", "ladder"]
+# Of a task, part of a file's name on every platform.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # Fields of every request that makes a folder.
 MODEL = option("Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights.", MISSING)
 OUTPUT = option("Folder to write; must not exist.", MISSING, required=True)
@@ -118,5 +122,45 @@ class CompileRequest:
     progress: Progress = field(default=silent, compare=False, repr=False, metadata=PROGRESS.metadata)
 
     def __post_init__(self) -> None:
-        """Raises InputError for a field of another type."""
+        """Raises InputError for a field of another type, names that no tasks may have, and examples of both kinds."""
         require_types(type(self), vars(self))
+        require_names(self.tasks)
+        if self.text is not None and self.data is not None:
+            raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
+
+    @property
+    def shapes(self) -> tuple[Bucket, ...]:
+        """``buckets`` as such; none where the profile's count. Raises PlanError."""
+        return tuple(map(_shape, self.buckets or ()))
+
+    @property
+    def budget_shape(self) -> Bucket | None:
+        """``budget_at`` as a bucket. Raises PlanError."""
+        return None if self.budget_at is None else _shape(self.budget_at)
+
+
+def require_names(names: Collection[str], taken: Iterable[str] = ()) -> None:
+    """Raises InputError for a name that no task may have, and for one that is ``taken`` or stands twice: on some file
+    systems case makes no difference."""
+    known = [name.lower() for name in (*taken, *names)]
+    for name in names:
+        if problem := name_problem(name):
+            raise InputError(problem)
+        if known.count(name.lower()) > 1:
+            raise InputError(f"task {name}: there is another of this name; choose another name")
+
+
+def name_problem(name: str) -> str | None:
+    """Why no task can be called ``name``, or None."""
+    if _NAME.fullmatch(name):
+        return None
+    return f"task {name!r:.80}: expected a name of at most 64 letters, digits, '.', '_' and '-', not '.' or '-' first"
+
+
+def _shape(given: str | Bucket) -> Bucket:
+    if isinstance(given, Bucket):
+        return given
+    try:
+        return Bucket.parse(given)
+    except ValueError as failure:
+        raise PlanError(str(failure)) from failure

@@ -1,19 +1,23 @@
-"""Device profiles by name or from a YAML file, read strictly; and written back."""
+"""Device profiles by name, from a YAML file, read strictly, or as a request has one; and written back."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors import ProfileError
+from ..errors import PlanError, ProfileError
 from ..outside import is_of_library, said_by
 from ..outside_file import read_file
 from ..strict import nearest
+from .backends import BACKENDS
+from .compile_request import CompileRequest
 from .device_profile import DeviceProfile, profile_data, read_profile
-from .probe_host import HOST_PROFILE_NAME, host_profile
+from .precision import precision_problem
+from .probe_host import HOST_PROFILE_NAME, host_profile, is_this_host
 
 MAX_YAML_BYTES = 256 * 1024
 _BUILTIN = Path(__file__).parent / "builtin"
@@ -40,6 +44,37 @@ def load_profile(name_or_path: str | Path) -> DeviceProfile:
             known = f" Built in are {', '.join(builtin_profiles())}" if "did you mean" in hint else ""
             raise ProfileError(f"profile {str(name_or_path)!r}: neither a file nor a built-in profile{hint}{known}")
     return read_profile(_read_yaml(path), str(path))
+
+
+def requested_profile(request: CompileRequest) -> DeviceProfile:
+    """The profile of ``request`` with what the request puts in place of its own; whether a model has its buckets is not
+    asked here. It keeps its ``host`` where that is this one. Raises ProfileError, and PlanError for buckets and
+    precisions that cannot be."""
+    device = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
+    backend = BACKENDS[request.backend or device.backend]
+    if backend.name != device.backend:  # what the profile states for its own alone goes
+        device = replace(
+            device,
+            backend=backend.name,
+            tensorrt=None if backend.runs_graphs else device.tensorrt,
+            capacities=device.capacities if backend.fixed_caches else None,
+            host=device.host if backend.runs_graphs else None,
+        )
+    precisions = tuple(request.precisions or device.precisions)
+    if problem := precision_problem(precisions, backend.name):
+        raise PlanError(f"precision: {problem}")
+    levels = {kind: tuple(fractions) for kind, fractions in (request.levels or {}).items()}
+    return replace(
+        device,
+        precisions=precisions,
+        buckets=request.shapes or device.buckets,
+        budget_at=request.budget_shape or device.budget_at,
+        budgets=request.budgets or device.budgets,
+        levels=levels or device.levels,
+        promotion_order=request.promotion_order or device.promotion_order,
+        variants={**(device.variants or {}), **request.variants} if request.variants else device.variants,
+        host=device.host if request.measure and is_this_host(device) else None,
+    )
 
 
 def dump_profile(profile: DeviceProfile) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...errors import InputError
+from ...profiles.compile_request import name_problem, require_names
 from ...strict import unstructure
 from ...whole_file import alone, write_whole
 from ..entries.engine_entry import ParityReceipt
@@ -22,8 +23,6 @@ from ..read_manifest import is_plain_name
 from .device_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
 
 TASK_FILE_PREFIX, TASK_FILE_SUFFIX = "task.", ".safetensors"
-# Part of a file's name on every platform.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_TASKS = 4096
 _REMEDY = "remove it and add the tasks again"
@@ -63,13 +62,6 @@ class TaskIndex:
     tasks: tuple[TaskEntry, ...]
 
 
-def name_problem(name: str) -> str | None:
-    """Why no task can be called ``name``, or None."""
-    if _NAME.fullmatch(name):
-        return None
-    return f"task {name!r:.80}: expected a name of at most 64 letters, digits, '.', '_' and '-', not '.' or '-' first"
-
-
 def read_tasks(bundle: Bundle) -> tuple[TaskEntry, ...]:
     """The tasks that a bundle's folder lists; none where it has no list.
 
@@ -86,7 +78,7 @@ def keep_task(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
     """
     with alone(bundle.path):
         kept = read_tasks(bundle)
-        require_new_name(kept, task.name)
+        require_names([task.name], (one.name for one in kept))
         if len(kept) == _MAX_TASKS:
             raise InputError(f"bundle {bundle.path}: has {_MAX_TASKS} tasks, and takes no more")
         path, lost = bundle.path / task.file, f"task {task.name}"
@@ -100,12 +92,6 @@ def keep_task(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
                 with suppress(OSError):  # what refused the list may refuse this too; the first refusal is said
                     path.unlink(missing_ok=True)
             raise
-
-
-def require_new_name(tasks: Iterable[TaskEntry], name: str) -> None:
-    """Raises InputError for a name that one of ``tasks`` has: on some file systems case makes no difference."""
-    if any(one.name.lower() == name.lower() for one in tasks):
-        raise InputError(f"task {name}: the bundle has one of this name; choose another name")
 
 
 def task_file(name: str, tensors: bytes) -> str:

@@ -13,7 +13,6 @@ from ...bundle.roles import Interface, compared_outputs
 from ...elastic import Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel
-from .rank_axes import text_encoder
 
 _BATCH = 16
 # Long texts cost time quadratically and tell two submodels apart no better.
@@ -40,7 +39,7 @@ class HeldOutLoss:
         """Raises CheckpointError for a model without a tokenizer, or without an output to compare."""
         source = model.source
         compared = compared_outputs(Interface(source.signature.inputs, source.signature.outputs, source.signature.text))
-        encoder = text_encoder(model)
+        encoder = model.source.encoder
         if encoder is None or source.signature.text is None:
             raise CheckpointError(f"{source.checkpoint.folder}: no tokenizer.json, so this model reads no texts")
         if not compared:

@@ -23,7 +23,6 @@ from ...elastic import ElasticSpec
 from ...errors import CheckpointError, InputError
 from ...exporters.universal import Places, Scores, UniversalModel, magnitude_scores, rank, taylor_scores
 from ...runtime.inputs.arrays import Array, InputChecker
-from ...runtime.inputs.text import TextEncoder
 from ..graph.store import save_tensors
 from ..work.clock import Clock
 from ..work.staging import Stage
@@ -35,15 +34,6 @@ _BATCH = 16
 SLICES = "slices"
 
 
-def text_encoder(model: UniversalModel) -> TextEncoder | None:
-    """The checkpoint's own tokenizer, as the bundle gets it, or None if the folder has none."""
-    source, signature = model.source, model.source.signature
-    if signature.text is None:
-        return None
-    file = source.checkpoint.folder / signature.text.file
-    return TextEncoder(file, signature.text, signature.inputs, source.tokenizer)
-
-
 def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock) -> Ranking:
     """Orders the model's axes in place: not at all if it was trained nested or no axis has weights, by first-order
     Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
@@ -51,7 +41,7 @@ def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage:
     What was permuted is written into the bundle.
     Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
     """
-    if isinstance(corpus, Corpus) and text_encoder(model) is None:
+    if isinstance(corpus, Corpus) and model.source.encoder is None:
         raise CheckpointError(
             f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
         )
@@ -99,7 +89,7 @@ def _taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: C
 
 
 def _text_batches(model: UniversalModel, corpus: Corpus) -> Iterator[Mapping[str, Array]]:
-    encoder = text_encoder(model)
+    encoder = model.source.encoder
     assert encoder is not None
     signature = model.source.signature
     longest = min(_MAX_TOKENS, signature.max_sequence or _MAX_TOKENS)

@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ...bundle.files import to_json
 from ...errors import OutputError
 from ...strict import structure, unstructure
-from ...whole_file import exchange, lock_holders, sync_folder, take_lock
+from ...whole_file import lock_holders, put_in_place, take_lock
 
 T = TypeVar("T")
 
@@ -70,7 +69,7 @@ class Stage:
         path = self._kept(key)
         if not all((self.folder / file).exists() for file in files):
             path.unlink(missing_ok=True)
-        self.once(path, lambda beside: write_synced(beside, to_json(unstructure(make()))))
+        self.once(path, lambda beside: write_synced(beside, _json(make())))
         return structure(kind, json.loads(path.read_bytes()), str(path), OutputError)
 
     def has(self, key: str) -> bool:
@@ -79,6 +78,10 @@ class Stage:
 
     def _kept(self, key: str) -> Path:
         return self.work / f"{key}.json"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(unstructure(value), sort_keys=True).encode()
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
@@ -106,7 +109,7 @@ def staged(output: Path, key: Mapping[str, Any], replaced: Sequence[str] = ()) -
         lock = _locked(root, output, bool(replaced))
     with lock:
         with _disk_errors(output, every=True):
-            stage = _prepared(root, output, to_json(key), bool(replaced))
+            stage = _prepared(root, output, _json(key), bool(replaced))
         try:
             with _disk_errors(output):
                 yield stage
@@ -124,15 +127,8 @@ def publish(stage: Stage, output: Path) -> None:
     if not stage.folder.exists():
         return
     with _disk_errors(output, every=True):
-        for folder in (stage.folder, *(path for path in stage.folder.rglob("*") if path.is_dir())):
-            sync_folder(folder)
-        write_synced(stage.work / _PUBLISHED_FILE, to_json(_written_files(stage.folder)))
-        if stage.replaces and os.path.lexists(output):
-            exchange(stage.folder, output)
-            stage.folder.rename(stage.work / _REPLACED_FOLDER)  # removed with the work
-        else:
-            stage.folder.rename(output)
-        sync_folder(output.parent)
+        write_synced(stage.work / _PUBLISHED_FILE, _json(_written_files(stage.folder)))
+        put_in_place(stage.folder, output, stage.work / _REPLACED_FOLDER if stage.replaces else None)
 
 
 def is_resumable(output: Path) -> bool:

@@ -63,6 +63,24 @@ class GenerationDefaults:
     left_out: tuple[str, ...]
     beyond: tuple[str, ...] = ()
 
+    def notes(self, vocabulary: int) -> tuple[str, ...]:
+        """Settings that engines of a model of so many tokens do not follow, and those that the folder lacks."""
+        notes = []
+        if self.left_out:
+            notes.append(f"generation does not follow {', '.join(self.left_out)}, which the model's folder states")
+        if self.beyond:
+            notes.append(
+                f"the model's folder states {', '.join(self.beyond)}, beyond its vocabulary of {vocabulary} tokens: no "
+                "such token can come"
+            )
+        if not self.end_ids:
+            of_it = " of its vocabulary" if self.beyond else ""
+            notes.append(
+                f"the model's folder states no eos_token_id{of_it}: a text ends at a stop of the request's or at its "
+                "`max_tokens`"
+            )
+        return tuple(notes)
+
 
 @dataclass(frozen=True)
 class _Stated:

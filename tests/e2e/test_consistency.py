@@ -113,7 +113,7 @@ def test_images_rank_and_show_quality(images: Path) -> None:
     manifest = open_bundle(images / "bundle", "full").manifest
     corpus = read_array_corpus(images / "rows.npz", open_source(images / "model"))
     assert (manifest.ranking.method, manifest.ranking.data_sha256) == ("taylor", corpus.calibration.sha256)
-    assert manifest.provenance.options["data"] is True
+    assert manifest.provenance.options.data
     small, whole = (qualities(manifest)[name] for name in ("ffn16", "ffn32"))
     assert whole.figures == {
         "class_agreement": 1.0,

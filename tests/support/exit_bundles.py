@@ -135,7 +135,7 @@ def exits_manifest(buckets: Sequence[Bucket] = BUCKETS, trims: bool = True) -> M
         inputs=INPUTS,
         outputs=OUTPUTS,
         files=(),
-        provenance=Provenance({}, (), {}, {}),
+        provenance=Provenance({}, (), {}),
         exits=exits,
     )
 

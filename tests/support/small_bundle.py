@@ -172,7 +172,7 @@ def make_manifest(buckets: Sequence[Bucket] = BUCKETS) -> Manifest:
         ),
         outputs=(TensorSpec("hidden", "float32", (*tokens, HIDDEN)), TensorSpec("total", "float32", ("batch", HIDDEN))),
         files=(),
-        provenance=Provenance({}, (), {}, {}),
+        provenance=Provenance({}, (), {}),
         text=TextEntry("tokenizer.json", "input_ids", "attention_mask", None, "total"),
     )
 

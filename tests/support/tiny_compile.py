@@ -11,7 +11,6 @@ from nestforge.bundle.manifest import WEIGHTS_NAME, Quality, Ranking
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.measure import measure_engines
 from nestforge.compiler.engines.templates import TemplateKey, Templates
-from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import read_store, write_store
 from nestforge.compiler.graph.template import Template
@@ -77,7 +76,7 @@ def builder_in(
     for key in templates.keys([universal.spec.universal()], [template.bucket]) if segments else ():
         templates.get(key)
     write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
-    cases = parity_cases(universal.source.signature, template.bucket, text_encoder(universal))
+    cases = parity_cases(universal.source.signature, template.bucket, universal.source.encoder)
     return EngineBuilder(
         references=References(universal, {template.bucket: cases}),
         profile=profile,

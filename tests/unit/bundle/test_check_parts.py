@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.check_parts import generation_problems
-from nestforge.bundle.device_files.task_index import name_problem, read_tasks, require_new_name
+from nestforge.bundle.device_files.task_index import read_tasks
 from nestforge.bundle.entries.engine_entry import Decode, Encoder, EngineEntry, Whole
 from nestforge.bundle.entries.generation_entry import (
     CachedLayer,
@@ -24,7 +24,7 @@ from nestforge.bundle.manifest import TASKS_NAME, FileEntry, Manifest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.bundle.read_manifest import read_manifest
 from nestforge.elastic import Axis, ElasticSpec
-from nestforge.errors import BundleFormatError, InputError
+from nestforge.errors import BundleFormatError
 from nestforge.strict import unstructure
 from support.exit_bundles import exits_manifest
 
@@ -391,22 +391,6 @@ def test_a_list_of_other_tasks_is_refused(edit: Edit, said: str, tmp_path: Path)
     (tmp_path / TASKS_NAME).write_bytes(sealed_json(data))
     with pytest.raises(BundleFormatError, match=said):
         read_tasks(open_bundle(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["a", "_b.c-9", "x" * 64])
-def test_names_of_tasks(name: str) -> None:
-    assert name_problem(name) is None
-    require_new_name(read_tasks(open_bundle(TASKS)), name)
-
-
-@pytest.mark.parametrize("name", ["", ".a", "-a", "a b", "a/b", "x" * 65, "ä"])
-def test_names_that_no_task_has(name: str) -> None:
-    assert name_problem(name) is not None
-
-
-def test_a_name_that_differs_in_case_alone_is_taken() -> None:
-    with pytest.raises(InputError, match="task Both: the bundle has one of this name"):
-        require_new_name(read_tasks(open_bundle(TASKS)), "Both")
 
 
 def test_engines_that_tasks_are_merged_into_stand_beside_all_others() -> None:

@@ -18,7 +18,7 @@ STATE = TensorSpec("state", "float32", (3, "sequence", 16))
 
 def tuned_for(manifest: Manifest, bucket: str, asked: object = None) -> str:
     profile = {} if asked is None else {"budget_at": asked}
-    found = shape_profile(replace(manifest, provenance=Provenance({}, (), profile, {})), Bucket.parse(bucket))
+    found = shape_profile(replace(manifest, provenance=Provenance({}, (), profile)), Bucket.parse(bucket))
     assert str(found.bucket) == bucket
     return str(found.tuned)
 

@@ -162,7 +162,7 @@ def test_a_wrong_engine_is_named_by_its_first_module(
 @pytest.mark.parametrize(
     ("name", "folder_name", "error", "said"),
     [
-        ("Both", "quarter", InputError, "task Both: the bundle has one of this name"),
+        ("Both", "quarter", InputError, "task Both: there is another of this name"),
         ("a/b", "quarter", InputError, "expected a name of at most 64"),
         ("new", "base", CheckpointError, "model_type 'coda_encoder', expected 'coda_task'"),
         ("new", "other", CheckpointError, "made for a base whose frozen weights have the hash"),

@@ -11,14 +11,13 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.manifest import JobOptions
 from nestforge.compiler.job import plan, resolve
-from nestforge.compiler.validate import validated_tasks
 from nestforge.errors import NestforgeError, PlanError
-from nestforge.exporters.source import open_source
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
-from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.precision import run_by
+from nestforge.profiles.probe_host import host_profile
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.tiny_coda import save_tiny_pair
@@ -26,7 +25,7 @@ from support.tiny_compile import board
 from support.tiny_models import edit_config, save_gpt2, save_t5
 
 # Of a kind that levels leave out.
-HEADS = [f"layers.{layer}.heads" for layer in range(3)]
+HEADS = tuple(f"layers.{layer}.heads" for layer in range(3))
 
 
 def test_what_is_left_out_is_the_profiles(tiny_folder: Path) -> None:
@@ -35,7 +34,7 @@ def test_what_is_left_out_is_the_profiles(tiny_folder: Path) -> None:
     assert job.profile == device
     assert [level.submodel["layers.0.ffn"] for level in job.levels] == [32, 64]
     assert job.submodels == ()
-    assert job.options == {"include": "levels", "submodels": [], "text": False, "whole_along": HEADS}
+    assert job.options == JobOptions(whole_along=HEADS)
 
 
 def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
@@ -61,7 +60,7 @@ def test_what_is_asked_for_replaces_the_profiles(tiny_folder: Path) -> None:
     assert (device.levels, device.variants) == ({"ffn": (0.5, 1)}, {"moe.combine": "sum", "other": "one_hot"})
     (asked,) = job.submodels
     assert asked["layers.0.ffn"] == 16
-    assert job.options == {"include": "budgets", "submodels": [asked.id], "text": True, "whole_along": HEADS}
+    assert job.options == JobOptions("budgets", (asked.id,), text=True, whole_along=HEADS)
 
 
 def test_axes_that_no_submodel_shrinks_are_whole(tiny_folder: Path) -> None:
@@ -150,9 +149,10 @@ def test_an_option_that_does_not_exist_is_a_type_error(tiny_folder: Path) -> Non
 
 
 def test_without_measuring_this_host_is_as_any_other(tiny_folder: Path) -> None:
-    device = replace(board(), host="a fingerprint")
-    assert resolve(CompileRequest(tiny_folder, device)).profile.host == "a fingerprint"
-    assert resolve(CompileRequest(tiny_folder, device, measure=False)).profile.host is None
+    here, there = replace(board(), host=host_profile().host), replace(board(), host="0123456789abcdef")
+    assert resolve(CompileRequest(tiny_folder, here)).profile == here
+    assert resolve(CompileRequest(tiny_folder, here, measure=False)).profile == board()
+    assert resolve(CompileRequest(tiny_folder, there)).profile == board()
 
 
 def test_a_folder_that_states_no_end_of_texts_is_noted(tmp_path: Path) -> None:
@@ -169,24 +169,27 @@ PROFILE = board(budgets={"full": {}}, buckets=["2x8"])
 TASKS = {"a": BERT / "a"}
 
 
-def test_a_source_that_takes_tasks_and_one_that_is_asked_for_none() -> None:
-    source = open_source(BERT / "base")
-    assert validated_tasks(source, PROFILE, {}, None, mergeable=False) == (source, {})
-    taking, read = validated_tasks(source, PROFILE, TASKS, 8, mergeable=True)
-    assert taking.tasks is not None
-    assert read["a"].facts["filled with zeros"] == "rank 4 to 8"
+def test_a_source_takes_the_tasks_that_it_is_asked_for() -> None:
+    job = resolve(CompileRequest(BERT / "base", PROFILE, tasks=TASKS, lora_rank=8, mergeable=True))
+    assert job.source.tasks is not None
+    assert job.tasks["a"].facts["filled with zeros"] == "rank 4 to 8"
 
 
-def test_options_and_engines_that_cannot_be_are_refused() -> None:
-    source = open_source(BERT / "base")
-    with pytest.raises(PlanError, match="`lora_rank=0`: expected at least 1, with tasks"):
-        validated_tasks(source, PROFILE, TASKS, 0, mergeable=False)
-    with pytest.raises(PlanError, match="mergeable: expected tasks, which are merged into"):
-        validated_tasks(source, PROFILE, {}, None, mergeable=True)
-    with pytest.raises(PlanError, match="task: engines with tasks are in fp32, asked for fp32, int8"):
-        validated_tasks(source, replace(PROFILE, precisions=("fp32", "int8")), TASKS, None, mergeable=False)
-    with pytest.raises(PlanError, match="task: engines with tasks are for onnxruntime, profile jetson"):
-        validated_tasks(source, load_profile("jetson-orin-nano-8gb"), TASKS, None, mergeable=False)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tasks": TASKS, "lora_rank": 0}, "`lora_rank=0`: expected at least 1, with tasks"),
+        ({"mergeable": True}, "mergeable: expected tasks, which are merged into"),
+        ({"tasks": TASKS, "precisions": ["fp32", "int8"]}, "task: engines with tasks are in fp32, asked for fp32, int"),
+        (
+            {"tasks": TASKS, "profile": "jetson-orin-nano-8gb", "buckets": ["1x8"]},
+            "task: engines with tasks are for onnxruntime",
+        ),
+    ],
+)
+def test_tasks_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        resolve(CompileRequest(**{"model": BERT / "base", "profile": PROFILE, **wrong}))
 
 
 def asked(folder: Path, profile: Any = "raspberry-pi-5", **options: Any) -> nestforge.Plan:
@@ -251,5 +254,4 @@ def test_no_exits_are_told_from_every_exit(tmp_path: Path) -> None:
     """The last exit alone is another bundle than all of them: a compile of one does not go on as the other."""
     folder = save_tiny(tmp_path / "model")
     every, last = (resolve(CompileRequest(folder, board(), exits=exits)) for exits in (None, ()))
-    assert "exits" not in every.options
-    assert last.options["exits"] == []
+    assert (every.options.exits, last.options.exits) == (None, ())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nestforge.compiler.add_task import frozen_sha256, with_task
+from nestforge.compiler.add_task import with_task
 from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Task, hash_of
 from nestforge.exporters.source import open_source
@@ -34,7 +34,7 @@ def test_a_hash_follows_names_shapes_and_numbers() -> None:
 
 def test_the_frozen_weights_are_what_the_task_says(opened: tuple[UniversalModel, Task]) -> None:
     universal, task = opened
-    assert frozen_sha256(universal) == task.base_sha256
+    assert universal.frozen_sha256() == task.base_sha256
 
 
 def test_a_task_brings_its_own_tensors_and_leaves_the_rest(opened: tuple[UniversalModel, Task]) -> None:

@@ -223,7 +223,7 @@ def test_weights_are_as_they_were_where_no_submodel_is_narrower(tmp_path: Path) 
     folder = save_tiny_matlm(tmp_path / "matlm", num_hidden_layers=1)
     path = compiled(folder, precisions=["int4"], levels={"ffn": (1.0,)})
     bundle = nestforge.open_bundle(path)
-    assert bundle.manifest.provenance.options["whole_along"] == ["layers.0.ffn"]
+    assert bundle.manifest.provenance.options.whole_along == ("layers.0.ffn",)
     assert bundle.manifest.ranking.method == "none"
     with safe_open(bundle.file("weights.safetensors"), framework="np") as file:
         names = set(file.keys())

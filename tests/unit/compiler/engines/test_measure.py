@@ -14,7 +14,6 @@ from nestforge.compiler.engines import measure as own
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.measure import fit_rungs, measure_engines, measure_quality
 from nestforge.compiler.examples.corpus import ArrayCorpus, Corpus
-from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.planning.cost_model import predict
 from nestforge.compiler.planning.levels import ladder, levels
 from nestforge.compiler.planning.plan import make_plan
@@ -69,12 +68,6 @@ def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, 
     (latency,) = measure_engines(builder, engines, {}, Clock(silent))
     assert latency.predicted_ms == plan.candidates[-1].costs[0].predicted_ms
     assert (latency.measured_p50_ms, latency.measured_p95_ms, latency.residency) == (None, None, None)
-    assert measured == []
-
-
-def test_a_profile_of_a_host_like_this_one_is_another_device(builder: EngineBuilder, measured: list[str]) -> None:
-    other = replace(builder, profile=replace(builder.profile, host="0123456789abcdef"))
-    assert fit_rungs(other, rungs(builder), (), Clock(silent)) == {}
     assert measured == []
 
 
@@ -205,12 +198,12 @@ def _engines(builder: EngineBuilder, *ids: str) -> list[EngineEntry]:
 def test_without_texts_or_tokenizer_nothing_is_claimed(builder: EngineBuilder) -> None:
     engines = _engines(builder, "ffn32-heads2")
     assert measure_quality(builder, None, engines, CORPUS, Clock(silent)) == {}
-    assert measure_quality(builder, text_encoder(builder.universal), engines, None, Clock(silent)) == {}
+    assert measure_quality(builder, builder.universal.source.encoder, engines, None, Clock(silent)) == {}
 
 
 def test_quality_equals_what_pytorch_says(builder: EngineBuilder) -> None:
     """Independent of engines, buckets and padding: one text at a time through the narrowed modules."""
-    encoder = text_encoder(builder.universal)
+    encoder = builder.universal.source.encoder
     assert encoder is not None
     engines = _engines(builder, "ffn8-heads1", "ffn32-heads2")
     quality = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))
@@ -233,7 +226,7 @@ def test_quality_equals_what_pytorch_says(builder: EngineBuilder) -> None:
 def test_a_model_without_embedding_is_averaged_over_real_tokens(builder: EngineBuilder) -> None:
     text = replace(builder.bundle.manifest.text, embedding=None)
     plain = replace(builder, bundle=replace(builder.bundle, manifest=replace(builder.bundle.manifest, text=text)))
-    encoder = text_encoder(builder.universal)
+    encoder = builder.universal.source.encoder
     assert encoder is not None
     quality = measure_quality(plain, encoder, _engines(plain, "ffn8-heads1"), CORPUS, Clock(silent))["ffn8-heads1"]
 
@@ -248,7 +241,7 @@ def test_a_model_without_embedding_is_averaged_over_real_tokens(builder: EngineB
 
 
 def test_what_was_measured_is_not_measured_again(builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, engines = text_encoder(builder.universal), _engines(builder, "ffn8-heads1", "ffn32-heads2")
+    encoder, engines = builder.universal.source.encoder, _engines(builder, "ffn8-heads1", "ffn32-heads2")
     first = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))
     measured: list[str] = []
 
@@ -265,7 +258,7 @@ def test_what_was_measured_is_not_measured_again(builder: EngineBuilder, monkeyp
 
 
 def test_another_corpus_has_another_hash(builder: EngineBuilder, tmp_path: Path) -> None:
-    encoder, engines = text_encoder(builder.universal), _engines(builder, "ffn8-heads1")
+    encoder, engines = builder.universal.source.encoder, _engines(builder, "ffn8-heads1")
     one = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))["ffn8-heads1"]
     (builder.stage.work / f"quality-{engines[0].file}.json").unlink()
     other = measure_quality(builder, encoder, engines, replace(CORPUS, held_out=TEXTS[1:]), Clock(silent))
@@ -274,7 +267,7 @@ def test_another_corpus_has_another_hash(builder: EngineBuilder, tmp_path: Path)
 
 
 def test_rows_of_arrays_need_no_tokenizer(builder: EngineBuilder) -> None:
-    encoder, engines = text_encoder(builder.universal), _engines(builder, "ffn8-heads1")
+    encoder, engines = builder.universal.source.encoder, _engines(builder, "ffn8-heads1")
     assert encoder is not None
     rows = ArraySamples(encoder.encode(TEXTS, BUCKET.sequence).feeds)
     by_text = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))["ffn8-heads1"]

@@ -15,7 +15,7 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.examples import rank_axes as module
 from nestforge.compiler.examples.corpus import ArrayCorpus, Corpus
-from nestforge.compiler.examples.rank_axes import permuted, rank_axes, text_encoder
+from nestforge.compiler.examples.rank_axes import permuted, rank_axes
 from nestforge.compiler.work.clock import Clock, silent
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import BundleCorruptError, CheckpointError, InputError
@@ -96,7 +96,7 @@ def test_with_text_taylor_decides_and_says_from_what(tiniest: Path, stage: Stage
 
 def test_rows_of_arrays_rank_as_their_texts_do(tiniest: Path, stage: Stage) -> None:
     one, other = load(tiniest), load(tiniest)
-    encoder = text_encoder(one)
+    encoder = one.source.encoder
     assert encoder is not None
     texts = Corpus(CORPUS.calibration[:16], ())  # one batch, so that both are padded alike
     data = ArraySamples(encoder.encode(sorted(texts.calibration, key=len), 64).feeds)
@@ -138,7 +138,7 @@ def test_text_for_a_model_without_tokenizer_is_refused(copy: Path, stage: Stage,
     (copy / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"model: no tokenizer.json, so the text file cannot be read"):
         rank_axes(load(copy), CORPUS, stage, Clock(silent))
-    assert text_encoder(load(copy)) is None
+    assert load(copy).source.encoder is None
 
 
 def test_a_tokenizer_that_knows_more_than_the_model(tmp_path: Path, stage: Stage) -> None:
@@ -151,7 +151,7 @@ def test_a_tokenizer_that_knows_more_than_the_model(tmp_path: Path, stage: Stage
 def test_a_damaged_tokenizer(copy: Path) -> None:
     (copy / "tokenizer.json").write_text('{"version":\n 1')
     with pytest.raises(BundleCorruptError, match=r"model/tokenizer.json: not a tokenizer file") as refusal:
-        text_encoder(load(copy))
+        _ = load(copy).source.encoder
     assert "\n" not in str(refusal.value)
 
 

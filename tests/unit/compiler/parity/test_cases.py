@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import RowNeed, TensorSpec
-from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.compiler.parity.cases import few, parity_cases, shapes_to_prove
 from nestforge.errors import InputError
 from nestforge.exporters.signature import Signature
@@ -27,7 +26,7 @@ def model(tiniest: Path) -> UniversalModel:
 @pytest.mark.parametrize("bucket", [Bucket(1, 2), Bucket(1, 3), Bucket(5, 16), Bucket(7, 2)], ids=lambda b: b.label)
 def test_every_case_is_a_request_that_fills_its_bucket(model: UniversalModel, bucket: Bucket) -> None:
     signature = model.source.signature
-    cases = parity_cases(signature, bucket, text_encoder(model))
+    cases = parity_cases(signature, bucket, model.source.encoder)
     assert [case.name for case in cases] == ["random-0", "random-1", "whole", "padded", "text"]
     for case in cases:
         assert list(case.feeds) == [spec.name for spec in signature.inputs], (
@@ -41,7 +40,7 @@ def test_every_case_is_a_request_that_fills_its_bucket(model: UniversalModel, bu
 
 
 def test_masks_are_what_the_names_say(model: UniversalModel) -> None:
-    cases = {c.name: c.feeds for c in parity_cases(model.source.signature, Bucket(3, 12), text_encoder(model))}
+    cases = {c.name: c.feeds for c in parity_cases(model.source.signature, Bucket(3, 12), model.source.encoder)}
     assert cases["whole"]["attention_mask"].all()
     holes = cases["random-0"]["attention_mask"]
     assert (np.diff(holes, axis=1) > 0).any(), "a mask that is 0 and then 1 again"
@@ -70,14 +69,14 @@ def test_every_row_of_a_mask_has_what_it_needs_and_hides_something(batch: int, s
 
 
 def test_text_is_read_by_the_models_own_tokenizer(model: UniversalModel) -> None:
-    feeds = parity_cases(model.source.signature, Bucket(2, 16), text_encoder(model))[-1].feeds
+    feeds = parity_cases(model.source.signature, Bucket(2, 16), model.source.encoder)[-1].feeds
     assert feeds["input_ids"][:, 0].tolist() == [2, 2], "every row begins with [CLS]"
     assert feeds["input_ids"][0, :5].tolist() == [2, 4, 6, 7, 8], "[CLS] the quick brown fox"
     assert feeds["attention_mask"].sum() == (feeds["input_ids"] != 0).sum()
 
 
 def test_cases_are_the_same_every_time(model: UniversalModel) -> None:
-    once, again = (parity_cases(model.source.signature, Bucket(2, 8), text_encoder(model)) for _ in range(2))
+    once, again = (parity_cases(model.source.signature, Bucket(2, 8), model.source.encoder) for _ in range(2))
     for one, other in zip(once, again, strict=True):
         assert all(np.array_equal(array, other.feeds[name]) for name, array in one.feeds.items())
 
@@ -109,7 +108,7 @@ def test_a_bucket_too_short_for_any_text_is_refused(model: UniversalModel) -> No
 
 
 def _encoder(model: UniversalModel) -> TextEncoder:
-    encoder = text_encoder(model)
+    encoder = model.source.encoder
     assert encoder is not None
     return encoder
 
@@ -124,7 +123,7 @@ def test_a_range_is_proven_at_its_ends_and_all_over() -> None:
 
 
 def test_few_cases_are_the_smaller_ones_and_the_largest(model: UniversalModel) -> None:
-    signature, encoder = model.source.signature, text_encoder(model)
+    signature, encoder = model.source.signature, model.source.encoder
     static = parity_cases(signature, Bucket(2, 8), encoder)
     assert few(static) == [0, 1, 2, 3, 4]
     cases = parity_cases(signature, Bucket(4, 32, 1, 1), encoder)

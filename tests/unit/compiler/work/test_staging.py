@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nestforge import whole_file
 from nestforge.bundle.files import to_json
-from nestforge.compiler.work import staging as staging_module
 from nestforge.compiler.work.staging import Stage, is_resumable, publish, staged, write_synced
 from nestforge.errors import OutputError, ParityError
 from nestforge.whole_file import exchange
@@ -459,7 +459,7 @@ def test_one_killed_after_the_exchange_is_known_for_published(tmp_path: Path, mo
         exchange(new, old)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(staging_module, "exchange", killed)
+    monkeypatch.setattr(whole_file, "exchange", killed)
     with pytest.raises(KeyboardInterrupt):
         replaced_by(output, b"2", {"a": 2})
     monkeypatch.undo()

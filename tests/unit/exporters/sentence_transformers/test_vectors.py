@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nestforge.compiler.examples.rank_axes import text_encoder
 from nestforge.exporters.sentence_transformers.head import DenseModule
 from nestforge.exporters.sentence_transformers.modules import ACTIVATIONS, POOLING_MODES, SENTENCE, Dense
 from nestforge.exporters.source import open_source
@@ -114,7 +113,7 @@ LAYOUTS = [
 
 def our_vectors(folder: Path, **asked: str) -> np.ndarray:
     universal = load_universal(open_source(folder))
-    encoder = text_encoder(universal)
+    encoder = universal.source.encoder
     assert encoder is not None
     encoded = encoder.encode(TEXTS, 40, truncate=True, prompt=encoder.entry.prompt(**asked))
     signature = universal.source.signature

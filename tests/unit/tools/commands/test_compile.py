@@ -104,7 +104,7 @@ def test_add_task_adds_an_adapter(tmp_path: Path) -> None:
     shown = said("add-task", bundle, f"a={bert / 'a'}", "--against", str(bert / "base"))
     assert "rank 4, targets query, value" in shown
     assert "added a to" in shown
-    assert "task a: the bundle has one of this name" in said(
+    assert "task a: there is another of this name" in said(
         "add-task", bundle, f"a={bert / 'a'}", "--against", str(bert / "base"), code=1
     )
     shutil.rmtree(bundle)

@@ -1,0 +1,37 @@
+"""A request's own checks, before any model or device is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nestforge.errors import InputError
+from nestforge.profiles.compile_request import CompileRequest, require_names
+
+
+@pytest.mark.parametrize("name", ["a", "_b.c-9", "x" * 64])
+def test_names_of_tasks(name: str) -> None:
+    require_names([name], taken=["other"])
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "a b", "a/b", "x" * 65, "ä"])
+def test_names_that_no_task_has(name: str) -> None:
+    with pytest.raises(InputError, match="expected a name of at most 64 letters"):
+        CompileRequest("model", tasks={name: "folder"})
+
+
+def test_a_name_that_differs_in_case_alone_is_taken() -> None:
+    with pytest.raises(InputError, match="task Both: there is another of this name"):
+        require_names(["Both"], taken=["both"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tasks": {"a": "b", "A": "b"}}, "task a: there is another of this name"),
+        ({"text": "a.txt", "data": "a.npz"}, "text and data: expected one of them"),
+    ],
+)
+def test_what_excludes_each_other_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CompileRequest("model", **wrong)
