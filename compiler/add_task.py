@@ -24,6 +24,7 @@ from ..exporters.architecture import Task
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.universal import UniversalModel, load_universal, permute_axis, permuted_steps
 from ..profiles.compile_request import require_names
+from ..progress import Progress, silent
 from ..runtime.graphs.task_tensors import task_tensors
 from ..whole_file import require_writable
 from .graph.store import Store, laid_out, stored_name
@@ -32,7 +33,7 @@ from .parity.cases import Case
 from .parity.references import References
 from .prove_task import prove_task
 from .verify import cases_of, require_same_interface
-from .work.clock import Clock, Progress, silent
+from .work.clock import Clock
 
 # By order of the spec: the step of the checkpoint that lies at each place.
 Orders = Mapping[str, np.ndarray]

@@ -19,6 +19,7 @@ from ..exporters.universal import load_universal
 from ..profiles.budget import LIMITS, BudgetSpec
 from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import highest_first
+from ..progress import Progress, silent
 from .examples.corpus import read_corpus
 from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
@@ -26,7 +27,7 @@ from .job import resolve
 from .planning.candidate import figures_of
 from .planning.levels import PROMOTION_ORDERS, Level
 from .planning.plan import Plan
-from .work.clock import Clock, Progress, silent
+from .work.clock import Clock
 from .work.staging import Stage
 
 # Candidates of the search are of the size of the ladder's rung, give or take this share, and within the budget.

@@ -18,6 +18,7 @@ from ..errors import CheckpointError
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal, permute_axis
 from ..notebook import as_html
+from ..progress import Progress, silent
 from ..runtime.load import verify_bytes
 from .engines.kinds import verify_engines
 from .engines.whole import whole_verdict
@@ -29,7 +30,7 @@ from .parity.engine_verdict import EngineVerdict
 from .parity.reference import Reference, replayed
 from .parity.references import References
 from .prove_task import verify_tasks
-from .work.clock import Clock, Progress, silent
+from .work.clock import Clock
 from .write_bundle import stated_entry
 
 

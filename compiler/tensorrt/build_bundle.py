@@ -37,10 +37,10 @@ from ...errors import BuildError, BundleCorruptError
 from ...outside_file import parse_json
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import TensorRTOptions
+from ...progress import Progress, silent
 from ...runtime.engines.tensorrt.backend import require_tensorrt
 from ...whole_file import alone, require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle
-from ..work.clock import Progress, silent
 from .graphs import require_supported
 from .trtexec import profile_options
 

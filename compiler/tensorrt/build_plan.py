@@ -21,9 +21,9 @@ from ...bundle.files import private_folder
 from ...bundle.shape_profile import ShapeProfile
 from ...errors import BuildError
 from ...profiles.device_profile import HardwareCompatibility, TensorRTOptions
+from ...progress import Progress
 from ...runtime.engines.tensorrt.engine import Log
 from ...whole_file import alone, write_whole
-from ..work.clock import Progress
 from .progress import Phases
 
 _COMPATIBILITY_LEVELS: dict[HardwareCompatibility, str] = {

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..work.clock import Progress
+from ...progress import Progress
 
 
 class Phases:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from ...progress import Progress
+
 T = TypeVar("T")
-Progress = Callable[[str, int, int], None]
-
-
-def silent(_stage: str, _done: int, _total: int) -> None:
-    """A progress listener that does nothing."""
 
 
 class Clock:

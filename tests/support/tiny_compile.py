@@ -19,12 +19,13 @@ from nestforge.compiler.parity.references import References
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.tensorrt.graphs import accepted
-from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.clock import Clock
 from nestforge.compiler.work.staging import Stage
 from nestforge.compiler.write_bundle import complete, partial_bundle, write_build_record, write_manifest
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.universal import UniversalModel
 from nestforge.profiles.device_profile import DeviceProfile, read_profile
+from nestforge.progress import silent
 from support.tiny_models import save_tiny_encoder
 
 torch.set_num_threads(1)  # several threads on products this small only wait for each other

@@ -17,11 +17,12 @@ from nestforge.compiler.examples.corpus import ArrayCorpus, Corpus
 from nestforge.compiler.planning.cost_model import predict
 from nestforge.compiler.planning.levels import ladder, levels
 from nestforge.compiler.planning.plan import make_plan
-from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.clock import Clock
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.probe_host import _fingerprint, probe_host
+from nestforge.progress import silent
 from nestforge.runtime.consistency.measure import measure
 from nestforge.runtime.consistency.samples import ArraySamples
 from nestforge.runtime.consistency.tallies import cosines, recalls_at

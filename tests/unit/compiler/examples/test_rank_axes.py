@@ -16,11 +16,12 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.examples import rank_axes as module
 from nestforge.compiler.examples.corpus import ArrayCorpus, Corpus
 from nestforge.compiler.examples.rank_axes import permuted, rank_axes
-from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.clock import Clock
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import BundleCorruptError, CheckpointError, InputError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.progress import silent
 from nestforge.runtime.consistency.samples import ArraySamples
 from safetensors import safe_open
 from safetensors.numpy import load_file

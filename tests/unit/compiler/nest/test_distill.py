@@ -25,9 +25,10 @@ from nestforge.compiler.nest.distill import (
 )
 from nestforge.compiler.nest.texts import TextBatches, training_texts
 from nestforge.compiler.planning.levels import levels
-from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.clock import Clock
 from nestforge.compiler.work.staging import Stage
 from nestforge.exporters.signature import Signature
+from nestforge.progress import silent
 from nestforge.runtime.inputs.arrays import random_feeds
 
 from .conftest import Ordinary

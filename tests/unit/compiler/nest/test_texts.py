@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.compiler.examples.corpus import read_corpus
 from nestforge.compiler.nest.texts import LONGEST, TextBatches, _epoch, embeddings, mean_cosines, training_texts
-from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.clock import Clock
 from nestforge.errors import InputError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
+from nestforge.progress import silent
 from support.tiny_models import corpus, save_tiny_encoder
 
 from .conftest import Ordinary

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from nestforge.compiler.work.clock import Clock, silent
+from nestforge.compiler.work.clock import Clock
+from nestforge.progress import silent
 
 
 def test_progress_names_the_stage_and_its_parts() -> None:
