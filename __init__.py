@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SliceError,
         UnsupportedModelError,
     )
+    from .parity.check import ParityReport, check_parity
     from .profiles.compile_request import CompileRequest
     from .profiles.nest_request import ConversionSettings
     from .runtime.answer import Answer
@@ -87,6 +88,7 @@ __all__ = [
     "NestforgeError",
     "OutputError",
     "ParityError",
+    "ParityReport",
     "PlanError",
     "ProfileError",
     "SelectionError",
@@ -98,6 +100,7 @@ __all__ = [
     "bench_requests",
     "calibrate",
     "calibrate_drafts",
+    "check_parity",
     "compare",
     "compile",
     "consistency",
@@ -122,12 +125,14 @@ _HOMES = {
     "ElasticModel": ("runtime.model", "ElasticModel"),
     "Generated": ("runtime.generation.row", "Generated"),
     "Generation": ("runtime.generation.generation", "Generation"),
+    "ParityReport": ("parity.check", "ParityReport"),
     "Index": ("runtime.retrieval.index", "Index"),
     "Session": ("runtime.generation.session", "Session"),
     "bench": ("tools.functions", "bench"),
     "bench_requests": ("tools.functions", "bench_requests"),
     "calibrate": ("tools.functions", "calibrate"),
     "calibrate_drafts": ("tools.functions", "calibrate_drafts"),
+    "check_parity": ("parity.check", "check_parity"),
     "compare": ("tools.functions", "compare"),
     "compile": ("compiler.compile", "compile_bundle"),
     "consistency": ("tools.functions", "consistency"),

@@ -37,6 +37,7 @@ COMMANDS = {
     "measure": "bench",
     "calibrate": "calibrate",
     "verify": "checks",
+    "parity": "parity",
     "consistency": "checks",
     "run": "run",
     "generate": "generate",

@@ -18,7 +18,7 @@ from support.fake_cuda import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 # Modules of the root, which everything shares, come before them all.
-LAYERS = ("profiles", "bundle", "runtime", "integrations", "exporters", "compiler", "tools")
+LAYERS = ("profiles", "bundle", "runtime", "integrations", "exporters", "compiler", "parity", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
 DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "openvino", "tensorrt", "cuda", "tokenizers"}
 BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "ml_dtypes"}
@@ -31,6 +31,8 @@ OUTSIDE = {
     "integrations": {"numpy", "rich"},
     "exporters": {"numpy", *BUILD} - {"onnx"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
+    # onnx, onnxruntime, openvino by name where an export is of their kind
+    "parity": {"numpy", "psutil", "torch"},
     "tools": DEVICE | {"click", "rich", "matplotlib"},
 }
 FILES = {
@@ -131,7 +133,7 @@ def test_what_a_device_may_lack_is_imported_where_it_is_used() -> None:
             assert not eager & {"tensorrt", "cuda"}, "needs a GPU's libraries to import"
         if layer == "tools":
             own = {name.split(".")[0] for kind, name, now in imports(module) if kind == "own" and now}
-            assert not own & {"compiler", "exporters"}, "`nestforge run` would need torch"
+            assert not own & {"compiler", "exporters", "parity"}, "`nestforge run` would need torch"
 
 
 def test_families_describe_without_torch() -> None:

@@ -199,6 +199,7 @@ REFUSED = {
     "measure": "nowhere",
     "calibrate": "nowhere",
     "verify": "nowhere",
+    "parity": "nowhere --against nowhere",
     "consistency": "nowhere --text t.txt",
     "run": "nowhere --text a",
     "generate": "nowhere --prompt a",
@@ -246,7 +247,8 @@ def test_wrong_usage_is_2_and_a_refusal_1(name: str, tmp_path: Path, monkeypatch
         require_usage(ran(name, MISUSED[name]))
     if (arguments := REFUSED[name]) is not None:
         refused = ran(name, arguments)
-        assert (refused.exit_code, refused.stdout) == (1, ""), refused.output
+        unjudged = name == "parity"  # 1 is its verdict
+        assert (refused.exit_code, refused.stdout) == (1 + unjudged, ""), refused.output
         assert refused.stderr.splitlines()[-1].startswith("nestforge: error: ")
     assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
 

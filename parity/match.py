@@ -1,0 +1,123 @@
+"""Which input and output of an export is which of the model: by ``--map``, by name, then by shape and dtype; said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..runtime.inputs.arrays import Array, Arrays
+from .export import Export, Port
+
+# Names that exporters and toolkits give to the same output.
+_SAME = (
+    ("last_hidden_state", "hidden_states", "token_embeddings", "encoder_outputs"),
+    ("sentence_embedding", "embeddings", "embedding", "pooled"),
+    ("logits", "output", "scores", "lm_logits"),
+    ("pooler_output", "pooled_output"),
+)
+_PAST = re.compile(r"(?:past|cache)")
+
+
+@dataclass(frozen=True)
+class Match:
+    """``name`` of the export is ``model`` of the model, and ``how`` that was found."""
+
+    name: str
+    model: str
+    how: str
+
+
+def match_inputs(export: Export, names: Sequence[str], given: Mapping[str, str]) -> list[Match]:
+    """Every input of ``export`` but those of a cache. Raises InputError where one matches nothing."""
+    found: list[Match] = []
+    for port in export.inputs:
+        if _PAST.search(port.name) and port.name not in names:
+            continue
+        taken = {match.model for match in found}
+        match = _stated(port.name, names, given) or _by_name(port.name, names)
+        if match is None:
+            match = _only_one(port, [name for name in names if name not in taken], export)
+        if match is None:
+            raise InputError(
+                f"{export.label}: input {port} matches no input of the model; the model takes {', '.join(names)}; say "
+                f"which with `map={{'{port.name}': 'NAME'}}`"
+            )
+        found.append(match)
+    return found
+
+
+def match_outputs(
+    export: Export, answered: Arrays, expected: Arrays, given: Mapping[str, str]
+) -> tuple[list[Match], list[str]]:
+    """Outputs of ``export`` and those of the model, by what both ``answered`` on one case; and the export's outputs
+    that are compared with nothing. Raises InputError where nothing matches."""
+    found: list[Match] = []
+    left = list(answered)
+    pairings: Sequence[Callable[[str, list[str]], Match | None]] = (
+        lambda name, free: _stated(name, free, given),
+        _by_name,
+        _by_meaning,
+        lambda name, free: _by_shape(name, answered[name], free, expected),
+    )
+    for pairing in pairings:
+        for name in list(left):
+            match = pairing(name, [each for each in expected if each not in {match.model for match in found}])
+            if match is not None:
+                found.append(match)
+                left.remove(name)
+    if not found:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in answered.items())
+        wanted = ", ".join(f"{name} {list(array.shape)}" for name, array in list(expected.items())[:8])
+        raise InputError(
+            f"{export.label}: no output matches one of the model: it gives {shapes}; the model gives {wanted}; say "
+            "which with `map={'a': 'b'}`, or give the model that was exported"
+        )
+    return found, left
+
+
+def _stated(name: str, names: Sequence[str], given: Mapping[str, str]) -> Match | None:
+    if name not in given:
+        return None
+    if given[name] not in names:
+        raise InputError(f"`map={{'{name}': '{given[name]}'}}`: the model has {', '.join(names)}")
+    return Match(name, given[name], "as stated")
+
+
+def _by_name(name: str, names: Sequence[str]) -> Match | None:
+    if name in names:
+        return Match(name, name, "by name")
+    plain = {_plain(each): each for each in names}
+    return Match(name, plain[_plain(name)], "by name, spelled otherwise") if _plain(name) in plain else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _by_meaning(name: str, names: Sequence[str]) -> Match | None:
+    for same in _SAME:
+        if name in same:
+            for other in same:
+                if other in names:
+                    return Match(name, other, "by meaning of the name")
+    return None
+
+
+def _only_one(port: Port, free: Sequence[str], export: Export) -> Match | None:
+    """An input of an unknown name, where one input of the model is left that has its kind of numbers and rank."""
+    ranks = {"input_ids": ("int", 2), "pixel_values": ("float", 4), "inputs": ("int", 2), "x": ("float", None)}
+    kind = "float" if port.dtype.startswith("float") else "int"
+    others = [each for each in export.inputs if each is not port and each.dtype == port.dtype]
+    rank = len(port.dims) if port.dims is not None else None
+    for name, (wanted, size) in ranks.items():
+        if name in free and wanted == kind and (size is None or rank in (None, size)) and not others:
+            return Match(port.name, name, "by shape and dtype")
+    return Match(port.name, free[0], "the only one left") if len(free) == 1 and len(export.inputs) == 1 else None
+
+
+def _by_shape(name: str, array: Array, free: Sequence[str], expected: Arrays) -> Match | None:
+    same = [each for each in free if expected[each].shape == array.shape]
+    how = "by shape" if len(same) == 1 else f"by shape, the first of {', '.join(same)}"
+    return Match(name, same[0], how) if same else None

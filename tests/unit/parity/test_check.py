@@ -1,0 +1,168 @@
+"""The check as a user runs it: right exports pass, broken ones fail with the module and the kind of fault, and what
+cannot be judged is one line and exit code 2. The whole zoo is ``make parity-zoo``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nestforge
+import numpy as np
+import onnx
+import pytest
+import torch
+from click.testing import CliRunner
+from nestforge.errors import CheckpointError, InputError
+from nestforge.tools.cli import main
+from support.exports import RECIPES, Recipe, Zoo, quiet
+
+# A few of the zoo, for what each is about.
+RIGHT = ("bert", "gpt2", "vit", "mean", "bert int8", "bert fp16", "bert renamed", "bert static")
+WRONG = (
+    "bias dropped",
+    "bias dropped, nameless",
+    "epsilon",
+    "mask ignored",
+    "frozen length",
+    "wrong pooling",
+    "Normalize skipped",
+    "stale revision",
+    "erf for tanh",
+    "layer skipped",
+    "token types ignored",
+    "wrong activation, openvino",
+)
+
+
+def named(name: str) -> Recipe:
+    return next(recipe for recipe in RECIPES if recipe.name == name)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_exports_pass(zoo: Zoo, name: str) -> None:
+    recipe = named(name)
+    report = nestforge.check_parity(zoo.export(recipe), zoo.model(recipe.family))
+    assert report.is_right, report.line
+    assert report.line.startswith("PARITY OK")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_broken_exports_are_found_and_the_fault_is_named(zoo: Zoo, name: str) -> None:
+    recipe = named(name)
+    report = nestforge.check_parity(zoo.export(recipe), zoo.model(recipe.family))
+    assert not report.is_right
+    fault = report.graphs[0].fault
+    assert fault is not None
+    assert fault.module in recipe.at, report.line
+    assert recipe.kind in fault.kind, report.line
+    assert report.line.startswith("PARITY BROKEN")
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["parity", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_the_exit_code_says_the_verdict(zoo: Zoo) -> None:
+    model = zoo.model("bert")
+    code, said = run(zoo.export(named("bert")), "--against", model)
+    assert code == 0
+    assert said.splitlines()[-1].startswith("PARITY OK")
+    code, said = run(zoo.export(named("bias dropped")), "--against", model, "--json")
+    assert code == 1
+    report = json.loads(said[said.index("{") :])
+    assert report["graphs"][0]["fault"]["module"] == "encoder.layer.1.attention.self.value"
+
+
+def test_users_accept_what_they_accept(zoo: Zoo) -> None:
+    export, model = zoo.export(named("epsilon")), zoo.model("bert")
+    assert nestforge.check_parity(export, model, preset="deploy").is_right
+    assert nestforge.check_parity(export, model, tolerance=1e-2).is_right
+    int8 = zoo.export(named("bert int8"))
+    assert not nestforge.check_parity(int8, model, preset="strict").is_right
+
+
+def test_arrays_of_the_user_are_one_more_case(zoo: Zoo, tmp_path: Path) -> None:
+    arrays = {name: np.ones((1, 6), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    report = nestforge.check_parity(zoo.export(named("bert")), zoo.model("bert"), inputs=arrays)
+    assert "your inputs" in report.graphs[0].cases
+    np.savez(tmp_path / "mine.npz", **arrays)
+    code, said = run(zoo.export(named("bert")), "--against", zoo.model("bert"), "--inputs", tmp_path / "mine.npz")
+    assert code == 0
+    assert "your inputs" in said
+
+
+def test_a_module_of_the_users_own_is_the_reference(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.first(x)))
+
+    net = Net().eval()
+    path = tmp_path / "net.onnx"
+    with quiet():
+        torch.onnx.export(net, (torch.randn(1, 8),), str(path), dynamo=False, input_names=["x"], output_names=["y"])
+    assert nestforge.check_parity(path, net).is_right
+    net.last.bias.data += 1
+    report = nestforge.check_parity(path, net)
+    assert report.graphs[0].fault is not None
+    assert report.graphs[0].fault.module == "last"
+
+
+def saved(model: onnx.ModelProto, path: Path) -> Path:
+    onnx.save(model, path)
+    return path
+
+
+def test_what_cannot_be_judged_is_one_line_and_two(zoo: Zoo, tmp_path: Path) -> None:
+    model = zoo.model("bert")
+    (tmp_path / "no.onnx").write_bytes(b"not a graph")
+    good = onnx.load(zoo.export(named("bert")))
+    unknown = onnx.ModelProto()
+    unknown.CopyFrom(good)
+    unknown.graph.node[0].op_type, unknown.graph.node[0].domain = "Nobody", "no.such.domain"
+    outside = onnx.ModelProto()
+    outside.CopyFrom(good)
+    tensor = next(t for t in outside.graph.initializer if t.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../weights.bin")
+    lost = onnx.ModelProto()
+    lost.CopyFrom(outside)
+    next(t for t in lost.graph.initializer if t.external_data).external_data[0].value = "lost.bin"
+    odd = onnx.ModelProto()
+    odd.CopyFrom(good)
+    for node in odd.graph.node:
+        node.input[:] = ["mystery" if name == "token_type_ids" else name for name in node.input]
+    next(value for value in odd.graph.input if value.name == "token_type_ids").name = "mystery"
+    for export, expected in {
+        tmp_path / "missing.onnx": "no such file",
+        tmp_path / "no.onnx": "is no ONNX file",
+        saved(unknown, tmp_path / "unknown.onnx"): "ONNX Runtime does not run it",
+        saved(outside, tmp_path / "outside.onnx"): "lies outside its folder",
+        saved(lost, tmp_path / "lost.onnx"): "is missing",
+        saved(odd, tmp_path / "odd.onnx"): "--map mystery=NAME",
+        zoo.export(named("vit")): "matches no input of the model",
+    }.items():
+        code, said = run(export, "--against", model)
+        assert code == 2, said
+        assert expected in said
+        assert "Traceback" not in said
+    assert run(tmp_path / "odd.onnx", "--against", model, "--map", "mystery=token_type_ids")[0] == 0
+
+
+def test_a_model_that_brings_code_is_refused(zoo: Zoo, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}')
+    (tmp_path / "model.safetensors").write_bytes((zoo.model("bert") / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="never run"):
+        nestforge.check_parity(zoo.export(named("bert")), tmp_path)
+    with pytest.raises(InputError, match="expected"):
+        nestforge.check_parity(tmp_path, zoo.model("bert"))

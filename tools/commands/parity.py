@@ -1,0 +1,134 @@
+"""``nestforge parity``: an export that anybody made, beside the model that it was made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...errors import NestforgeError
+from ..console import in_options, let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
+from ..options import json_option, once_each
+
+if TYPE_CHECKING:
+    from ...parity.check import GraphReport
+
+_WRONG, _UNJUDGED = 1, 2
+
+_EXAMPLES = """\b
+Examples:
+  nestforge parity model.onnx --against MODEL
+  nestforge parity onnx_folder --against MODEL --preset deploy
+  nestforge parity model.onnx --against MODEL --map tokens=input_ids --inputs mine.npz
+"""
+
+
+class _Pair(click.ParamType):  # type: ignore[type-arg]  # click's own annotations leave it out
+    """``a=b``: a name of the export, and the model's."""
+
+    name = "EXPORT=MODEL"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        left, equals, right = str(value).partition("=")
+        if not left or not equals or not right:
+            self.fail(f"{value!r}: expected a name of the export and the model's, such as tokens=input_ids", param, ctx)
+        return left, right
+
+
+@click.command("parity", epilog=_EXAMPLES)
+@click.argument("export")
+@click.option("--against", metavar="MODEL", required=True, help="Model folder that the export was made of.")
+@click.option(
+    "--map",
+    type=_Pair(),
+    multiple=True,
+    callback=once_each,
+    help="Which input or output is which. Repeatable.",
+)
+@click.option("--inputs", type=click.Path(path_type=Path), help="NPZ file with an array per input: one more case.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the cases.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    help="Largest difference, as a share of the output's rms, in the place of the rule.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(["strict", "deploy"]),
+    help="strict: the rule of fp32, whatever the precision; deploy: cosine and largest element of every row.",
+)
+@click.option("--library", type=click.Path(path_type=Path), help="Shared library with the export's custom operators.")
+@json_option
+def parity_command(
+    export: str,
+    against: str,
+    map: dict[str, str],
+    inputs: Path | None,
+    seed: int,
+    tolerance: float | None,
+    preset: str | None,
+    library: Path | None,
+    as_json: bool,
+) -> None:
+    """Check an export of any tool against its model.
+
+    EXPORT is an ONNX file or a folder of them. Exit code 0: it is right; 1: it differs; 2: wrong usage, or it could not
+    be judged.
+    """
+    let_waiting_threads_sleep()
+    try:
+        from ...parity.check import check_parity, read_inputs
+
+        with working() as progress:
+            report = check_parity(
+                export,
+                against,
+                map=map,
+                inputs=None if inputs is None else read_inputs(inputs),
+                seed=seed,
+                tolerance=tolerance,
+                preset=preset,  # type: ignore[arg-type]  # click has checked it
+                library=library,
+                progress=progress,
+            )
+    except NestforgeError as failure:
+        say(f"nestforge: error: {in_options(str(failure))}", err=True)
+        raise click.exceptions.Exit(_UNJUDGED) from failure
+    if as_json:
+        print_json(report)
+    else:
+        for graph in report.graphs:
+            _print_graph(graph)
+        say(report.line)
+    if not report.is_right:
+        raise click.exceptions.Exit(_WRONG)
+
+
+def _print_graph(graph: GraphReport) -> None:
+    matched = [f"{match.name} is {match.model} ({match.how})" for match in (*graph.inputs, *graph.outputs)]
+    facts = [("export", f"{graph.export} ({graph.kind}, {graph.precision})"), ("matched", "; ".join(matched))]
+    if graph.unmatched:
+        facts.append(("not compared", ", ".join(graph.unmatched)))
+    if graph.refused:
+        facts.append(("the model refuses", "; ".join(graph.refused)))
+    print_facts([*facts, ("rule", graph.rule)])
+    click.echo()
+    rows = [
+        [
+            figure.case,
+            figure.output,
+            f"{figure.max_abs:.1e}",
+            f"{figure.max_rel:.1e}",
+            f"{figure.cosine:.7f}",
+            "-" if figure.agreement is None else f"{figure.agreement:.1%}",
+            f"{figure.own:.1e}",
+            "right" if figure.is_right else "differs",
+        ]
+        for figure in graph.figures
+    ]
+    rows += [[failure.case, "-", "-", "-", "-", "-", "-", "fails"] for failure in graph.failures]
+    print_table(["case", "output", "max abs", "max rel", "cosine", "same largest", "PyTorch's own", "verdict"], rows)
+    click.echo()
+    if graph.fault is not None:
+        say(f"{graph.fault}\n")
