@@ -6,36 +6,24 @@ put in another order, is a model of its own: its answers cannot come from a view
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 
-from ..elastic import ElasticSpec, Submodel
+from ..elastic import Submodel
 from ..errors import CheckpointError, PlanError
-from .checkpoints.checkpoint import TensorHeader
 from .sentence_transformers.read_modules import HEAD, name_in_file
 from .source import ModelSource, open_source
 
 if TYPE_CHECKING:  # plans are made without torch, unless of slices
     import torch
 
-_NOT_NESTED_PROBLEM = "the levels are not nested"
 # What config.json of a slice may say otherwise: widths, which are compared as axes; how training went; who wrote it.
 _KEYS_THAT_MAY_DIFFER = frozenset(
     [
-        "intermediate_size",
-        "n_inner",
-        "d_ff",
-        "num_hidden_layers",
-        "nested",
-        "granularities",
-        "_name_or_path",
-        "architectures",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
+        *("intermediate_size", "n_inner", "d_ff", "num_hidden_layers", "nested", "granularities"),
+        *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype"),
     ]
 )
 
@@ -54,34 +42,14 @@ def read_slice(source: ModelSource, folder: Path) -> Submodel:
         raise CheckpointError(
             f"{folder}: a slice of {source.name} must be of family {source.family.name}, got {claimed.family.name}"
         )
-    submodel = _claimed_submodel(source, claimed.spec, folder)
+    try:
+        submodel = source.spec.submodel({axis.name: axis.size for axis in claimed.spec.axes})
+    except PlanError as failure:
+        raise CheckpointError(f"{folder}: {failure}; it is no slice of {source.name}") from failure
     _compare_names(source, claimed, submodel, folder)
     _compare_configs(source, claimed, folder)
-    with ExitStack() as stack:
-        whole, part = _Tensors(source, stack), _Tensors(claimed, stack)
-        for name in claimed.shapes:
-            _compare_tensor(source.spec, submodel, name, whole, part)
-    return submodel
-
-
-def _claimed_submodel(source: ModelSource, claimed: ElasticSpec, folder: Path) -> Submodel:
-    values = {axis.name: axis.size for axis in claimed.axes}
-    sizes = {axis.name: axis.size for axis in source.spec.axes}
-    for name, value in values.items():
-        if name not in sizes:
-            raise CheckpointError(f"{folder}: it has {name}, which {source.name} has not; it is no slice of it")
-        if value > sizes[name]:
-            raise CheckpointError(
-                f"{folder}: {name} is {value} wide, more than the {sizes[name]} of {source.name}; it is no slice of it"
-            )
-    try:
-        submodel = source.spec.submodel(values)
-    except PlanError as failure:
-        raise CheckpointError(f"{folder}: {failure}") from failure
-    for axis in source.spec.axes:
-        behind = submodel.depth is not None and axis.layer is not None and axis.layer >= submodel.depth
-        if axis.name not in values and not behind:
-            raise CheckpointError(f"{folder}: {axis.name} of {source.name} is missing; it is no slice of it")
+    for name in claimed.shapes:
+        _compare_tensor(source, claimed, submodel, name)
     return submodel
 
 
@@ -122,68 +90,37 @@ def _behind(source: ModelSource) -> object:
     return None if source.modules is None else (dict(source.modules.modules), source.modules.width)
 
 
-def _compare_tensor(spec: ElasticSpec, submodel: Submodel, name: str, whole: _Tensors, part: _Tensors) -> None:
+def _compare_tensor(source: ModelSource, claimed: ModelSource, submodel: Submodel, name: str) -> None:
     import torch
 
-    found = part.read(name)
-    place = [slice(None)] * found.ndim
-    for cut in spec.slices_of(name):
-        place[cut.dim] = slice(0, submodel[cut.axis] * cut.unit)
-    expected = whole.read(name, tuple(place))
-    where = f"{part.checkpoint.folder}: tensor {name}"
-    if found.dtype != expected.dtype:
-        raise CheckpointError(
-            f"{where} is stored as {part.header(name).dtype}, that of {whole.checkpoint.name} as "
-            f"{whole.header(name).dtype}; a slice shares its bits"
-        )
+    cuts, where = source.spec.slices_of(name), f"{claimed.checkpoint.folder}: tensor {name}"
+    (expected, stored), (found, own) = _tensor(source, name), _tensor(claimed, name)
+    for cut in cuts:
+        expected = expected.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
+    if own != stored:
+        raise CheckpointError(f"{where} is stored as {own}, that of {source.name} as {stored}; a slice shares its bits")
     if torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (found, expected))):
         return
-    cuts = spec.slices_of(name)
     if cuts:
         kept = ", ".join(f"{cut.axis} {submodel[cut.axis]}" for cut in cuts)
+        differs = f"is not the first part ({kept}) of {source.name}'s"
+    else:
+        differs = f"differs from {source.name}'s, which submodels share whole"
+    raise CheckpointError(f"{where} {differs}: the levels are not nested; compile it as a model of its own")
+
+
+def _tensor(source: ModelSource, parameter: str) -> tuple[torch.Tensor, str]:
+    """``parameter`` as it is stored, and how. Raises CheckpointError unless the files hold it in its shape."""
+    checkpoint, modules = source.checkpoint, source.modules
+    place = source.architecture.place_in_files(parameter, source.shapes[parameter])
+    header = {**checkpoint.tensors, **(modules.headers if modules else {})}.get(place.tensor)
+    if header is None or header.shape != place.shape:
         raise CheckpointError(
-            f"{where} is not the first part ({kept}) of {whole.checkpoint.name}'s: {_NOT_NESTED_PROBLEM}; "
-            "compile it as a model of its own"
+            f"{checkpoint.folder}: tensor {parameter} is not stored as the model has it, so it cannot be compared with "
+            "a slice; save the model as it is loaded"
         )
-    raise CheckpointError(
-        f"{where} differs from {whole.checkpoint.name}'s, which submodels share whole: {_NOT_NESTED_PROBLEM}; "
-        "compile it as a model of its own"
-    )
-
-
-class _Tensors:
-    """Tensors of a model as they are stored, read one at a time; its files stay open as long as ``stack``."""
-
-    def __init__(self, source: ModelSource, stack: ExitStack) -> None:
-        self.checkpoint = source.checkpoint
-        self._shapes = source.shapes
-        self._place = source.architecture.place_in_files
-        self._headers = {**source.checkpoint.tensors, **(source.modules.headers if source.modules else {})}
-        self._files: dict[str, Any] = {}
-        self._stack = stack
-
-    def header(self, parameter: str) -> TensorHeader:
-        """Raises CheckpointError unless the files hold ``parameter`` in its shape."""
-        place = self._place(parameter, self._shapes[parameter])
-        header = self._headers.get(place.tensor)
-        if header is None or header.shape != place.shape:
-            raise CheckpointError(
-                f"{self.checkpoint.folder}: tensor {parameter} is not stored as the model has it, so it cannot be "
-                "compared with a slice; save the model as it is loaded"
-            )
-        return header
-
-    def read(self, parameter: str, place: tuple[slice, ...] | None = None) -> torch.Tensor:
-        header = self.header(parameter)
-        if header.file not in self._files:
-            path = self.checkpoint.folder / header.file
-            self._files[header.file] = self._stack.enter_context(safe_open(path, framework="pt"))
-        stored = self._place(parameter, self._shapes[parameter])
-        name = name_in_file(parameter) if parameter.startswith(HEAD) else stored.tensor
-        file = self._files[header.file]
-        if stored.is_part:
-            part: torch.Tensor = file.get_slice(name)[stored.rows]
-            part = part.T if stored.transposed else part
-            return part[place] if place else part
-        tensor: torch.Tensor = file.get_slice(name)[place] if place else file.get_tensor(name)
-        return tensor
+    name = name_in_file(parameter) if parameter.startswith(HEAD) else place.tensor
+    with safe_open(checkpoint.folder / header.file, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    part = tensor[place.rows] if place.is_part else tensor
+    return part.T if place.transposed else part, header.dtype

@@ -173,11 +173,7 @@ class ModelSource:
 
     def parameters(self, submodel: Submodel) -> int:
         """Number of parameters of ``submodel``."""
-        return sum(
-            prod(self.spec.shape_of(name, shape, submodel))
-            for name, shape in self.shapes.items()
-            if self.spec.has(name, submodel)
-        )
+        return self.parameter_groups(submodel).total
 
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups:
         """Parameters of ``submodel``: in all, embedding tables, feed-forward."""

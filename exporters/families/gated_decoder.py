@@ -69,22 +69,19 @@ class Layout:
     """One model type: what its classes have that ``config.json`` does not say. ``classes`` are those read, with their
     heads; the first is the base model. ``defaults`` are those of the transformers class for keys that files leave out.
 
-    ``qkv_bias``: queries, keys and values always have a bias. ``reads_attention_bias``, ``reads_mlp_bias`` and
-    ``caps``: whether the class heeds ``attention_bias``, ``mlp_bias`` and the soft caps of its config. ``head_norms``:
-    queries and keys are normalised per head. ``norms_around``: attention and FFN have a norm behind them as well as
-    before. ``packed``: one layer makes queries, keys and values, and files hold gate above up in one tensor; the module
-    has them apart. ``pad`` is its padding token. ``original_positions`` are the ones that its model type has where
-    ``config.json`` is silent, before rotary positions turn to other frequencies. ``window``: how its class reads
-    sliding windows, None where it has none.
+    ``qkv_bias``: queries, keys and values always have a bias. ``heeds``: which keys of ``_HEEDED`` the class reads; it
+    passes over the others. ``head_norms``: queries and keys are normalised per head. ``norms_around``: attention and
+    FFN have a norm behind them as well as before. ``packed``: one layer makes queries, keys and values, and files hold
+    gate above up in one tensor; the module has them apart. ``pad`` is its padding token. ``original_positions`` are the
+    ones that its model type has where ``config.json`` is silent, before rotary positions turn to other frequencies.
+    ``window``: how its class reads sliding windows, None where it has none.
     """
 
     classes: Mapping[str, Head | None]
     qkv_bias: bool = False
-    reads_attention_bias: bool = False
-    reads_mlp_bias: bool = False
+    heeds: tuple[str, ...] = ()
     head_norms: bool = False
     norms_around: bool = False
-    caps: bool = False
     gemma3n: bool = False
     packed: bool = False
     pad: int | None = None
@@ -104,20 +101,19 @@ def _classes(stem: str, question: str | None = None) -> dict[str, Head | None]:
     return classes | ({f"{stem}ForQuestionAnswering": replace(QUESTION, prefix=question)} if question else {})
 
 
+_BIASES, _CAPS = ("attention_bias", "mlp_bias"), ("attn_logit_softcapping", "final_logit_softcapping")
+_HEEDED = frozenset([*_BIASES, *_CAPS])
 _QWEN: dict[str, object] = {"num_key_value_heads": 32, "sliding_window": 4096}
 _GEMMA: dict[str, object] = {"head_dim": 256, "tie_word_embeddings": True}
 _GEMMA3: dict[str, Any] = {
-    "reads_attention_bias": True,
+    "heeds": ("attention_bias", *_CAPS),
     "head_norms": True,
     "norms_around": True,
-    "caps": True,
     "pad": 0,
 }
 LAYOUTS: dict[str, Layout] = {
-    "llama": Layout(_classes("Llama", "transformer"), reads_attention_bias=True, reads_mlp_bias=True),
-    "granite": Layout(
-        {"GraniteModel": None, "GraniteForCausalLM": NEXT_TOKEN}, reads_attention_bias=True, reads_mlp_bias=True
-    ),
+    "llama": Layout(_classes("Llama", "transformer"), heeds=_BIASES),
+    "granite": Layout({"GraniteModel": None, "GraniteForCausalLM": NEXT_TOKEN}, heeds=_BIASES),
     "mistral": Layout(
         _classes("Mistral", "model"),
         window=every_layer,
@@ -126,20 +122,19 @@ LAYOUTS: dict[str, Layout] = {
     "qwen2": Layout(_classes("Qwen2", "transformer"), qkv_bias=True, window=later_layers, defaults=_QWEN),
     "qwen3": Layout(
         _classes("Qwen3", "transformer"),
-        reads_attention_bias=True,
+        heeds=("attention_bias",),
         head_norms=True,
         window=later_layers,
         defaults={**_QWEN, "head_dim": 128},
     ),
     "phi3": Layout(_classes("Phi3"), packed=True, pad=32_000, original_positions=4096, window=every_layer),
     "gemma": Layout(
-        _classes("Gemma"), reads_attention_bias=True, pad=0, defaults={**_GEMMA, "num_key_value_heads": 16}
+        _classes("Gemma"), heeds=("attention_bias",), pad=0, defaults={**_GEMMA, "num_key_value_heads": 16}
     ),
     "gemma2": Layout(
         _classes("Gemma2"),
-        reads_attention_bias=True,
+        heeds=("attention_bias", *_CAPS),
         norms_around=True,
-        caps=True,
         pad=0,
         window=every_second_layer,
         defaults={
@@ -269,7 +264,8 @@ def read_decoder_model(checkpoint: Checkpoint) -> DecoderModel:
     Raises CheckpointError for what config.json lacks or gets wrong, and for what a static graph cannot keep.
     """
     layout, where = LAYOUTS[checkpoint.config["model_type"]], str(checkpoint.folder / "config.json")
-    config = {**layout.defaults, **checkpoint.config}
+    passed_over = _HEEDED.difference(layout.heeds)
+    config = {key: value for key, value in {**layout.defaults, **checkpoint.config}.items() if key not in passed_over}
     refuse_unhonoured(checkpoint)
     stated = structure(_Stated, known_keys(_Stated, config), where, CheckpointError)
     for problem in _refusals(stated, masked=checkpoint.has_modules):
@@ -294,11 +290,11 @@ def read_decoder_model(checkpoint: Checkpoint) -> DecoderModel:
         positions=constant_positions(config, stated.max_position_embeddings, layout.original_positions),
         stated_positions=stated.max_position_embeddings,
         windows=read_windows(layout.window, config, layers, where),
-        qkv_bias=layout.qkv_bias or (layout.reads_attention_bias and stated.attention_bias),
-        output_bias=layout.reads_attention_bias and stated.attention_bias,
-        ffn_bias=layout.reads_mlp_bias and stated.mlp_bias,
-        score_cap=layout.caps and stated.attn_logit_softcapping is not None,
-        logit_cap=layout.caps and stated.final_logit_softcapping is not None,
+        qkv_bias=layout.qkv_bias or stated.attention_bias,
+        output_bias=stated.attention_bias,
+        ffn_bias=stated.mlp_bias,
+        score_cap=stated.attn_logit_softcapping is not None,
+        logit_cap=stated.final_logit_softcapping is not None,
         gemma3n=read_parts(checkpoint, layers) if layout.gemma3n else None,
     )
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
 from ...bundle.entries.tensor_spec import TensorSpec
-from ...bundle.manifest import TextEntry
 from ...elastic import Submodel
 from ...workload import Op, elementwise, linear, lookup
 from ..architecture import Architecture, is_table
@@ -27,7 +26,7 @@ from ..hugging_face.describe import describe
 from ..hugging_face.interface import Loading, attention_problems, generating
 from ..hugging_face.tensors import Parameters, held_tensors
 from ..parts import CachedForm, EncoderForm
-from ..signature import Signature
+from ..signature import Signature, text_signature
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -212,18 +211,19 @@ FAMILY = Family("t5", ("t5",), read, reads_config_alone=True)
 
 
 def _signature(checkpoint: Checkpoint, model: T5Model) -> Signature:
-    tokens, vocabulary = ("batch", "sequence"), model.vocabulary
-    ids = TensorSpec("input_ids", "int64", tokens, pad=model.pad, high=vocabulary)
-    mask = TensorSpec("attention_mask", "int64", tokens, pad=0, high=2, row_needs="token")
-    text = TextEntry("tokenizer.json", ids.name, mask.name, None, None) if checkpoint.tokenizer_files else None
-    if not model.decoder_layers:
+    tokens = ("batch", "sequence")
+    if model.decoder_layers:
+        output = TensorSpec("logits", "float32", (*tokens, model.vocabulary), role="next_tokens")
+    else:
         output = TensorSpec("last_hidden_state", "float32", (*tokens, model.hidden))
-        return Signature((ids, mask), (output,), MOST_TOKENS, mask.name, text, shortened=_SHORTENED)
-    if text is not None:
-        text = replace(text, shifted="decoder_input_ids", start=model.start)
-    follows = replace(ids, name="decoder_input_ids")
-    output = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
-    return Signature((ids, mask, follows), (output,), MOST_TOKENS, mask.name, text, shortened=_SHORTENED)
+    found = text_signature(
+        checkpoint, (output,), MOST_TOKENS, model.vocabulary, model.pad, "token", shortened=_SHORTENED
+    )
+    if not model.decoder_layers:
+        return found
+    follows = replace(found.inputs[0], name="decoder_input_ids")
+    text = None if found.text is None else replace(found.text, shifted=follows.name, start=model.start)
+    return replace(found, inputs=(*found.inputs, follows), text=text)
 
 
 def _cached(model: T5Model) -> CachedForm:

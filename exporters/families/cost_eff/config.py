@@ -10,22 +10,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ....errors import CheckpointError
 from ....outside_file import read_json
-from ....strict import nearest, structure
+from ....strict import structure
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
-from ...checkpoints.config import read_classes, read_number, read_pad, read_widths, refuse_unhonoured
+from ...checkpoints.config import MOST_LAYERS, known_keys, read_classes, read_pad, read_widths, refuse_unhonoured
 from ...hugging_face.tensors import Parameters
 
 SIDECAR_NAME = "cost_eff.json"
 # 1 (2026-11): first published schema.
 SCHEMA_VERSION = 1
-ACTIVATIONS = ("gelu", "gelu_new", "relu")
-_PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 # Heads of other tasks, exits that the sidecar does not list, and a buffer of old checkpoints.
 _IGNORED_TENSOR = re.compile(r"pooler\..+|cls\..+|exits\.\d+\.(?:weight|bias)|embeddings\.position_ids")
 
@@ -185,6 +182,22 @@ def _problems(sidecar: Sidecar) -> Iterator[str]:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """The keys of ``config.json`` beside widths, padding and labels."""
+
+    vocab_size: int = field(metadata={"min": 1})
+    hidden_size: int = field(metadata={"min": 1})
+    head_size: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1, "max": MOST_LAYERS})
+    max_position_embeddings: int = field(metadata={"min": 1})
+    type_vocab_size: int = field(metadata={"min": 1})
+    hidden_act: Literal["gelu", "gelu_new", "relu"]
+    layer_norm_eps: float = field(metadata={"min": 1e-30})
+    is_decoder: Literal[False] = False
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
+
+
 def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchitecture:
     """The architecture of the model in ``checkpoint``, beside whose weights ``sidecar`` lies.
 
@@ -192,11 +205,9 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
     """
     refuse_unhonoured(checkpoint)
     where = checkpoint.folder / SIDECAR_NAME
-    depth = read_number(checkpoint, "num_hidden_layers")
-    if depth > len(checkpoint.tensors):  # or an absurd number would be counted through
-        raise checkpoint.misfit(f"num_hidden_layers {depth}, but the weights hold {len(checkpoint.tensors)} tensors")
-    if checkpoint.config.get("is_decoder", False) is not False:
-        raise checkpoint.misfit(f"is_decoder: expected False, got {checkpoint.config['is_decoder']!r:.80}")
+    known = known_keys(_Stated, checkpoint.config)
+    stated = structure(_Stated, known, str(checkpoint.folder / "config.json"), CheckpointError)
+    depth, exclusive = stated.num_hidden_layers, stated.problem_type in (None, "single_label_classification")
     if checkpoint.config.keys() & {"num_labels", "id2label"} and read_classes(checkpoint) != sidecar.exits.classes:
         raise checkpoint.misfit(
             f"num_labels, id2label: {read_classes(checkpoint)} classes, but {SIDECAR_NAME} has exits of "
@@ -207,8 +218,12 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
             f"{where}: exits: the last one is after layer {sidecar.exits.layers[-1]}, but config.json has "
             f"num_hidden_layers {depth}; a layer behind the last exit would never answer"
         )
-    vocabulary = read_number(checkpoint, "vocab_size")
-    pad = read_pad(checkpoint, vocabulary, default=None)
+    if sidecar.gate and not exclusive:
+        raise CheckpointError(
+            f"{where}: gate: config.json has problem_type {stated.problem_type}, for which softmax entropy is "
+            "undefined; remove the gate"
+        )
+    pad = read_pad(checkpoint, stated.vocab_size, default=None)
     if pad is None:
         raise checkpoint.misfit("pad_token_id: expected a token, which fills a row up to its bucket, got none")
     heads = read_widths(checkpoint, depth, "num_attention_heads", at_least=0)
@@ -218,21 +233,21 @@ def read_architecture(checkpoint: Checkpoint, sidecar: Sidecar) -> CostEffArchit
         **_kept("ffn", sidecar.kept_ffn, ffn, f"{where}: kept_ffn"),
     }
     architecture = CostEffArchitecture(
-        hidden=read_number(checkpoint, "hidden_size"),
-        head_size=read_number(checkpoint, "head_size"),
-        vocabulary=vocabulary,
-        positions=read_number(checkpoint, "max_position_embeddings"),
-        types=read_number(checkpoint, "type_vocab_size"),
+        hidden=stated.hidden_size,
+        head_size=stated.head_size,
+        vocabulary=stated.vocab_size,
+        positions=stated.max_position_embeddings,
+        types=stated.type_vocab_size,
         pad=pad,
         rank=sidecar.embedding.rank,
-        activation=_activation(checkpoint),
-        norm_eps=_norm_eps(checkpoint),
+        activation=stated.hidden_act,
+        norm_eps=stated.layer_norm_eps,
         layers=tuple(
             Widths(*(len(kept.get(f"layers.{layer}.{kind}", range(n))) for kind, n in (("heads", h), ("ffn", f))))
             for layer, (h, f) in enumerate(zip(heads, ffn, strict=True))
         ),
         exits=sidecar.exits,
-        has_entropy=_has_entropy(checkpoint, sidecar),
+        has_entropy=exclusive and sidecar.exits.classes > 1,
         stored=tuple(Widths(h, f) for h, f in zip(heads, ffn, strict=True)),
         kept=kept,
     )
@@ -268,30 +283,3 @@ def _kept(
             bad = ids[0] if ids[0] < 0 else ids[-1]
             raise CheckpointError(f"{where}.{name}: id {bad} is outside 0..{size - 1}, the stored {kind}")
     return {f"layers.{name}.{kind}": tuple(table[name]) for name in names}
-
-
-def _has_entropy(checkpoint: Checkpoint, sidecar: Sidecar) -> bool:
-    problem = checkpoint.config.get("problem_type") or _PROBLEM_TYPES[0]
-    if problem not in _PROBLEM_TYPES:
-        raise checkpoint.misfit(f"problem_type: got {problem!r:.80}{nearest(str(problem)[:80], _PROBLEM_TYPES)}")
-    exclusive = problem == _PROBLEM_TYPES[0]
-    if sidecar.gate and not exclusive:
-        raise CheckpointError(
-            f"{checkpoint.folder / SIDECAR_NAME}: gate: config.json has problem_type {problem}, for which softmax "
-            "entropy is undefined; remove the gate"
-        )
-    return exclusive and sidecar.exits.classes > 1
-
-
-def _activation(checkpoint: Checkpoint) -> str:
-    value = checkpoint.config.get("hidden_act")
-    if value not in ACTIVATIONS:
-        raise checkpoint.misfit(f"hidden_act: got {value!r:.80}{nearest(str(value)[:80], ACTIVATIONS)}")
-    return str(value)
-
-
-def _norm_eps(checkpoint: Checkpoint) -> float:
-    value: Any = checkpoint.config.get("layer_norm_eps")
-    if type(value) not in (int, float) or not isfinite(value) or value <= 0:
-        raise checkpoint.misfit(f"layer_norm_eps: expected a number above 0, got {value!r:.80}")
-    return float(value)

@@ -106,10 +106,10 @@ def test_weights_that_are_not_the_models_are_named(
     [
         (
             {"intermediate_size": (16, 65, 64)},
-            "layers.1.ffn is 65 wide, more than the 64 of universal; it is no slice of it",
+            "axis layers.1.ffn: expected 1..64, got 65; it is no slice of universal",
         ),
-        ({"num_hidden_layers": 4}, "it has layers.3.ffn, which universal has not; it is no slice of it"),
-        ({"num_hidden_layers": 2}, "layers.2.ffn of universal is missing; it is no slice of it"),
+        ({"num_hidden_layers": 4}, "unknown axis 'layers.3.ffn': this model has ffn per layer"),
+        ({"num_hidden_layers": 2}, "tensor layers.2.attention.key.weight is missing; it is no slice of universal"),
         (
             {"tie_word_embeddings": False},
             "tensor lm_head.weight has no place in universal; it is no slice of universal",
