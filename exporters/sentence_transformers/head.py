@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ..checkpoints.own_folder import read_tensors
-from .modules import SENTENCE, TOKENS, Dense, LayerNorm, Module, Normalize, Pooling, PoolingMode, Value
+from .modules import SENTENCE, TOKENS, Dense, Module, Normalize, Pooling, PoolingMode, Value
 from .read_modules import SentenceModules, open_module
 
 _MIN_DIVISOR = 1e-9  # the divisor of a row without tokens
@@ -23,7 +23,7 @@ class SentenceHead(torch.nn.ModuleDict):
 
     def __init__(self, read: SentenceModules) -> None:
         super().__init__({str(place): _made(module) for place, (_, module) in read.modules.items()})
-        self.width = read.width
+        self.stated, self.width = [module for _, module in read.modules.values()], read.width
 
     def forward(
         self, hidden: torch.Tensor, mask: torch.Tensor, pooling_mask: torch.Tensor | None = None
@@ -32,12 +32,9 @@ class SentenceHead(torch.nn.ModuleDict):
         of those where ``mask`` int64 ``[B, S]`` is 1; poolings that leave prompts out take the positions where
         ``pooling_mask`` is 1 too."""
         values: dict[Value, torch.Tensor] = {TOKENS: hidden}
-        for part in self.values():
-            if isinstance(part, PoolingModule):
-                values[SENTENCE] = part(values[TOKENS], mask, pooling_mask)
-            else:
-                assert isinstance(part, DenseModule | NormalizeModule | LayerNormModule)
-                values[part.value] = part(values[part.value])
+        for stated, part in zip(self.stated, self.values(), strict=True):
+            masks = (mask, pooling_mask) if isinstance(stated, Pooling) else ()
+            values[stated.writes] = part(values[stated.reads], *masks)
         return values[TOKENS], values[SENTENCE][:, : self.width]
 
 
@@ -104,7 +101,6 @@ class DenseModule(torch.nn.Module):
 
     def __init__(self, stated: Dense) -> None:
         super().__init__()
-        self.value = stated.reads
         self.linear = torch.nn.Linear(stated.takes, stated.gives, bias=stated.bias)
         self.activation = getattr(torch.nn, stated.activation)()
         self.adds_input = stated.residual
@@ -120,10 +116,6 @@ class DenseModule(torch.nn.Module):
 class NormalizeModule(torch.nn.Module):
     """Vectors divided by their Euclidean length."""
 
-    def __init__(self, stated: Normalize) -> None:
-        super().__init__()
-        self.value = stated.reads
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.normalize(x, dim=-1)
 
@@ -131,10 +123,9 @@ class NormalizeModule(torch.nn.Module):
 class LayerNormModule(torch.nn.Module):
     """Layer normalisation of the sentence embedding."""
 
-    def __init__(self, stated: LayerNorm) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.value = stated.reads
-        self.norm = torch.nn.LayerNorm(stated.takes)
+        self.norm = torch.nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.norm(x)
@@ -146,4 +137,4 @@ def _made(module: Module) -> torch.nn.Module:
         return PoolingModule(module)
     if isinstance(module, Dense):
         return DenseModule(module)
-    return NormalizeModule(module) if isinstance(module, Normalize) else LayerNormModule(module)
+    return NormalizeModule() if isinstance(module, Normalize) else LayerNormModule(module.takes)

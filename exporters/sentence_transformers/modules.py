@@ -26,57 +26,72 @@ POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Pooling:
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A module that takes so many numbers of the value that it ``reads``, and gives as many of the one that it
+    ``writes``."""
+
+    takes: int
+    reads: Value = SENTENCE
+    writes: Value = SENTENCE
+
+    @property
+    def gives(self) -> int:
+        """Numbers that it makes."""
+        return self.takes
+
+    @property
+    def parameters(self) -> Mapping[str, Shape]:
+        """Shapes of its own parameters by name."""
+        return {}
+
+    def ops(self, name: str, bucket: Bucket) -> list[Op]:
+        """Its operations at ``bucket``."""
+        return [elementwise(name, self.rows(bucket) * self.takes, passes=4)]
+
+    def rows(self, bucket: Bucket) -> int:
+        """How many vectors it reads."""
+        return bucket.tokens if self.reads == TOKENS else bucket.batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling(Module):
     """``modes`` of the tokens ``[B, S, H]``, each ``[B, H]``, joined in this order. ``include_prompt`` is whether the
     tokens of a prompt take part."""
 
     modes: tuple[PoolingMode, ...]
-    width: int
     include_prompt: bool = True
-
     reads: Value = TOKENS
-    writes: Value = SENTENCE
-
-    @property
-    def takes(self) -> int:
-        return self.width
 
     @property
     def gives(self) -> int:
-        return len(self.modes) * self.width
-
-    @property
-    def parameters(self) -> Mapping[str, Shape]:
-        return {}
+        return len(self.modes) * self.takes
 
     def ops(self, name: str, bucket: Bucket) -> list[Op]:
-        return [elementwise(name, bucket.tokens * self.width, passes=3 * len(self.modes))]
+        return [elementwise(name, bucket.tokens * self.takes, passes=3 * len(self.modes))]
 
 
-@dataclass(frozen=True)
-class Dense:
+@dataclass(frozen=True, kw_only=True)
+class Dense(Module):
     """``activation(x W^T + b)``, and with ``residual`` the input on top, projected where the widths differ.
 
     ``activation`` is the name of a class of ``torch.nn``.
     """
 
-    takes: int
-    gives: int
+    outputs: int
     bias: bool
     activation: str
     residual: bool
-    reads: Value
-    writes: Value
+
+    @property
+    def gives(self) -> int:
+        return self.outputs
 
     @property
     def parameters(self) -> Mapping[str, Shape]:
         shapes: dict[str, Shape] = {"linear.weight": (self.gives, self.takes)}
-        if self.bias:
-            shapes["linear.bias"] = (self.gives,)
-        if self.projects:
-            shapes["residual.weight"] = (self.gives, self.takes)
-        return shapes
+        shapes |= {"linear.bias": (self.gives,)} if self.bias else {}
+        return shapes | ({"residual.weight": (self.gives, self.takes)} if self.projects else {})
 
     @property
     def projects(self) -> bool:
@@ -84,59 +99,23 @@ class Dense:
         return self.residual and self.takes != self.gives
 
     def ops(self, name: str, bucket: Bucket) -> list[Op]:
-        rows = _rows(self.reads, bucket)
+        rows = self.rows(bucket)
         ops = [linear(name, rows, self.takes, self.gives, self.bias)]
         if self.projects:
             ops.append(linear(f"{name}.residual", rows, self.takes, self.gives, bias=False))
         return [*ops, elementwise(f"{name}.activation", rows * self.gives, passes=5 if self.residual else 2)]
 
 
-@dataclass(frozen=True)
-class Normalize:
+class Normalize(Module):
     """Each vector divided by its Euclidean length."""
 
-    takes: int
-    reads: Value
-    writes: Value
 
-    @property
-    def gives(self) -> int:
-        return self.takes
-
-    @property
-    def parameters(self) -> Mapping[str, Shape]:
-        return {}
-
-    def ops(self, name: str, bucket: Bucket) -> list[Op]:
-        return [elementwise(name, _rows(self.reads, bucket) * self.takes, passes=4)]
-
-
-@dataclass(frozen=True)
-class LayerNorm:
+class LayerNorm(Module):
     """Layer normalisation of the sentence embedding, with scale and bias."""
-
-    takes: int
-
-    reads: Value = SENTENCE
-    writes: Value = SENTENCE
-
-    @property
-    def gives(self) -> int:
-        return self.takes
 
     @property
     def parameters(self) -> Mapping[str, Shape]:
         return {"norm.weight": (self.takes,), "norm.bias": (self.takes,)}
-
-    def ops(self, name: str, bucket: Bucket) -> list[Op]:
-        return [elementwise(name, bucket.batch * self.takes, passes=4)]
-
-
-Module = Pooling | Dense | Normalize | LayerNorm
-
-
-def _rows(value: Value, bucket: Bucket) -> int:
-    return bucket.tokens if value == TOKENS else bucket.batch
 
 
 # Flags of older configs, in the order in which their results are joined.
@@ -172,15 +151,15 @@ class _Dense:
     out_features: int = field(metadata={"min": 1})
     bias: bool = True
     activation_function: str = _DEFAULT_ACTIVATION
-    module_input_name: str = SENTENCE
-    module_output_name: str | None = None
+    module_input_name: Value = SENTENCE
+    module_output_name: Value | None = None
     use_residual: bool = False
 
 
 @dataclass(frozen=True)
 class _Normalize:
-    module_input_name: str = SENTENCE
-    module_output_name: str | None = None
+    module_input_name: Value = SENTENCE
+    module_output_name: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -219,7 +198,7 @@ def _pooling(path: Path, data: dict[str, Any], _: Widths) -> Pooling:
     modes = (stated.pooling_mode,) if isinstance(stated.pooling_mode, str) else stated.pooling_mode
     if not modes:
         raise CheckpointError(f"{path}: pooling_mode: expected at least one of {', '.join(POOLING_MODES)}")
-    return Pooling(modes, stated.embedding_dimension, stated.include_prompt)
+    return Pooling(takes=stated.embedding_dimension, modes=modes, include_prompt=stated.include_prompt)
 
 
 def _dense(path: Path, data: dict[str, Any], _: Widths) -> Dense:
@@ -232,38 +211,27 @@ def _dense(path: Path, data: dict[str, Any], _: Widths) -> Dense:
         )
     return Dense(
         takes=stated.in_features,
-        gives=stated.out_features,
+        outputs=stated.out_features,
         bias=stated.bias,
         activation=activation,
         residual=stated.use_residual,
-        reads=(reads := _value(path, "module_input_name", stated.module_input_name)),
-        writes=_written(path, stated.module_output_name, reads),
+        reads=stated.module_input_name,
+        writes=stated.module_output_name or stated.module_input_name,
     )
 
 
 def _normalize(path: Path, data: dict[str, Any], widths: Widths) -> Normalize:
     stated = structure(_Normalize, data, str(path), CheckpointError)
-    reads = _value(path, "module_input_name", stated.module_input_name)
-    return Normalize(widths.get(reads, 0), reads, _written(path, stated.module_output_name, reads))
+    reads = stated.module_input_name
+    return Normalize(takes=widths.get(reads, 0), reads=reads, writes=stated.module_output_name or reads)
 
 
 def _layer_norm(path: Path, data: dict[str, Any], _: Widths) -> LayerNorm:
-    return LayerNorm(structure(_LayerNorm, data, str(path), CheckpointError).dimension)
+    return LayerNorm(takes=structure(_LayerNorm, data, str(path), CheckpointError).dimension)
 
 
 def _dropout(path: Path, data: dict[str, Any], _: Widths) -> None:
     structure(_Dropout, data, str(path), CheckpointError)
-
-
-def _value(path: Path, key: str, name: str) -> Value:
-    for value in (TOKENS, SENTENCE):
-        if name == value:
-            return value
-    raise CheckpointError(f"{path}: {key} {name[:80]!r} is not supported; expected {TOKENS!r} or {SENTENCE!r}")
-
-
-def _written(path: Path, name: str | None, reads: Value) -> Value:
-    return reads if name is None else _value(path, "module_output_name", name)
 
 
 KINDS: Mapping[str, Callable[[Path, dict[str, Any], Widths], Module | None]] = {

@@ -96,7 +96,7 @@ def test_a_module_that_is_not_known_is_named(folder: Path, kind: str) -> None:
         ),
         ([("Normalize", {"module_input_name": "token_embeddings"})], "no module makes a sentence_embedding"),
         ([], "no module makes a sentence_embedding; expected a Pooling"),
-        ([("Pooling", POOLING), ("Normalize", {"module_input_name": "colours"})], "module_input_name 'colours' is not"),
+        ([("Pooling", POOLING), ("Normalize", {"module_input_name": "colours"})], "module_input_name: got 'colours'"),
         ([("Pooling", POOLING), ("LayerNorm", {"dimension": 8})], "(2_LayerNorm, LayerNorm) takes 8 numbers of sent"),
         (
             [("Pooling", POOLING), ("Dense", {**DENSE, "activation_function": "torch.nn.modules.activation.PReLU"})],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.exporters.sentence_transformers.head import DenseModule
-from nestforge.exporters.sentence_transformers.modules import ACTIVATIONS, POOLING_MODES, SENTENCE, Dense
+from nestforge.exporters.sentence_transformers.modules import ACTIVATIONS, POOLING_MODES, Dense
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.gated_decoders import save_text_decoder
@@ -168,7 +168,7 @@ def test_activations_are_those_of_torch(name: str) -> None:
     """By the library's own module, without a folder: what a folder does is shown above."""
     torch.manual_seed(0)
     theirs = classes().Dense(HIDDEN, 8, activation_function=getattr(torch.nn, name)())
-    ours = DenseModule(Dense(HIDDEN, 8, True, name, False, SENTENCE, SENTENCE))
+    ours = DenseModule(Dense(takes=HIDDEN, outputs=8, bias=True, activation=name, residual=False))
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, HIDDEN)
     expected = theirs({"sentence_embedding": x})["sentence_embedding"]
