@@ -14,7 +14,6 @@ from typing import Any
 
 import nestforge
 import pytest
-from click.testing import CliRunner, Result
 from nestforge.bundle.device_files.device_file import MeasuredHost
 from nestforge.bundle.device_files.measurements import keep_measurement, read_measurements
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
@@ -23,7 +22,8 @@ from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.engines.measure import MemoryUse, measured_shapes
 from nestforge.tools import bundle_bench, traffic_bench
-from nestforge.tools.cli import main
+from support.commands import error_of, json_of, shown, usage_of
+from support.commands import nestforge as command
 from support.exit_bundles import write_exits_bundle
 from support.processes import DEVICE_PROGRAM, needs_root, nobody
 from support.refusals import refused
@@ -55,31 +55,12 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return busy
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def test_figures_are_printed_kept_shown_and_chosen_by(bundle: Path, quiet: list[float]) -> None:
-    result = run("measure", bundle, "--threads", "1")
-    assert result.exit_code == 0, result.output
-    facts, table = result.stdout.split("\n\n")[:2]
+    printed = shown("measure", bundle, "--threads", "1")
+    facts, table = printed.split("\n\n")[:2]
     assert f"kept in  {bundle / MEASUREMENTS_NAME}" in facts
     head, *rows = table.splitlines()
-    assert head.split() == [
-        "engine",
-        "weights",
-        "at",
-        "p50",
-        "ms",
-        "p95",
-        "ms",
-        "runs",
-        "spread",
-        "again",
-        "others'",
-        "CPU",
-        "noisy",
-    ]
+    assert " ".join(head.split()) == "engine weights at p50 ms p95 ms runs spread again others' CPU noisy"
     opened = open_bundle(bundle)
     assert len(rows) == len(opened.manifest.engines)
     kept = read_measurements(opened)
@@ -87,22 +68,17 @@ def test_figures_are_printed_kept_shown_and_chosen_by(bundle: Path, quiet: list[
     (measurement,) = kept.hosts
     assert measurement.threads == 1
 
-    shown = run("inspect", bundle)
-    assert (
-        f"measured by this host on {measurement.threads} threads, {measurement.created}, in place of the compile's"
-        in shown.stdout
-    )
-    assert json.loads(run("inspect", bundle, "--json").stdout)["measurements"][0]["threads"] == 1
-    assert json.loads(run("verify", bundle, "--json").stdout)["measurements"] == 1
-    assert ", 1 measurements of hosts, every hash" in run("verify", bundle).stdout
+    made = f"measured by this host on {measurement.threads} threads, {measurement.created}, in place of the compile's"
+    assert made in shown("inspect", bundle)
+    assert json_of("inspect", bundle)["measurements"][0]["threads"] == 1
+    assert json_of("verify", bundle)["measurements"] == 1
+    assert ", 1 measurements of hosts, every hash" in shown("verify", bundle)
     with nestforge.load(bundle, threads=1) as model:
         assert model.choose(1, 8, latency_ms=1e6).reason.startswith("measured here ")
 
 
 def test_json_has_the_record_and_what_was_left_out(bundle: Path, quiet: list[float]) -> None:
-    result = run("measure", bundle, "--json")
-    assert result.exit_code == 0, result.output
-    data = json.loads(result.stdout)
+    data = json_of("measure", bundle)
     assert data["path"] == str(bundle / MEASUREMENTS_NAME)
     assert data["left_out"] == {}
     assert data["measurement"]["threads"] == probe_host().cores
@@ -112,11 +88,11 @@ def test_json_has_the_record_and_what_was_left_out(bundle: Path, quiet: list[flo
 
 
 def test_other_hosts_figures_stay(bundle: Path, quiet: list[float]) -> None:
-    assert run("measure", bundle).exit_code == 0
+    shown("measure", bundle)
     path = bundle / MEASUREMENTS_NAME
     edit_sealed(path, lambda data: data["hosts"][0]["host"].update(cpu="Cortex-A76", cores=4))
-    assert re.search("measured by +Cortex-A76, 4 cores", run("inspect", bundle).stdout)
-    assert run("measure", bundle).exit_code == 0
+    assert re.search("measured by +Cortex-A76, 4 cores", shown("inspect", bundle))
+    shown("measure", bundle)
     kept = read_measurements(open_bundle(bundle))
     assert kept is not None
     assert [each.host.cpu for each in kept.hosts].count("Cortex-A76") == 1
@@ -127,15 +103,12 @@ def test_a_busy_host_is_refused_and_force_marks(bundle: Path, quiet: list[float]
     quiet[0] = 0.6
     found = refused(tmp_path, "measure", bundle)
     assert found.startswith("this host: other programs use 60% of the CPUs, expected at most 20%")
-    result = run("measure", bundle, "--force")
-    assert result.exit_code == 0, result.output
-    assert re.search(r"warning: (\d+) of \1 measured latencies, in (\d+) of \2 engines, are noisy", result.stdout)
-    assert "other programs used 60% of the CPUs" in result.stdout
-    assert {row.split()[-1] for row in result.stdout.split("\n\n")[1].splitlines()[1:]} == {"yes"}
-    shown = run("inspect", bundle)
-    assert "warning" in shown.stdout
-    assert " noisy" in shown.stdout
-    *_, warning = json.loads(run("inspect", bundle, "--json").stdout)["warnings"]
+    printed = shown("measure", bundle, "--force")
+    assert re.search(r"warning: (\d+) of \1 measured latencies, in (\d+) of \2 engines, are noisy", printed)
+    assert "other programs used 60% of the CPUs" in printed
+    assert {row.split()[-1] for row in printed.split("\n\n")[1].splitlines()[1:]} == {"yes"}
+    assert re.search("warning.* noisy", shown("inspect", bundle), re.DOTALL)
+    *_, warning = json_of("inspect", bundle)["warnings"]
     assert "in a calm moment `nestforge measure BUNDLE` measures again" in warning
     with (
         nestforge.load(bundle) as model,
@@ -154,7 +127,7 @@ def test_a_bundle_that_cannot_be_written_is_said_before_any_work(bundle: Path, t
 def test_a_damaged_record_is_refused_everywhere_and_never_replaced_unseen(
     bundle: Path, quiet: list[float], tmp_path: Path
 ) -> None:
-    assert run("measure", bundle).exit_code == 0
+    shown("measure", bundle)
     path = bundle / MEASUREMENTS_NAME
     raw = path.read_bytes()
     for broken in (raw[:-1], raw.replace(b"p50_ms", b"p51_ms", 1), b"", b"[" * 100000, b"\xff" * 100):
@@ -174,14 +147,14 @@ def test_a_damaged_record_is_refused_everywhere_and_never_replaced_unseen(
 
 
 def test_wrong_options(bundle: Path, tmp_path: Path) -> None:
-    assert run("measure", bundle, "--threads", "0").exit_code == 2
-    assert run("measure", bundle, "--memory-mb", "0").exit_code == 2
+    usage_of("measure", bundle, "--threads", "0")
+    usage_of("measure", bundle, "--memory-mb", "0")
     assert refused(tmp_path, "measure", bundle, "--threads", "4096").startswith("threads: expected a whole number")
     assert "not a folder" in refused(tmp_path, "measure", tmp_path / "none.bundle")
 
 
 def test_a_figure_of_another_host_is_not_this_ones(bundle: Path, quiet: list[float]) -> None:
-    assert run("measure", bundle).exit_code == 0
+    shown("measure", bundle)
     opened = open_bundle(bundle)
     kept = read_measurements(opened)
     assert kept is not None
@@ -195,7 +168,7 @@ def test_a_figure_of_another_host_is_not_this_ones(bundle: Path, quiet: list[flo
 
 def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) -> None:
     """In a process of its own, on which Ctrl-C falls while engines are timed."""
-    assert run("measure", bundle).exit_code == 0
+    shown("measure", bundle)
     before: dict[str, Any] = {path.name: path.read_bytes() for path in bundle.iterdir()}
     program = DEVICE_PROGRAM.replace("main()\n", "").replace(
         "from nestforge.tools.cli import main",
@@ -234,12 +207,11 @@ RANGES_BUNDLE = Path(__file__).parents[3] / "golden" / "bundle-ranges"
 
 def test_an_engine_of_a_range_is_measured_at_its_shapes(tmp_path: Path, quiet: list[float]) -> None:
     bundle = Path(shutil.copytree(RANGES_BUNDLE, tmp_path / "own.bundle"))
-    result = run("measure", bundle, "--threads", "1", "--json")
-    assert result.exit_code == 0, result.output
+    data = json_of("measure", bundle, "--threads", "1")
     engine = open_bundle(bundle).manifest.engines[0]
     shapes = [(shape.batch, shape.sequence) for shape in measured_shapes(engine.bucket)]
     assert len(shapes) > 4
-    first = json.loads(result.stdout)["measurement"]["engines"][0]
+    first = data["measurement"]["engines"][0]
     assert [(point["batch"], point["sequence"]) for point in first["points"]] == shapes
     with nestforge.load(bundle, threads=1) as model:
         lengths = [model.choose(1, length, submodel=engine.submodel).latency_ms for _, length in shapes]
@@ -251,13 +223,12 @@ def test_a_compile_that_measured_noise_warns(
     bundle: Path, quiet: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet[0] = 0.6
-    assert run("measure", bundle, "--force").exit_code == 0
+    shown("measure", bundle, "--force")
     monkeypatch.setattr("nestforge.compiler.compile.compile_bundle", lambda *_, **__: bundle)
-    shown = run("compile", tmp_path / "model", "--output", tmp_path / "out")
-    assert shown.exit_code == 0, shown.output
-    *others, line = [line for line in shown.stdout.splitlines() if line.startswith("warning: ")]
+    printed = shown("compile", tmp_path / "model", "--output", tmp_path / "out")
+    *others, line = [line for line in printed.splitlines() if line.startswith("warning: ")]
     assert re.match(r"warning: \d+ of \d+ measured latencies, in ", line)
-    data = json.loads(run("compile", tmp_path / "model", "--output", tmp_path / "out", "--json").stdout)
+    data = json_of("compile", tmp_path / "model", "--output", tmp_path / "out")
     assert data["warnings"][-1] == line.removeprefix("warning: ")
     assert len(data["warnings"]) == len(others) + 1
 
@@ -278,12 +249,12 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def bench(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["bench", str(TEXTS_BUNDLE), *map(str, arguments)], catch_exceptions=False)
+def bench(*arguments: object) -> str:
+    return shown("bench", TEXTS_BUNDLE, *arguments)
 
 
 def test_requests_of_a_file(texts: Path) -> None:
-    data = json.loads(bench("--text", texts, "--concurrency", 2, "--submodel", "50%", "--json").stdout)
+    data = json_of("bench", TEXTS_BUNDLE, "--text", texts, "--concurrency", 2, "--submodel", "50%")
     assert (data["concurrency"], data["lengths"]["texts"], data["lengths"]["found"]) == (2, 20, 20)
     assert [band["texts"] for band in data["lengths"]["bands"]] == [12, 8]
     (row,) = data["submodels"]
@@ -292,7 +263,7 @@ def test_requests_of_a_file(texts: Path) -> None:
     assert row["per_second"] > 0
     assert row["latency_ms"]["p50"] <= row["latency_ms"]["p95"]
 
-    lines = bench("--text", texts, "--submodel", "50%").stdout.splitlines()
+    lines = bench("--text", texts, "--submodel", "50%").splitlines()
     assert "at once        1" in lines
     assert "requests       20 texts" in lines
     assert "tokens         median 14, p95 23, longest 24" in lines
@@ -302,24 +273,24 @@ def test_requests_of_a_file(texts: Path) -> None:
 
 def test_some_lines_of_a_long_file_are_said_to_be_drawn(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_bench, "_MOST_TEXTS", 3)
-    assert "requests       3 texts of 20, drawn at random" in bench("--text", texts).stdout.splitlines()
+    assert "requests       3 texts of 20, drawn at random" in bench("--text", texts).splitlines()
 
 
 def test_requests_of_arrays() -> None:
-    lines = bench("--concurrency", 2).stdout.splitlines()
+    lines = bench("--concurrency", 2).splitlines()
     assert "requests       random arrays of the engine for the longest row" in lines
     assert [line.split() for line in lines[-2:]] == [["50%", "ffn16-heads1"], ["100%", "ffn32-heads2"]]
-    assert json.loads(bench("--concurrency", 1, "--json").stdout)["lengths"] is None
+    assert json_of("bench", TEXTS_BUNDLE, "--concurrency", 1)["lengths"] is None
 
 
 def test_time_by_kind_of_node() -> None:
-    data = json.loads(bench("--profile-nodes", "--json").stdout)
+    data = json_of("bench", TEXTS_BUNDLE, "--profile-nodes")
     assert [engine["engine"] for engine in data["engines"]] == ["ffn16-heads1@b1-s16", "ffn32-heads2@b1-s16"]
     for engine in data["engines"]:
         assert engine["runs"] == 20
         assert {"Gemm", "MatMul", "Softmax"} <= {each["kind"] for each in engine["kinds"]}
         assert sum(each["share"] for each in engine["kinds"]) == pytest.approx(1.0)
-    lines = bench("--profile-nodes", "--submodel", "100%").stdout.splitlines()
+    lines = bench("--profile-nodes", "--submodel", "100%").splitlines()
     start = lines.index("100%@b1-s16 at 1x16, 20 runs")
     assert lines[start + 1].split() == ["node", "nodes", "ms", "a", "run", "share"]
     assert lines[start + 10].split()[1:3] == ["other", "kinds"]
@@ -338,9 +309,7 @@ def test_time_by_kind_of_node() -> None:
     ],
 )
 def test_usage(arguments: list[str], said: str) -> None:
-    result = bench(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert said in usage_of("bench", TEXTS_BUNDLE, *arguments)
 
 
 def test_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,20 +322,15 @@ def test_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["--at", "1x16"], "shape 1x16: expected one of a range of this bundle's engines, there is none"),
         (["--profile-nodes", "--submodel", "XXL"], "no submodel 'XXL' in this bundle; it has "),
     ):
-        result = bench(*arguments)
-        assert (result.exit_code, result.stdout) == (1, "")
-        (line,) = result.stderr.splitlines()
-        assert line.startswith(f"nestforge: error: {said}")
+        assert error_of("bench", TEXTS_BUNDLE, *arguments).startswith(said)
 
 
 def test_plans_of_tensorrt_have_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = open_bundle(TEXTS_BUNDLE)
     engines = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
     monkeypatch.setattr(bundle_bench, "runnable_engines", lambda *_: engines)
-    result = bench("--profile-nodes")
-    assert result.exit_code == 1
-    assert result.stderr == (
-        f"nestforge: error: bundle {TEXTS_BUNDLE}: no engine of it runs in ONNX Runtime, which alone profiles nodes\n"
+    assert error_of("bench", TEXTS_BUNDLE, "--profile-nodes") == (
+        f"bundle {TEXTS_BUNDLE}: no engine of it runs in ONNX Runtime, which alone profiles nodes"
     )
 
 
@@ -381,10 +345,10 @@ def test_figures_taken_beside_other_programs_are_marked(mode: tuple[str, ...], m
     monkeypatch.setattr(traffic_bench, "OthersLoad", Load)
     monkeypatch.setattr(bundle_bench, "OthersLoad", Load)
     monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1, 1))
-    busy = bench(*mode, "--json")
+    busy = command("bench", TEXTS_BUNDLE, *mode, "--json")
     data = json.loads(busy.stdout)
     rows = data["submodels" if "--concurrency" in mode else "engines"]
     assert {row["others_share"] for row in rows} == {0.87}
     assert f"warning: {len(rows)} of {len(rows)} rows are noisy: other programs used 87% of the CPUs" in busy.stderr
     for shares[0] in (0.1, None):
-        assert "warning" not in bench(*mode).stderr
+        assert "warning" not in command("bench", TEXTS_BUNDLE, *mode).stderr

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from nestforge.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import OutputError
 from nestforge.runtime.exits.calibration import CalibratedPolicy, Costs, CurvePoint, Figures, read_calibration
 from nestforge.runtime.generation.draft_gains import read_drafts
-from nestforge.tools.cli import main
 from nestforge.tools.commands import calibrate
 from nestforge.tools.commands.calibrate import plot_exits
+from support.commands import error_of, nestforge, usage_of
 from support.exit_bundles import timed_once, write_arrays, write_exits_bundle
 from support.processes import DEVICE_PROGRAM
 
@@ -47,17 +46,6 @@ def bundle(compiled_exits: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_arrays(tmp_path_factory.mktemp("rows") / "rows.npz", 90)
-
-
-def nestforge(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def error_of(*arguments: str | Path) -> str:
-    result = nestforge("calibrate", *arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("nestforge: error: ")]
-    return line.removeprefix("nestforge: error: ")
 
 
 def test_the_policy_is_printed_and_kept(bundle: Path, rows: Path) -> None:
@@ -118,20 +106,20 @@ def test_a_plot_is_drawn_where_matplotlib_is(
     pytest.importorskip("matplotlib")
     assert nestforge(*arguments).exit_code == 0
     assert (tmp_path / "exits.svg").read_text().startswith("<?xml")
-    assert error_of(*arguments[1:]) == f"{tmp_path / 'exits.svg'}: exists already; choose another file"
+    assert error_of(*arguments) == f"{tmp_path / 'exits.svg'}: exists already; choose another file"
 
 
 def test_refusals_are_one_line_and_keep_nothing(bundle: Path, rows: Path, tmp_path: Path) -> None:
-    assert error_of(bundle, "--data", rows, "--budget", "mean_flop<=1").endswith("did you mean 'mean_flops'?")
-    assert error_of(bundle, "--data", tmp_path / "no.npz", "--budget", BUDGET).endswith("(No such file or directory)")
-    assert "out of reach" in error_of(bundle, "--data", rows, "--budget", "mean_flops<=1")
-    assert "this model has no exits" not in error_of(bundle, "--data", rows, "--budget", BUDGET, "--batch", "9")
+    start = ["calibrate", bundle, "--data"]
+    assert error_of(*start, rows, "--budget", "mean_flop<=1").endswith("did you mean 'mean_flops'?")
+    assert error_of(*start, tmp_path / "no.npz", "--budget", BUDGET).endswith("(No such file or directory)")
+    assert "out of reach" in error_of(*start, rows, "--budget", "mean_flops<=1")
+    assert "batch 9: larger than every bucket" in error_of(*start, rows, "--budget", BUDGET, "--batch", "9")
     assert not (bundle / CALIBRATION_NAME).exists()
     (bundle / CALIBRATION_NAME).write_text("{}")
-    assert "schema_version" in error_of(bundle, "--data", rows, "--budget", BUDGET)
-    usage = nestforge("calibrate", bundle, "--data", rows, "--budget", BUDGET, "--plot", "a.pdf")
-    assert usage.exit_code == 2
-    assert "--plot: expected a file that ends in .svg or .png" in usage.stderr
+    assert "schema_version" in error_of(*start, rows, "--budget", BUDGET)
+    wrong = usage_of(*start, rows, "--budget", BUDGET, "--plot", "a.pdf")
+    assert "--plot: expected a file that ends in .svg or .png" in wrong
 
 
 def test_a_device_without_torch_calibrates(bundle: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,26 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from nestforge.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.parity.engine_verdict import EngineVerdict
 from nestforge.runtime.summary import ShortNames
-from nestforge.tools.cli import main
 from nestforge.tools.commands.checks import _row
+from support.commands import error_of, json_of, nestforge, shown, usage_of
 from support.sealing import edit_manifest, edit_sealed
-
-
-def consistency(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["consistency", *map(str, arguments)])
-
-
-def error_of(*arguments: str | Path) -> str:
-    """The one line on stderr of a command that fails with exit code 1 and prints nothing else."""
-    result = consistency(*arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[-1].startswith("nestforge: error: ")
-    return result.stderr.splitlines()[-1].removeprefix("nestforge: error: ")
 
 
 @pytest.fixture
@@ -38,7 +24,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_a_table_with_units_and_what_they_mean(compiled: Any, texts: Path) -> None:
-    result = consistency(compiled.bundle, "--text", texts)
+    result = nestforge("consistency", compiled.bundle, "--text", texts)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[1:5] == [
@@ -57,8 +43,7 @@ def test_a_table_with_units_and_what_they_mean(compiled: Any, texts: Path) -> No
 
 
 def test_json_of_one_submodel(compiled: Any, texts: Path) -> None:
-    result = consistency(compiled.bundle, "--text", texts, "--submodel", "XL", "--json")
-    data = json.loads(result.stdout)
+    data = json_of("consistency", compiled.bundle, "--text", texts, "--submodel", "XL")
     assert data["bundle"] == str(compiled.bundle)
     assert (data["universal"], data["bucket"]) == ("ffn64-heads4", {"batch": 1, "sequence": 8})
     assert (data["samples"], data["given"], data["truncated"]) == (30, 30, 28)
@@ -66,29 +51,26 @@ def test_json_of_one_submodel(compiled: Any, texts: Path) -> None:
     assert row["figures"] == {"mean_cosine": pytest.approx(1.0), "recall_at_10": 1.0}
 
 
-@pytest.mark.parametrize("arguments", [[], ["--text", "a", "--data", "b"]])
-def test_it_takes_one_kind_of_data(compiled: Any, arguments: list[str]) -> None:
-    result = consistency(compiled.bundle, *arguments)
-    assert result.exit_code == 2
-    assert "expected exactly one of --text and --data" in result.stderr
+def test_it_takes_one_kind_of_data(compiled: Any) -> None:
+    for arguments in ([], ["--text", "a", "--data", "b"]):
+        says = usage_of("consistency", compiled.bundle, *arguments)
+        assert "expected exactly one of --text and --data" in says
 
 
 def test_each_refusal_is_one_line(compiled: Any, texts: Path, tmp_path: Path) -> None:
-    few = tmp_path / "few.txt"
+    few, missing, long = tmp_path / "few.txt", tmp_path / "no.txt", tmp_path / "long.npz"
     few.write_text("the fox\n" * 100)
-    assert error_of(compiled.bundle, "--text", few).startswith(f"{few}: 1 different texts, one per line; expected")
-    missing = tmp_path / "no.txt"
-    assert error_of(compiled.bundle, "--text", missing).startswith(
-        f"{missing}: cannot be read (No such file or directory); expected a UTF-8 text"
-    )
-    assert error_of(compiled.bundle, "--data", texts).startswith(f"{texts}: expected an NPZ file of plain arrays")
-    assert "no submodel 'Q' in this bundle" in error_of(compiled.bundle, "--text", texts, "--submodel", "Q")
-    long = {name: np.ones((30, 9), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    long["input_ids"] += np.arange(30)[:, None]
-    np.savez(tmp_path / "long.npz", **long)
-    assert "rows have 9 positions, the longest bucket takes 8" in error_of(
-        compiled.bundle, "--data", tmp_path / "long.npz"
-    )
+    feeds = {name: np.ones((30, 9), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    feeds["input_ids"] += np.arange(30)[:, None]
+    np.savez(long, **feeds)
+    for arguments, says in (
+        (["--text", few], f"{few}: 1 different texts, one per line; expected"),
+        (["--text", missing], f"{missing}: cannot be read (No such file or directory); expected a UTF-8 text"),
+        (["--data", texts], f"{texts}: expected an NPZ file of plain arrays"),
+        (["--text", texts, "--submodel", "Q"], "no submodel 'Q' in this bundle"),
+        (["--data", long], "rows have 9 positions, the longest bucket takes 8"),
+    ):
+        assert says in error_of("consistency", compiled.bundle, *arguments)
 
 
 def keep_only(field: str, key: str, names: list[str]) -> Callable[[dict[str, Any]], None]:
@@ -100,16 +82,17 @@ def test_a_bundle_without_its_universal_model(compiled: Any, texts: Path, tmp_pa
     rest = [entry.id for entry in open_bundle(own).manifest.engines if entry.submodel != "ffn64-heads4"]
     edit_sealed(own / "build.json", keep_only("latencies", "engine", rest))
     edit_manifest(own, keep_only("engines", "id", rest))
-    assert "has no engine of the universal model" in error_of(own, "--text", texts)
+    assert "has no engine of the universal model" in error_of("consistency", own, "--text", texts)
 
 
 def test_a_universal_model_that_is_not_float32_is_named_so(compiled: Any, texts: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(compiled.bundle, tmp_path / "own.bundle"))
-    edit_manifest(own, lambda data: [engine.update(precision="int8") for engine in data["engines"]])
-    lines = consistency(own, "--text", texts).stdout.splitlines()
+    in_int8 = {"precision": "int8"}
+    edit_manifest(own, lambda data: [each.update(in_int8) for each in (*data["engines"], *data["submodels"])])
+    lines = shown("consistency", own, "--text", texts).splitlines()
     assert lines[1] == "universal  ffn64-heads4 (int8)"
     assert lines[-1] == "note: figures are against the universal model in int8, not in float32"
-    assert json.loads(consistency(own, "--text", texts, "--json").stdout)["universal_precision"] == "int8"
+    assert json_of("consistency", own, "--text", texts)["universal_precision"] == "int8"
 
 
 NAMES = ShortNames({"ffn8": "S"})

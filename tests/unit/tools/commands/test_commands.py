@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import ParityOutput
 from nestforge.bundle.manifest import SCHEMA_VERSION
@@ -28,27 +27,8 @@ from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
 from nestforge.runtime.engines.onnxruntime.mapped_cache import is_mapped
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.tools import bundle_bench
-from nestforge.tools.cli import main
+from support.commands import error_of, json_of, nestforge, shown
 from support.cost_eff_models import save_tiny as save_tiny_exits
-
-
-def nestforge(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def json_of(*arguments: str | Path) -> Any:
-    result = nestforge(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def error_of(*arguments: str | Path) -> str:
-    """The one line on stderr of a command that fails with exit code 1 and prints nothing else."""
-    result = nestforge(*arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("nestforge: error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("nestforge: error: ").rstrip("\n")
 
 
 def test_doctor_tells_what_is_installed() -> None:
@@ -369,12 +349,6 @@ def test_names_that_no_file_has_are_one_short_line(compiled: Any, arguments: tup
     assert len(error_of(*(given.get(argument, argument) for argument in arguments))) < 3000
 
 
-def succeeding(*arguments: str | Path) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result
-
-
 def profile_with(folder: Path, profile: Path, *precisions: Precision) -> Path:
     path = folder / "precise.yaml"
     path.write_text(dump_profile(replace(load_profile(profile), precisions=precisions)))
@@ -384,29 +358,29 @@ def profile_with(folder: Path, profile: Path, *precisions: Precision) -> Path:
 @pytest.mark.parametrize(("precisions", "line"), [("int8", "int8"), ("fp32,int8", "fp32, int8")])
 def test_a_plan_names_its_precisions(compiled: Any, precisions: str, line: str) -> None:
     arguments = ["plan", compiled.model, "--profile", compiled.profile, "--precision", precisions]
-    table = succeeding(*arguments).stdout.splitlines()
+    table = shown(*arguments).splitlines()
     assert table[2].split(maxsplit=1) == ["precision", line]
-    chosen = {budget["submodel"] for budget in json.loads(succeeding(*arguments, "--json").stdout)["budgets"]}
+    chosen = {budget["submodel"] for budget in json_of(*arguments)["budgets"]}
     unused = "," in precisions and not any(submodel.endswith(".int8") for submodel in chosen)
     assert ("note: int8: no budget chose it; `--include levels` builds it all the same" in table) == unused
 
 
 def test_inspect_counts_weights_in_the_precision_of_the_profile(compiled: Any, tmp_path: Path) -> None:
-    plain = json.loads(succeeding("inspect", compiled.model, "--profile", compiled.profile, "--json").stdout)
+    plain = json_of("inspect", compiled.model, "--profile", compiled.profile)
     profile = profile_with(tmp_path, compiled.profile, "int8")
-    narrow = json.loads(succeeding("inspect", compiled.model, "--profile", profile, "--json").stdout)
-    planned = json.loads(succeeding("plan", compiled.model, "--profile", profile, "--json").stdout)
+    narrow = json_of("inspect", compiled.model, "--profile", profile)
+    planned = json_of("plan", compiled.model, "--profile", profile)
     bytes_of = {candidate["id"]: candidate["weight_bytes"] for candidate in planned["candidates"]}
     assert (plain["precisions"], narrow["precisions"]) == (["fp32"], ["int8"])
     assert {level["submodel"]: level["weight_bytes"] for level in narrow["levels"]}.items() <= bytes_of.items()
     assert narrow["levels"][-1]["weight_bytes"] < 0.5 * plain["levels"][-1]["weight_bytes"]
-    text = succeeding("inspect", compiled.model, "--profile", profile).stdout
+    text = shown("inspect", compiled.model, "--profile", profile)
     assert [line.split() for line in text.splitlines() if line.startswith("precision")] == [["precision", "int8"]]
 
 
 def test_inspect_shows_levels_in_the_highest_of_several(compiled: Any, tmp_path: Path) -> None:
     profile = profile_with(tmp_path, compiled.profile, "int8", "fp32")
-    found = json.loads(succeeding("inspect", compiled.model, "--profile", profile, "--json").stdout)
+    found = json_of("inspect", compiled.model, "--profile", profile)
     assert found["precisions"] == ["int8", "fp32"]
     assert not any("int8" in level["submodel"] for level in found["levels"])
 
@@ -429,7 +403,6 @@ def test_mixnmatch_plans_in_the_highest_precision(
     monkeypatch.setattr(job, "make_plan", lambda *a, **k: made.append(make_plan(*a, **k)) or made[-1])
     profile = profile_with(tmp_path, compiled.profile, *precisions)
     arguments = ["mixnmatch", compiled.model, "--text", "t", "--budget", "parameters<=80%", "--profile", profile]
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert isinstance(result.exception, Planned)
+    assert isinstance(nestforge(*arguments).exception, Planned)
     assert {c.precision for plan in made for c in plan.candidates} == {precisions[-1]}
     assert not any(precision in c.id for plan in made for c in plan.candidates for precision in precisions)

@@ -89,17 +89,8 @@ def test_add_task_adds_an_adapter(tmp_path: Path) -> None:
     )
     bert = GOLDEN / "peft" / "bert"
     bundle = str(tmp_path / "b")
-    shape = (
-        "--bucket",
-        "1x8",
-        "--levels",
-        "ffn=1",
-        "--no-measure",
-        "--profile",
-        "raspberry-pi-5",
-        "--include",
-        "budgets",
-    )
+    shape = ["--bucket", "1x8", "--levels", "ffn=1", "--no-measure", "--include", "budgets"]
+    shape += ["--profile", "raspberry-pi-5"]
     said("compile", str(bert / "base"), *shape, "--task", f"b={bert / 'b'}", "--lora-rank", "4", "--output", bundle)
     shown = said("add-task", bundle, f"a={bert / 'a'}", "--against", str(bert / "base"))
     assert "rank 4, targets query, value" in shown

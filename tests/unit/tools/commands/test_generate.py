@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
 from nestforge.outside import printable
 from nestforge.runtime.generation.row import Generated, GeneratedRow, Run
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.summary import ShortNames
-from nestforge.tools.cli import main
 from nestforge.tools.commands.generate import say_endless, say_speed
+from support.commands import error_of, json_of, nestforge, usage_of
 from support.generating import llama_folder
 
 CHAT = [{"role": "user", "content": "class method"}]
@@ -33,7 +33,7 @@ def model(bundle: Path) -> ElasticModel:
 
 
 def generate(bundle: Path, *options: str, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(main, ["generate", str(bundle), *options], input=stdin)
+    return nestforge("generate", bundle, *options, stdin=stdin)
 
 
 def shown_as(text: str | None) -> str:
@@ -79,9 +79,7 @@ def test_a_chat_in_a_file_is_answered(bundle: Path, model: ElasticModel, tmp_pat
     shown = generate(bundle, "--messages", str(chat), "--max-tokens", "5")
     assert shown.stdout == f"{shown_as(model.generate(messages=CHAT, max_tokens=5).text)}\n"
     chat.write_text("{")
-    refused = generate(bundle, "--messages", str(chat))
-    assert refused.exit_code == 1
-    assert refused.stderr.startswith(f"nestforge: error: {chat}: not JSON (")
+    assert error_of("generate", bundle, "--messages", chat).startswith(f"{chat}: not JSON (")
 
 
 def test_a_chat_keeps_its_turns_in_one_cache(bundle: Path, model: ElasticModel) -> None:
@@ -122,18 +120,15 @@ def test_log_probabilities_are_a_table(bundle: Path, model: ElasticModel) -> Non
             "expected at most one of --budget, --submodel, --tokens-per-second and --deadline-ms",
         ),
         (("--chat", "--json"), "--json and --logprobs are for one answer, not for --chat"),
+        (("--prompt", "a", "--residency", "mapped"), "engines that generate are never mapped"),
     ],
 )
 def test_wrong_usage(bundle: Path, options: tuple[str, ...], line: str) -> None:
-    refused = generate(bundle, *options)
-    assert refused.exit_code == 2
-    assert line in refused.stderr
+    assert line in usage_of("generate", bundle, *options)
 
 
-def test_what_cannot_be_is_one_line(bundle: Path) -> None:
-    refused = generate(bundle, "--prompt", "")
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    assert refused.stderr == "nestforge: error: prompt 0: empty; there is nothing to continue\n"
+def test_an_empty_prompt_is_refused(bundle: Path) -> None:
+    assert error_of("generate", bundle, "--prompt", "") == "prompt 0: empty; there is nothing to continue"
 
 
 def test_a_draft_is_said_and_changes_no_text(bundle: Path, model: ElasticModel) -> None:
@@ -153,14 +148,10 @@ def test_a_draft_is_said_and_changes_no_text(bundle: Path, model: ElasticModel) 
 
 def test_an_encoder_decoder_reads_the_prompt_and_has_no_chat() -> None:
     golden = Path(__file__).parents[3] / "golden" / "bundle-narrow-heads"
-    found = generate(golden, "--prompt", "the quick brown fox", "--max-tokens", "4", "--json")
-    assert found.exit_code == 0
-    (row,) = json.loads(found.stdout)["rows"]
+    (row,) = json_of("generate", golden, "--prompt", "the quick brown fox", "--max-tokens", "4")["rows"]
     assert row["prompt_tokens"] == 4
     assert len(row["tokens"]) <= 4
-    refused = generate(golden, "--chat")
-    assert refused.exit_code == 1
-    assert "its model has no chat template" in refused.stderr
+    assert "its model has no chat template" in error_of("generate", golden, "--chat")
 
 
 NAMES = ShortNames({"ffn8": "S", "ffn32": "XL"})

@@ -8,34 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.planning.variants import VariantView
 from nestforge.exporters.source import open_source
 from nestforge.runtime.summary import ShortNames
-from nestforge.tools.cli import main
 from nestforge.tools.commands.models import print_variants, shared_variants
 from safetensors.torch import load_file, save_file
+from support.commands import error_of, json_of, nestforge
 from support.tiny_matlm import save_sure_matlm
 from support.tiny_models import corpus
-
-
-def nestforge(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def json_of(*arguments: str | Path) -> Any:
-    result = nestforge(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def error_of(*arguments: str | Path) -> str:
-    """The one line on stderr of a command that fails with exit code 1 and prints nothing else."""
-    result = nestforge(*arguments)
-    assert (result.exit_code, result.stdout) == (1, ""), result.output
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("nestforge: error: ").rstrip("\n")
 
 
 def test_plan_takes_budgets_and_a_promotion_order(compiled: Any) -> None:

@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from nestforge.compiler.nest import nest as nest_module
 from nestforge.exporters.families.coda.config import (
     MOST_ADAPTER_SIZE,
     MOST_LABELS,
 )
-from nestforge.tools.cli import main
+from support.commands import error_of, nestforge, usage_of
 from support.tiny_models import add_pooling, corpus, save_tiny_encoder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_encoder(tmp_path_factory.mktemp("convert") / "tiny", num_hidden_layers=2)
-
-
-def nestforge(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_it_says_what_it_made(folder: Path, tmp_path: Path) -> None:
@@ -74,20 +70,14 @@ def test_options_are_fields_of_the_folder(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_conversion_is_one_line(folder: Path, tmp_path: Path) -> None:
-    result = nestforge("convert-coda", folder, "--output", tmp_path / "out", "--dense-layers", "7")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "nestforge: error: dense layers: expected numbers from 0 to 1, got 7\n"
-    wrong = nestforge("convert-coda", folder, "--output", tmp_path / "out", "--reductions", "2,half")
-    assert wrong.exit_code == 2
-    assert "expected whole numbers with commas between, such as 3,6,9" in wrong.stderr
+    start = ["convert-coda", folder, "--output", tmp_path / "out"]
+    assert error_of(*start, "--dense-layers", "7") == "dense layers: expected numbers from 0 to 1, got 7"
+    lora = error_of(*start, "--adapter", "lora", "--adapter-activation", "gelu")
+    assert lora == "adapter activation: lora has none, got gelu; leave it out"
+    wrong = usage_of(*start, "--reductions", "2,half")
+    assert "expected whole numbers with commas between, such as 3,6,9" in wrong
     for option, most in (("--seed", 2**32 - 1), ("--adapter-size", MOST_ADAPTER_SIZE), ("--num-labels", MOST_LABELS)):
-        beyond = nestforge("convert-coda", folder, "--output", tmp_path / "out", option, str(most + 1))
-        assert beyond.exit_code == 2
-        assert f"<={most}." in beyond.stderr
-    lora = nestforge(
-        "convert-coda", folder, "--output", tmp_path / "out", "--adapter", "lora", "--adapter-activation", "gelu"
-    )
-    assert lora.stderr == "nestforge: error: adapter activation: lora has none, got gelu; leave it out\n"
+        assert f"<={most}." in usage_of(*start, option, most + 1)
     assert not list(tmp_path.iterdir())
 
 
@@ -131,26 +121,16 @@ def test_json_has_every_figure_and_stdout_nothing_else(encoder: Path, tmp_path: 
 
 
 def test_a_bad_nesting_is_one_line(encoder: Path, tmp_path: Path) -> None:
-    result = nested(encoder, tmp_path / "out", "--levels", "depth=0.5,1")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "nestforge: error: levels: this model has no axis kind 'depth'; expected one of ffn, heads\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
+    start = ["nest", encoder / "tiny", "--text", encoder / "corpus.txt", "--output", tmp_path / "out"]
+    says = error_of(*start, "--levels", "depth=0.5,1")
+    assert says == "levels: this model has no axis kind 'depth'; expected one of ffn, heads"
+    for options, wrong in (
         (["--steps", "3", "--minutes", "1"], "--minutes and --steps: give one of them"),
         (["--steps", "0"], "'--steps': 0 is not in the range x>=1"),
         (["--minutes", "0"], "'--minutes': 0.0 is not in the range x>0"),
         (["--levels", "half"], "'--levels': 'half': expected an axis kind and fractions"),
-    ],
-)
-def test_wrong_usage(options: list[str], says: str, encoder: Path, tmp_path: Path) -> None:
-    result = nested(encoder, tmp_path / "out", *options)
-    assert result.exit_code == 2
-    assert says in result.stderr
+    ):
+        assert wrong in usage_of(*start, *options)
 
 
 def test_an_interruption_says_how_to_go_on(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,31 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.retrieval import Index
-from nestforge.tools.cli import main
+from support.commands import error_of, json_of, nestforge
 from support.tokenizer_files import WORDS
 
 TEXTS = [f"the {a} {b}" for a in WORDS[2:8] for b in WORDS[8:12]]
-
-
-def nestforge(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def json_of(*arguments: str | Path) -> Any:
-    result = nestforge(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def error_of(*arguments: str | Path) -> str:
-    result = nestforge(*arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("nestforge: error: ").rstrip("\n")
 
 
 @pytest.fixture(scope="module")

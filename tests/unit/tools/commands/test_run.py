@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.open_bundle import Bundle, open_bundle
@@ -18,30 +16,27 @@ from nestforge.runtime import load
 from nestforge.runtime.answer import Answer, Timings
 from nestforge.runtime.inputs.files import read_npz
 from nestforge.tools import bundle_bench, functions
-from nestforge.tools.cli import main
 from nestforge.tools.commands.run import Best, best_answers
+from support.commands import error_of, json_of, nestforge, shown, usage_of
 from support.exit_bundles import every_exit, requests, write_exits_bundle
 from support.fake_gpu import host_provider
 from support.sealing import edit_manifest, edit_sealed
 
 TEXTS = ("--text", "the quick fox", "--text", "the fox")
-
-
-def run(bundle: Path, *options: str) -> Result:
-    return CliRunner().invoke(main, ["run", str(bundle), *options])
+MODELS = ("--text", "models")
 
 
 def test_several_texts_are_answered_in_runs_that_are_shown(compiled: Any) -> None:
-    data = json.loads(run(compiled.bundle, *TEXTS, "--json").stdout)
+    data = json_of("run", compiled.bundle, *TEXTS)
     assert [each["rows"] for each in data["runs"]] == [[0], [1]]
     assert data["outputs"]["sentence_embedding"]["shape"][0] == 2
-    lines = run(compiled.bundle, *TEXTS).stdout.splitlines()
+    lines = nestforge("run", compiled.bundle, *TEXTS).stdout.splitlines()
     shown = [line.split(" in ")[0] for line in lines if line.startswith("run ")]
     assert shown == ["run 1     row 0 padded b1-s5 -> b1-s8", "run 2     row 1 padded b1-s4 -> b1-s8"]
 
 
 def test_a_limit_is_judged_by_a_run_that_is_not_the_first(compiled: Any) -> None:
-    data = json.loads(run(compiled.bundle, *TEXTS[:2], "--latency-ms", "1e6", "--json").stdout)
+    data = json_of("run", compiled.bundle, *TEXTS[:2], "--latency-ms", "1e6")
     assert data["limit"] == {
         "name": "latency_ms",
         "allowed_ms": 1e6,
@@ -50,10 +45,10 @@ def test_a_limit_is_judged_by_a_run_that_is_not_the_first(compiled: Any) -> None
     }
     assert data["first_run_ms"] != data["timings_ms"]["run"]
     assert data["timings_ms"]["open"] == 0 or data["timings_ms"]["open"] < 1
-    lines = run(compiled.bundle, *TEXTS[:2], "--latency-ms", "1e6").stdout
+    lines = nestforge("run", compiled.bundle, *TEXTS[:2], "--latency-ms", "1e6").stdout
     assert "(first run " in lines
     assert "\nlimit     `--latency-ms 1e+06` kept: took " in lines
-    alone = run(compiled.bundle, *TEXTS[:2]).stdout
+    alone = nestforge("run", compiled.bundle, *TEXTS[:2]).stdout
     assert ", first run " in alone
     assert "limit" not in alone.replace("no limit asked", "")
 
@@ -67,19 +62,11 @@ def test_a_missed_limit_is_said(compiled: Any, tmp_path: Path) -> None:
                 latency[name] = 1e-6
 
     edit_sealed(bundle / "build.json", wrong)
-    found = run(bundle, *TEXTS[:2], "--latency-ms", "1e-5")
+    found = nestforge("run", bundle, *TEXTS[:2], "--latency-ms", "1e-5")
     assert found.exit_code == 0
     assert "\nlimit     `--latency-ms 1e-05` missed: took " in found.stdout
     assert found.stderr.startswith("\nwarning: `--latency-ms 1e-05` missed: took ")
     assert "`nestforge measure`" in found.stderr
-
-
-def run_prompted(bundle: Path, *options: str) -> Result:
-    return CliRunner().invoke(main, ["run", str(bundle), "--text", "models", *options])
-
-
-def prompted_answer(bundle: Path, *options: str) -> Any:
-    return json.loads(run_prompted(bundle, *options, "--json").stdout)
 
 
 @pytest.fixture(scope="module")
@@ -92,71 +79,56 @@ def prompted(compiled: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_prompt_by_name_is_its_text(prompted: Path) -> None:
-    named, own = prompted_answer(prompted, "--prompt-name", "passage"), prompted_answer(prompted, "--prompt", "the ")
+    named, own = (
+        json_of("run", prompted, *MODELS, "--prompt-name", "passage"),
+        json_of("run", prompted, *MODELS, "--prompt", "the "),
+    )
     assert named["prompt"] == own["prompt"] == "the "
-    assert named["outputs"] == own["outputs"] != prompted_answer(prompted)["outputs"]
-    assert prompted_answer(prompted)["prompt"] == "a nest "
-    assert prompted_answer(prompted, "--prompt", "")["prompt"] == ""
-    shown = run_prompted(prompted, "--prompt-name", "passage").stdout.splitlines()
+    assert named["outputs"] == own["outputs"] != json_of("run", prompted, *MODELS)["outputs"]
+    assert json_of("run", prompted, *MODELS)["prompt"] == "a nest "
+    assert json_of("run", prompted, *MODELS, "--prompt", "")["prompt"] == ""
+    shown = nestforge("run", prompted, *MODELS, "--prompt-name", "passage").stdout.splitlines()
     assert [line.split(maxsplit=1) for line in shown if line.startswith("prompt")] == [["prompt", "'the '"]]
 
 
-def test_a_model_without_prompts_says_so(compiled: Any) -> None:
-    refused = run_prompted(compiled.bundle, "--prompt-name", "query")
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    assert refused.stderr == (
-        "nestforge: error: `--prompt-name` 'query': this model has no prompts; give the text as `--prompt`\n"
-    )
-    assert prompted_answer(compiled.bundle, "--prompt", "a nest ")["prompt"] == "a nest "
-
-
-def test_a_name_that_no_prompt_has(prompted: Path) -> None:
-    refused = run_prompted(prompted, "--prompt-name", "passages")
-    assert (refused.exit_code, refused.stderr) == (
-        1,
-        "nestforge: error: `--prompt-name` 'passages'; did you mean 'passage'?\n",
-    )
-
-
-def test_two_prompts_or_one_without_texts(prompted: Path, tmp_path: Path) -> None:
-    both = run_prompted(prompted, "--prompt", "a ", "--prompt-name", "query")
-    assert both.exit_code == 2
-    assert "expected at most one of --prompt and --prompt-name" in both.stderr
-    arrays = CliRunner().invoke(main, ["run", str(prompted), "--inputs", str(tmp_path / "x.npz"), "--prompt", "a "])
-    assert arrays.exit_code == 2
-    assert "--prompt and --prompt-name are for texts" in arrays.stderr
+def test_prompts_that_there_are_not(compiled: Any, prompted: Path) -> None:
+    of_none = error_of("run", compiled.bundle, *MODELS, "--prompt-name", "query")
+    assert of_none == "`--prompt-name` 'query': this model has no prompts; give the text as `--prompt`"
+    assert json_of("run", compiled.bundle, *MODELS, "--prompt", "a nest ")["prompt"] == "a nest "
+    misspelt = error_of("run", prompted, *MODELS, "--prompt-name", "passages")
+    assert misspelt == "`--prompt-name` 'passages'; did you mean 'passage'?"
+    both = usage_of("run", prompted, *MODELS, "--prompt", "a ", "--prompt-name", "query")
+    assert "expected at most one of --prompt and --prompt-name" in both
+    for option in (("--prompt", "a "), ("--truncate",)):
+        arrays = usage_of("run", prompted, "--inputs", "x.npz", *option)
+        assert "--truncate, --prompt and --prompt-name are for texts" in arrays
 
 
 FEEDS = requests([3, 16, 7])
 
 
 @pytest.fixture(scope="module")
-def run_exits(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def exits(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     folder = tmp_path_factory.mktemp("exits")
     bundle = write_exits_bundle(folder / "exits.bundle")
     np.savez(folder / "in.npz", **FEEDS)
 
-    def call(*arguments: str | Path) -> Result:
-        return CliRunner().invoke(main, ["run", str(bundle), "--inputs", str(folder / "in.npz"), *map(str, arguments)])
-
-    return call
+    return ("run", bundle, "--inputs", folder / "in.npz")
 
 
-def test_every_row_and_what_it_cost(run_exits: Any) -> None:
+def test_every_row_and_what_it_cost(exits: tuple[object, ...]) -> None:
     found = every_exit(FEEDS["input_ids"], FEEDS["attention_mask"])
-    result = run_exits("--exits", "0.25,0.5", "--json")
-    assert result.exit_code == 0, result.output
-    exits = json.loads(result.stdout)["exits"]
-    assert exits["policy"]["thresholds"] == [0.25, 0.5]
+    data = json_of(*exits, "--exits", "0.25,0.5")["exits"]
+    assert data["policy"]["thresholds"] == [0.25, 0.5]
     want = []
     for row in range(3):
         index = 0 if found[0][2][row] <= 0.25 else 1 if found[1][2][row] <= 0.5 else 2
         layer = (1, 2, 4)[index]
         want.append({"exit": index, "layer": layer, "entropy": float(found[index][2][row]), "flops": 1600 * layer})
-    assert [{**row, "flops_share": None} for row in exits["rows"]] == [{**row, "flops_share": None} for row in want]
-    assert [row["flops_share"] for row in exits["rows"]] == [row["layer"] / 4 for row in want]
+    assert [{**row, "flops_share": None} for row in data["rows"]] == [{**row, "flops_share": None} for row in want]
+    assert [row["flops_share"] for row in data["rows"]] == [row["layer"] / 4 for row in want]
 
-    lines = run_exits("--exits", "0.25,0.5").stdout.splitlines()
+    lines = shown(*exits, "--exits", "0.25,0.5").splitlines()
     begin = lines.index("row  left after layer  entropy, nats  FLOPs of whole engine")
     assert [line.split() for line in lines[begin + 1 :]] == [
         [str(i), str(row["layer"]), f"{row['entropy']:.4f}", f"{25 * row['layer']:.1f}", "%"]
@@ -164,20 +136,28 @@ def test_every_row_and_what_it_cost(run_exits: Any) -> None:
     ]
 
 
-def test_one_threshold_none_and_off(run_exits: Any) -> None:
-    one = json.loads(run_exits("--exits", "10", "--json").stdout)
+def test_one_threshold_none_and_off(exits: tuple[object, ...]) -> None:
+    one = json_of(
+        *exits,
+        "--exits",
+        "10",
+    )
     assert one["exits"]["policy"]["thresholds"] == [10.0, 10.0]
     assert [row["layer"] for row in one["exits"]["rows"]] == [1, 1, 1]
-    default = json.loads(run_exits("--json").stdout)
+    default = json_of(*exits)
     assert default["exits"]["policy"]["name"] == "the model's own gate"
-    off = json.loads(run_exits("--exits", "off", "--json").stdout)
+    off = json_of(
+        *exits,
+        "--exits",
+        "off",
+    )
     assert off["exits"] is None
     assert off["engine"] == "depth4@b4-s16"
-    assert "left after layer" not in run_exits("--exits", "off").stdout
+    assert "left after layer" not in shown(*exits, "--exits", "off")
 
 
 @pytest.mark.parametrize(
-    ("exits", "message"),
+    ("asked", "message"),
     [
         ("0.1,0.2,0.3", "thresholds: expected one number, or 2 (one for every exit but the last), got 3"),
         ("nan", "thresholds: expected numbers in nats, got nan"),
@@ -185,11 +165,8 @@ def test_one_threshold_none_and_off(run_exits: Any) -> None:
         ("0.1,", "has no calibration.json; run `nestforge calibrate`, or ask for thresholds"),
     ],
 )
-def test_refuses(run_exits: Any, exits: str, message: str) -> None:
-    result = run_exits("--exits", exits)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_refuses(exits: tuple[object, ...], asked: str, message: str) -> None:
+    assert message in error_of(*exits, "--exits", asked)
 
 
 def answered(logits: Any) -> Answer:
@@ -256,13 +233,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "provider_named", lambda name: None if name == "cpu" else host_provider())
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
 def test_run_says_where_it_ran(exits_bundle: Path, inputs: Path, cuda: None) -> None:
-    run = ["run", exits_bundle, "--inputs", inputs, "--exits", "0.3", "--json"]
-    plain, found = (json.loads(call(*run, *more).stdout) for more in ((), ("--provider", "cuda")))
+    run = ["run", exits_bundle, "--inputs", inputs, "--exits", "0.3"]
+    plain, found = (json_of(*run, *more) for more in ((), ("--provider", "cuda")))
     assert found["outputs"] == plain["outputs"]
     assert found["exits"] == plain["exits"]
     assert found["residency"] == "shared"
@@ -272,11 +245,12 @@ def test_run_says_where_it_ran(exits_bundle: Path, inputs: Path, cuda: None) -> 
 
 def test_bench_measures_there(compiled: Any, cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_bench, "_SECONDS", 0.0)
-    data = json.loads(call("bench", compiled.bundle, "--submodel", "XL", "--provider", "cuda", "--json").stdout)
+    arguments = ["bench", compiled.bundle, "--submodel", "XL", "--provider", "cuda"]
+    data = json_of(*arguments)
     assert {row["residency"] for row in data["engines"]} == {"shared"}
     assert all(row["memory_bytes"] is None and row["device_bytes"] >= 0 for row in data["engines"])
     assert data["compiled_for_this_host"] is False
-    lines = call("bench", compiled.bundle, "--submodel", "XL", "--provider", "cuda").stdout.splitlines()
+    lines = shown(*arguments).splitlines()
     assert "provider      cuda" in lines
     assert any(line.split("  ")[-1].strip() == "on the GPU MB" for line in lines)
 
@@ -285,12 +259,10 @@ def test_bench_measures_there(compiled: Any, cuda: None, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
 def test_a_host_without_it_says_so_in_one_line(exits_bundle: Path, inputs: Path, command: str, provider: str) -> None:
     more = ["--inputs", inputs] if command == "run" else []
-    result = call(command, exits_bundle, *more, "--provider", provider)
-    assert (result.exit_code, result.stdout) == (1, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"nestforge: error: provider {provider}: onnxruntime ")
+    line = error_of(command, exits_bundle, *more, "--provider", provider)
+    assert line.startswith(f"provider {provider}: onnxruntime ")
     assert line.endswith("; install nestforge[cuda] in place of nestforge[cpu]")
 
 
 def test_an_unknown_provider_is_a_usage_error(exits_bundle: Path) -> None:
-    assert call("bench", exits_bundle, "--provider", "gpu").exit_code == 2
+    assert "'gpu' is not one of" in usage_of("bench", exits_bundle, "--provider", "gpu")
