@@ -7,9 +7,9 @@ from random import Random
 
 from hostile.damage.changes import damaged_bytes, damaged_framed_json, damaged_json, damaged_lines
 from hostile.damage.protobuf_changes import damaged_protobuf, encoded, parsed
-from hostile.damage.subjects import bert_weights
 from hostile.drive import drive
 from hostile.outcomes import described
+from hostile.worker import GOLDEN
 
 COUNT = 320
 
@@ -53,7 +53,7 @@ def test_protobuf_damage_stays_a_message_and_goes_below_its_surface() -> None:
 
 
 def test_framed_damage_keeps_the_frame_often_enough() -> None:
-    raw = bert_weights()
+    raw = (GOLDEN / "peft" / "bert" / "base" / "model.safetensors").read_bytes()
     framed = 0
     for seed in range(60):
         content, _ = damaged_framed_json(raw, Random(seed))

@@ -12,9 +12,9 @@ from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 
 from hostile import threads
 from hostile.drive import drive
-from hostile.golden import GOLDEN, golden_bundles
 from hostile.outcomes import described
-from hostile.threads import Room
+from hostile.threads import Site
+from hostile.worker import GOLDEN, golden_bundles
 
 
 def test_crowds_are_answered_as_each_request_alone() -> None:
@@ -25,14 +25,14 @@ def test_crowds_are_answered_as_each_request_alone() -> None:
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(threads, "ASKING", 4)
     monkeypatch.setattr(threads, "EACH", 20)
     monkeypatch.setattr(threads, "_SETTLES_S", 0.2)
-    return Room("tiny", GOLDEN / "bundle-texts")
+    return Site("tiny", GOLDEN / "bundle-texts")
 
 
-def test_an_answer_that_another_request_changed_is_found(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_another_request_changed_is_found(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     run = OnnxRuntimeRunner.run
     kept: list[Any] = []
 
@@ -44,10 +44,10 @@ def test_an_answer_that_another_request_changed_is_found(room: Room, monkeypatch
         return outputs
 
     monkeypatch.setattr(OnnxRuntimeRunner, "run", shared)
-    assert room.attempt(0).outcome == "wrong"
+    assert site.attempt(0).outcome == "wrong"
 
 
-def test_what_escapes_from_a_thread_is_found(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_escapes_from_a_thread_is_found(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls = OnnxRuntimeRunner.run, []
 
     def fails(runner: OnnxRuntimeRunner, *args: Any) -> Any:
@@ -57,15 +57,15 @@ def test_what_escapes_from_a_thread_is_found(room: Room, monkeypatch: pytest.Mon
         return run(runner, *args)
 
     monkeypatch.setattr(OnnxRuntimeRunner, "run", fails)
-    result = room.attempt(0)
+    result = site.attempt(0)
     assert (result.outcome, str(result.message).splitlines()[0]) == ("escaped", "RuntimeError: lost")
 
 
-def test_what_stays_when_all_is_closed_is_found(room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert room.attempt(0).outcome == "same"
+def test_what_stays_when_all_is_closed_is_found(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert site.attempt(0).outcome == "same"
     held = []
     monkeypatch.setattr(engine_pool.EnginePool, "close", lambda pool: held.append((tmp_path / "f").open("w")))
-    result = room.attempt(1)
+    result = site.attempt(1)
     assert result.outcome == "leaked"
     assert "open files after" in result.message or "still mapped" in result.message
     for file in held:

@@ -13,7 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO
 
+from nestforge.bundle.open_bundle import open_bundle
+
 from .outcomes import Result
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 # Above what the process has when an input begins. Addresses are taken by threads and arenas that use little of them.
 MEMORY_MB = 1024
@@ -27,6 +31,12 @@ def begin(what: str, how: str, seconds: float | None = None) -> None:
     may take from now on, where that is more than for other inputs."""
     if _channel is not None:
         print(json.dumps({"what": what, "how": how, "seconds": seconds}), file=_channel, flush=True)
+
+
+def golden_bundles() -> list[Path]:
+    """The golden bundles that this host can run: those whose engines are not for TensorRT."""
+    found = sorted(path for path in GOLDEN.glob("bundle-*") if path.is_dir())
+    return [path for path in found if open_bundle(path).manifest.engines[0].backend == "onnxruntime"]
 
 
 def serve(driver: str, folder: Path) -> None:

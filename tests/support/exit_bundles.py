@@ -166,24 +166,32 @@ def write_exits_bundle(
     trims: bool = True,
 ) -> Path:
     """The bundle; without ``latencies`` engines cost as much as they have tokens."""
-    folder.mkdir()
-    store = folder / WEIGHTS_NAME
-    save_file(weights(), store)
-    raw = store.read_bytes()
-    (header_length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + header_length])
-    offsets = {name: 8 + header_length + entry["data_offsets"][0] for name, entry in header.items()}
+    offsets = write_store(folder, weights())
     manifest = exits_manifest(buckets, trims)
     spans = dict(zip((f"to{layer}" for layer in LAYERS), zip((0, *LAYERS), LAYERS, strict=False), strict=True))
     for engine in manifest.engines:
         first, last = spans[engine.segment] if engine.segment else (0, int(engine.submodel.removeprefix("depth")))
         (folder / engine.file).write_bytes(_graph(manifest, engine, first, last, offsets))
-    files = tuple(
+    write_exits_manifest(folder, replace(manifest, files=listed(folder)), latencies)
+    return folder
+
+
+def write_store(folder: Path, tensors: Mapping[str, NDArray[np.float32]]) -> dict[str, int]:
+    """The new ``folder`` with a weight store; returns where each tensor begins in it."""
+    folder.mkdir()
+    save_file(dict(tensors), folder / WEIGHTS_NAME)
+    raw = (folder / WEIGHTS_NAME).read_bytes()
+    (header_length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + header_length])
+    return {name: 8 + header_length + entry["data_offsets"][0] for name, entry in header.items()}
+
+
+def listed(folder: Path) -> tuple[FileEntry, ...]:
+    """Every file in ``folder``, as a manifest lists it."""
+    return tuple(
         FileEntry(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(folder.iterdir())
     )
-    write_exits_manifest(folder, replace(manifest, files=files), latencies)
-    return folder
 
 
 def write_exits_manifest(folder: Path, manifest: object, latencies: Sequence[Latency] = ()) -> None:
@@ -240,13 +248,14 @@ def _graph(manifest: Manifest, engine: EngineEntry, first: int, last: int, offse
         [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
         + [onnx.numpy_helper.from_array(np.array(0, np.int64), "zero")]
         + [onnx.numpy_helper.from_array(np.array(value, np.float32), name) for name, value in numbers.items()]
-        + [_view(name, shape, offsets) for name, shape in read.items()],
+        + [view(name, shape, offsets) for name, shape in read.items()],
     )
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
     return bytes(model.SerializeToString())
 
 
-def _view(name: str, shape: tuple[int, ...], offsets: Mapping[str, int]) -> TensorProto:
+def view(name: str, shape: tuple[int, ...], offsets: Mapping[str, int]) -> TensorProto:
+    """An initializer that lies in the weight store."""
     tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
     length = 4 * int(np.prod(shape))
     for key, value in (("location", WEIGHTS_NAME), ("offset", offsets[name]), ("length", length)):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,13 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import BuildRecord, Latency
+from nestforge.bundle.build_record import Latency
 from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.bundle.files import sealed_json
 from nestforge.bundle.manifest import (
-    BUILD_NAME,
     MANIFEST_NAME,
     SCHEMA_VERSION,
-    WEIGHTS_NAME,
     BudgetEntry,
-    FileEntry,
     Limits,
     Manifest,
     Provenance,
@@ -34,12 +28,10 @@ from nestforge.bundle.manifest import (
     TextEntry,
 )
 from nestforge.elastic import Axis
-from nestforge.profiles.probe_host import probe_host
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from safetensors.numpy import save_file
-from support.exit_bundles import write_exits_bundle
+from support.exit_bundles import listed, view, write_exits_bundle, write_exits_manifest, write_store
 
 VOCABULARY, HIDDEN, FFN = 16, 16, 32
 PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink
@@ -49,24 +41,19 @@ WIDTHS = {"ffn16": 16, "ffn32": 32}
 PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64, 0.0)
 
 
+def shapes(width: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"embedding": (VOCABULARY, HIDDEN), "up.weight": (width, HIDDEN)}
+    return found | {"up.bias": (width,), "down.weight": (width, HIDDEN), "down.bias": (HIDDEN,)}
+
+
 def make_weights() -> dict[str, NDArray[np.float32]]:
     rng = np.random.default_rng(7)
-    shapes = {"embedding": (VOCABULARY, HIDDEN), "up.weight": (FFN, HIDDEN), "up.bias": (FFN,)}
-    shapes |= {"down.weight": (FFN, HIDDEN), "down.bias": (HIDDEN,)}
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes(FFN).items()}
 
 
 def make_graph(width: int, bucket: Bucket, offsets: Mapping[str, int]) -> bytes:
     """``hidden = mask * (relu(x up^T + b) down + c)`` and its sum over the sequence."""
     batch, steps = TensorSpec("", "int64", ("batch", "sequence")).declared(bucket)
-
-    def view(name: str, shape: tuple[int, ...]) -> TensorProto:
-        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
-        length = 4 * int(np.prod(shape))
-        for key, value in (("location", WEIGHTS_NAME), ("offset", offsets[name]), ("length", length)):
-            tensor.external_data.add(key=key, value=str(value))
-        return tensor
-
     nodes = [
         helper.make_node("Gather", ["embedding", "input_ids"], ["x"]),
         helper.make_node("Reshape", ["x", "flat"], ["x2"]),
@@ -93,13 +80,7 @@ def make_graph(width: int, bucket: Bucket, offsets: Mapping[str, int]) -> bytes:
             helper.make_tensor_value_info("total", TensorProto.FLOAT, [batch, HIDDEN]),
         ],
         [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
-        + [
-            view("embedding", (VOCABULARY, HIDDEN)),
-            view("up.weight", (width, HIDDEN)),
-            view("up.bias", (width,)),
-            view("down.weight", (width, HIDDEN)),
-            view("down.bias", (HIDDEN,)),
-        ],
+        + [view(name, shape, offsets) for name, shape in shapes(width).items()],
     )
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
     return bytes(model.SerializeToString())
@@ -190,32 +171,16 @@ LATENCIES = (
 def write_manifest(folder: Path, manifest: object) -> None:
     """Writes ``manifest`` (a Manifest or plain data) and a build record that names its hash."""
     data = unstructure(manifest)
-    raw = json.dumps(data).encode()
-    (folder / MANIFEST_NAME).write_bytes(raw)
-    host = asdict(probe_host())
     engines = {engine["id"] for engine in data["engines"]}
-    latencies = tuple(latency for latency in LATENCIES if latency.engine in engines)
-    digest = hashlib.sha256(raw).hexdigest()
-    record = BuildRecord(data["schema_version"], digest, "2026-11-21T00:00:00Z", (), host, {}, {}, latencies)
-    (folder / BUILD_NAME).write_bytes(sealed_json(unstructure(record)))
+    write_exits_manifest(folder, data, [latency for latency in LATENCIES if latency.engine in engines])
 
 
 def write_tiny_bundle(folder: Path, manifest: Manifest) -> Path:
-    folder.mkdir()
-    store = folder / WEIGHTS_NAME
-    save_file(make_weights(), store)
-    raw = store.read_bytes()
-    (header_length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + header_length])
-    offsets = {name: 8 + header_length + entry["data_offsets"][0] for name, entry in header.items()}
+    offsets = write_store(folder, make_weights())
     for engine in manifest.engines:
         (folder / engine.file).write_bytes(make_graph(WIDTHS[engine.submodel], engine.bucket, offsets))
     (folder / "tokenizer.json").write_text(make_tokenizer())
-    files = tuple(
-        FileEntry(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
-        for path in sorted(folder.iterdir())
-    )
-    write_manifest(folder, replace(manifest, files=files))
+    write_manifest(folder, replace(manifest, files=listed(folder)))
     return folder
 
 

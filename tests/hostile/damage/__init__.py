@@ -12,9 +12,8 @@ from random import Random
 
 from nestforge.errors import NestforgeError
 
-from ..golden import GOLDEN, golden_bundles
 from ..outcomes import Result
-from ..worker import begin
+from ..worker import GOLDEN, begin, golden_bundles
 from .subjects import (
     ArraysSubject,
     BundleSubject,
@@ -43,13 +42,18 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
         files = bundle_files(path)
         subjects += [BundleSubject(path.name, files), ForgedBundle(f"forged {path.name}", files)]
     subjects.append(BundleSubject("calibrated bundle-exits", calibrated_files(GOLDEN / "bundle-exits")))
-    subjects += [CheckpointSubject(), ProfileSubject(), TokenizerSubject(bundles[0]), ArraysSubject()]
+    subjects += [
+        CheckpointSubject(GOLDEN / "peft" / "bert" / "base"),
+        ProfileSubject(),
+        TokenizerSubject(bundles[0]),
+        ArraysSubject(),
+    ]
     subjects += [IndexSubject(GOLDEN / "bundle-ranges", folder), CalibrationSubject(GOLDEN / "bundle-exits")]
-    rooms = [Room(subject, folder / f"subject-{number}") for number, subject in enumerate(subjects)]
-    return lambda seed: rooms[seed % len(rooms)].attempt(seed)
+    sites = [Site(subject, folder / f"subject-{number}") for number, subject in enumerate(subjects)]
+    return lambda seed: sites[seed % len(sites)].attempt(seed)
 
 
-class Room:
+class Site:
     """A folder that holds a subject's files, whole again after each attempt."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:

@@ -11,13 +11,7 @@ from typing import Any
 Change = tuple[bytes, str]
 
 _MAGIC = (
-    b"\x00" * 4,
-    b"\xff" * 4,
-    b"\x00" * 8,
-    b"\xff" * 8,
-    b"\x7f" + b"\xff" * 7,
-    b"\x80" + b"\x00" * 7,
-    b"\xff" * 10,
+    *(b"\x00" * 4, b"\xff" * 4, b"\x00" * 8, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\x80" + b"\x00" * 7, b"\xff" * 10),
 )
 _HERE = "@@here@@"
 # As JSON text, since much of it no parsed value could say.
@@ -28,48 +22,11 @@ _NUMBERS = (
     "1" + "0" * 5000,
 )
 _TEXTS = (
-    *(
-        '""',
-        '" "',
-        '"\\u0000"',
-        '"a\\nb"',
-        '"\\u001b[2J\\u001b]0;x\\u0007"',
-        '"\\ud800"',
-        '"\\udfff\\ud800"',
-        '"\\u202e"',
-    ),
-    *(
-        '"\\u00b2"',
-        '"10.\\u00b2"',
-        '"\\u0661\\u0662"',
-        '"\\uff11"',
-        '"1_000"',
-        '" 1 "',
-        '"\\u2028"',
-        '"\\ufeff"',
-        '"\\u009b31m"',
-    ),
-    *(
-        '"../../etc/passwd"',
-        '"/dev/zero"',
-        '"/proc/self/mem"',
-        '".."',
-        '"a/b"',
-        '"weights.safetensors"',
-        '"manifest.json"',
-    ),
-    *(
-        '"%s%n{0}{}"',
-        '"nan"',
-        '"inf"',
-        '"1e400"',
-        '"None"',
-        '"float32"',
-        '"int64"',
-        '"batch"',
-        f'"{"x" * 5000}"',
-        f'"{"é" * 300}"',
-    ),
+    *('""', '" "', '"\\u0000"', '"a\\nb"', '"\\u001b[2J\\u001b]0;x\\u0007"', '"\\ud800"', '"\\udfff\\ud800"'),
+    *('"\\u202e"', '"\\u00b2"', '"10.\\u00b2"', '"\\u0661\\u0662"', '"\\uff11"', '"1_000"', '" 1 "', '"\\u2028"'),
+    *('"\\ufeff"', '"\\u009b31m"', '"../../etc/passwd"', '"/dev/zero"', '"/proc/self/mem"', '".."', '"a/b"'),
+    *('"weights.safetensors"', '"manifest.json"', '"%s%n{0}{}"', '"nan"', '"inf"', '"1e400"', '"None"', '"float32"'),
+    *('"int64"', '"batch"', f'"{"x" * 5000}"', f'"{"é" * 300}"'),
 )
 _OTHERS = (
     *("null", "true", "false", "[]", "{}", "[[]]", "[null]", '{"": null}', '[1, "a", null]'),

@@ -26,15 +26,8 @@ _HEADERS = (
     "__import__('os')",
 )
 _NAMES = (
-    "identity.npy",
-    "../up.npy",
-    "/abs.npy",
-    "a\nb.npy",
-    "\x1b[2J.npy",
-    "labels.npy",
-    "x" * 3000 + ".npy",
-    "no_suffix",
-    ".npy",
+    *("identity.npy", "../up.npy", "/abs.npy", "a\nb.npy", "\x1b[2J.npy", "labels.npy", "x" * 3000 + ".npy"),
+    *("no_suffix", ".npy"),
 )
 
 

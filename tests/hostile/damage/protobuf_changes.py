@@ -15,29 +15,10 @@ Field = tuple[int, int, bytes | int]  # number, wire type, value
 _VARINT, _EIGHT, _BYTES, _GROUP, _END, _FOUR = range(6)
 _NUMBERS = (0, 1, 2, 3, 7, 16, 31, 100, 2**26, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 _TEXTS = (
-    *(
-        b"",
-        b"\x00",
-        b"a\nb",
-        b"\x1b[2J",
-        b"\xff\xfe",
-        b"\xed\xa0\x80",
-        "²".encode(),
-        b"x" * 5000,
-        b"..",
-        b"../manifest.json",
-    ),
-    *(
-        b"/proc/self/mem",
-        b"weights.safetensors",
-        b"tokenizer.json",
-        b"Loop",
-        b"If",
-        b"Scan",
-        b"Expand",
-        b"ConstantOfShape",
-    ),
-    *(b"Add", b"MatMul", b"Reshape", b"ai.onnx.ml", b"com.microsoft", b"-1", b"18446744073709551615", b"1e9"),
+    *(b"", b"\x00", b"a\nb", b"\x1b[2J", b"\xff\xfe", b"\xed\xa0\x80", "²".encode(), b"x" * 5000, b".."),
+    *(b"../manifest.json", b"/proc/self/mem", b"weights.safetensors", b"tokenizer.json", b"Loop", b"If", b"Scan"),
+    *(b"Expand", b"ConstantOfShape", b"Add", b"MatMul", b"Reshape", b"ai.onnx.ml", b"com.microsoft", b"-1"),
+    *(b"18446744073709551615", b"1e9"),
 )
 
 

@@ -24,9 +24,8 @@ from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import write_exits_bundle
 from support.fake_gpu import CapturingSession, Gpu, provider_on
 
-from ..golden import golden_bundles
 from ..outcomes import Result
-from ..worker import begin
+from ..worker import begin, golden_bundles
 from .asked import Asked, Told, alone, ask, asked_of
 
 # Of each crowd: threads that ask one model, requests of each, and how many different ones there are.
@@ -41,16 +40,16 @@ Open = Callable[[], ElasticModel]
 
 
 def open_driver(folder: Path) -> Callable[[int], Result]:
-    """See the package. Bundles take turns by seed: those that are kept from every format and that this host can run,
-    one with exits and many buckets, and that one on a stand-in for a GPU."""
-    rooms = [Room(path.name, path) for path in golden_bundles()]
+    """See the package. Bundles take turns by seed: the golden ones that this host can run, one with exits and many
+    buckets, and that one on a stand-in for a GPU."""
+    sites = [Site(path.name, path) for path in golden_bundles()]
     exits = write_exits_bundle(folder / "exits")
     onnxruntime_gpu_runner.GpuSession = type("Session", (CapturingSession,), {"opened": []})  # type: ignore[misc]
-    rooms += [Room("exits", exits), GpuRoom("exits, GPU played", exits)]
-    return lambda seed: rooms[seed % len(rooms)].attempt(seed)
+    sites += [Site("exits", exits), GpuSite("exits, GPU played", exits)]
+    return lambda seed: sites[seed % len(sites)].attempt(seed)
 
 
-class Room:
+class Site:
     """One bundle, and what the process held after the first crowd that asked it."""
 
     def __init__(self, name: str, path: Path) -> None:
@@ -117,7 +116,7 @@ class Room:
         return problem
 
 
-class GpuRoom(Room):
+class GpuSite(Site):
     """The bundle on what plays a GPU, whose sessions keep CUDA graphs as ONNX Runtime's do."""
 
     def enter(self, residency: str) -> Open:
