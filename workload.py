@@ -84,6 +84,15 @@ def self_attention(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: i
     ]
 
 
+def feed_forward(at: str, tokens: int, hidden: int, width: int, bias: bool = True) -> list[Op]:
+    """An FFN of ``width`` neurons without a gate."""
+    return [
+        linear(f"{at}.up", tokens, hidden, width, bias),
+        elementwise(f"{at}.activation", tokens * width, passes=2),
+        linear(f"{at}.down", tokens, width, hidden, bias),
+    ]
+
+
 def pre_norm_layer(
     at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int, width: int, bias: bool = True
 ) -> list[Op]:
@@ -94,8 +103,6 @@ def pre_norm_layer(
         *self_attention(f"{at}.attention", bucket, hidden, heads, head_dim, bias),
         elementwise(f"{at}.attention.residual", tokens * hidden, passes=3),
         elementwise(f"{at}.ffn.norm", tokens * hidden, passes=4),
-        linear(f"{at}.ffn.up", tokens, hidden, width, bias),
-        elementwise(f"{at}.ffn.activation", tokens * width, passes=2),
-        linear(f"{at}.ffn.down", tokens, width, hidden, bias),
+        *feed_forward(f"{at}.ffn", tokens, hidden, width, bias),
         elementwise(f"{at}.ffn.residual", tokens * hidden, passes=3),
     ]

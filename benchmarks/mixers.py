@@ -13,8 +13,8 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..compiler.compile import compile_bundle
 from ..exporters.checkpoints.own_folder import save_model
+from ..exporters.families.sparse_mixer.config import PRESETS
 from ..exporters.families.sparse_mixer.model import SparseMixer, load_model
-from ..exporters.families.sparse_mixer.presets import PRESETS
 from .harness import CACHE, Row, benchmark, interleaved, speed_row
 from .subjects import CORES, eager_call, elsewhere, packed
 

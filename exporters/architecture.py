@@ -20,7 +20,7 @@ from ..bundle.entries.engine_entry import RoutingEntry
 from ..bundle.entries.task_entry import TaskKind
 from ..bundle.manifest import Proof
 from ..elastic import ElasticSpec, Submodel
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ParityError
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
 from .parts import CachedForm, Exits
@@ -122,6 +122,10 @@ class Replay:
     routes: Mapping[str, JudgedRoutes]
 
 
+# The routes of a layer are called by this and its number.
+ROUTES = "routes."
+
+
 class Routing(ABC):
     """The routes of one model. Its traced module (``Architecture.lower``) returns them after its outputs, in order."""
 
@@ -147,6 +151,14 @@ class Routing(ABC):
 
         Raises ParityError naming routes that no model of these shapes can take, such as a token out of range.
         """
+
+
+def given_by_layer(given: Mapping[str, torch.Tensor], layers: Sequence[int]) -> dict[int, torch.Tensor]:
+    """Routes ``given`` by name, of each of ``layers``. Raises ParityError for those of other layers, or of fewer."""
+    names = [f"{ROUTES}{layer}" for layer in layers]
+    if given.keys() != set(names):
+        raise ParityError(f"routes {', '.join(sorted(given)) or 'none'}: expected {', '.join(names)}")
+    return {layer: given[name] for layer, name in zip(layers, names, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,10 @@ from ..bundle.manifest import TextEntry
 from ..errors import ExportError
 from .checkpoints.checkpoint import Checkpoint
 
+IDS, MASK, TYPE_IDS, WRITTEN_IDS = "input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"
+TOKENS = ("batch", "sequence")
 # Of static buckets in place of a range.
 _USUAL_SEQUENCES = (32, 128)
-
-
-def text_entry(checkpoint: Checkpoint, ids: str, mask: str | None = None, types: str | None = None) -> TextEntry | None:
-    """How the tokenizer of ``checkpoint`` feeds the inputs of these names; None where the folder has no tokenizer."""
-    return TextEntry("tokenizer.json", ids, mask, types, None) if checkpoint.tokenizer_files else None
 
 
 @dataclass(frozen=True)
@@ -97,16 +94,31 @@ def text_signature(
     needs: RowNeed | None = None,
     types: int = 1,
     shortened: str | None = None,
+    *,
+    start: int | None = None,
+    bound: str | None = None,
+    static: str | None = None,
 ) -> Signature:
     """Signature of a model of texts of at most ``positions`` tokens, which ``pad`` fills and that are of so many
-    ``types``; ``needs`` is the token that a row must have, of a model that takes a mask."""
-    tokens, mask, type_ids = ("batch", "sequence"), None, None
-    inputs = [TensorSpec("input_ids", "int64", tokens, pad=pad, high=vocabulary)]
+    ``types``; ``needs`` is the token that a row must have, of a model that takes a mask.
+
+    A decoder behind an encoder also takes the text that is written, which begins with the token ``start``. The rest as
+    of ``Signature``.
+    """
+    inputs, mask, type_ids = [TensorSpec(IDS, "int64", TOKENS, pad=pad, high=vocabulary)], None, None
     if needs is not None:
-        mask = "attention_mask"
-        inputs.append(TensorSpec(mask, "int64", tokens, pad=0, high=2, row_needs=needs))
+        mask = MASK
+        inputs.append(TensorSpec(mask, "int64", TOKENS, pad=0, high=2, row_needs=needs))
     if types > 1:
-        type_ids = "token_type_ids"
-        inputs.append(TensorSpec(type_ids, "int64", tokens, pad=0, high=types))
-    text = text_entry(checkpoint, "input_ids", mask, type_ids)
-    return Signature(tuple(inputs), tuple(outputs), positions, mask, text, shortened=shortened)
+        type_ids = TYPE_IDS
+        inputs.append(TensorSpec(type_ids, "int64", TOKENS, pad=0, high=types))
+    text = TextEntry("tokenizer.json", IDS, mask, type_ids, None) if checkpoint.tokenizer_files else None
+    if start is not None:
+        inputs.append(replace(inputs[0], name=WRITTEN_IDS))
+        text = text and replace(text, shifted=WRITTEN_IDS, start=start)
+    return Signature(tuple(inputs), tuple(outputs), positions, mask, text, bound, static, shortened)
+
+
+def next_token_logits(vocabulary: int) -> TensorSpec:
+    """Output of a language model: the logits of the token behind each one."""
+    return TensorSpec("logits", "float32", (*TOKENS, vocabulary), role="next_tokens")

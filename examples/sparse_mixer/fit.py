@@ -15,7 +15,7 @@ from torch.nn import functional
 from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.sparse_mixer.config import Router, SparseMixerConfig
 from ...exporters.families.sparse_mixer.mixing import LinearMixing
-from ...exporters.families.sparse_mixer.model import Embeddings, SparseMixer
+from ...exporters.families.sparse_mixer.model import ProjectedEmbeddings, SparseMixer
 from ...exporters.families.sparse_mixer.moe import DROPPED, Experts, MoE, Routes, first_choice
 from ...exporters.modules.attention import NestedAttention
 from ...exporters.modules.layers import Ffn, MaskedLmHead
@@ -153,7 +153,8 @@ def draw_start(model: SparseMixer) -> None:
     """Draws all matrices anew, from torch's own random numbers; biases stay 0 and norms 1."""
     for part in model.modules():
         match part:
-            case Embeddings():
+            case ProjectedEmbeddings():
+                assert part.position is not None
                 waves = _waves(part.position.weight.shape[0], model.config.head_dim)
                 torch.nn.init.zeros_(part.position.weight)[:, : waves.shape[1]] = waves
                 torch.nn.init.normal_(part.word.weight, std=_TABLE_SPREAD)[:, : waves.shape[1]] = 0

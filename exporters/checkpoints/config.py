@@ -94,6 +94,18 @@ def granularity_problem(table: Granularities, kinds: Sequence[str]) -> str | Non
     return None
 
 
+def rising_problem(key: str, values: Sequence[int], least: int, most: int) -> str | None:
+    """First problem of numbers that rise from ``least`` to at most ``most``, or None."""
+    if list(values) != sorted(set(values)) or any(not least <= value <= most for value in values):
+        return f"{key}: expected rising numbers from {least} to {most}, got {shown(values)}"
+    return None
+
+
+def shown(values: Sequence[int]) -> str:
+    """The first few numbers of a list, in a message."""
+    return f"[{', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}]"
+
+
 # Implementations of attention that PyTorch has itself. Others name a package, or a kernel on the hub: code to fetch.
 _ATTENTION_IMPLEMENTATIONS = (None, "eager", "sdpa")
 # Activations with parameters of their own.

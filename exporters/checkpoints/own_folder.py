@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,12 +17,15 @@ from safetensors import safe_open
 from ...errors import CheckpointError
 from ...strict import structure, unstructure
 from .checkpoint import CONFIG_SAYS, Checkpoint
+from .config import MOST_LAYERS, Granularities, granularity_problem
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
 # Said by many tools in a config.json, and nothing about the graph.
 _IGNORED_KEYS = ("architectures", "_name_or_path")
+# Levels of a nested model whose config.json names none.
+_EVEN_STEPS = (0.25, 0.5, 0.75, 1.0)
 
 
 class OwnConfig(ABC):
@@ -35,6 +39,65 @@ class OwnConfig(ABC):
         """The object that ``config.json`` holds, which reads back as this configuration."""
         data: dict[str, Any] = unstructure(self)
         return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig(OwnConfig):
+    """The base of those of a stack of layers with attention and an FFN of ``intermediate_size`` neurons.
+
+    ``head_dim`` is the size of a head, by default ``hidden_size`` over the heads; ``softmax_scale`` what scores are
+    multiplied by, by default ``1 / sqrt(head_dim)``, which no slice changes. ``position`` says how attention knows
+    places. ``nested``: every prefix was trained as a model; ``granularities``: at which levels, by axis kind.
+    """
+
+    hidden_size: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1, "max": MOST_LAYERS})
+    num_attention_heads: int = field(metadata={"min": 1})
+    intermediate_size: int = field(metadata={"min": 1})
+    position: str
+    head_dim: int | None = field(default=None, metadata={"min": 1})
+    softmax_scale: float | None = None
+    nested: bool = False
+    granularities: Granularities | None = field(default=None, hash=False)
+
+    @property
+    @abstractmethod
+    def kinds(self) -> tuple[str, ...]:
+        """Axis kinds of the model."""
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of one head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def inner(self) -> int:
+        """Numbers of all heads."""
+        return self.num_attention_heads * self.head_size
+
+    @property
+    def scale(self) -> float:
+        """Scale of attention scores."""
+        return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+    @property
+    def levels(self) -> Granularities | None:
+        """The levels that training sampled: those stated, else four even steps; None where it was not nested."""
+        if self.granularities is not None or not self.nested:
+            return self.granularities
+        return dict.fromkeys(self.kinds, _EVEN_STEPS)
+
+    def problem(self) -> str | None:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            return (
+                f"num_attention_heads: {self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}; "
+                "state head_dim where heads have another size"
+            )
+        if self.softmax_scale is not None and self.softmax_scale <= 0:
+            return f"softmax_scale: expected a number above 0, got {self.softmax_scale:g}"
+        if self.position == "rotary" and self.head_size % 2:
+            return f"position: rotary positions need heads of even size, got {self.head_size}"
+        return None if self.granularities is None else granularity_problem(self.granularities, self.kinds)
 
 
 C = TypeVar("C", bound=OwnConfig)

@@ -26,7 +26,7 @@ from ..hugging_face.describe import describe
 from ..hugging_face.interface import Loading, attention_problems, generating
 from ..hugging_face.tensors import Parameters, held_tensors
 from ..parts import CachedForm, EncoderForm
-from ..signature import Signature, text_signature
+from ..signature import TOKENS, Signature, next_token_logits, text_signature
 
 if TYPE_CHECKING:  # plans are made without torch
     import torch
@@ -211,19 +211,11 @@ FAMILY = Family("t5", ("t5",), read, reads_config_alone=True)
 
 
 def _signature(checkpoint: Checkpoint, model: T5Model) -> Signature:
-    tokens = ("batch", "sequence")
-    if model.decoder_layers:
-        output = TensorSpec("logits", "float32", (*tokens, model.vocabulary), role="next_tokens")
-    else:
-        output = TensorSpec("last_hidden_state", "float32", (*tokens, model.hidden))
-    found = text_signature(
-        checkpoint, (output,), MOST_TOKENS, model.vocabulary, model.pad, "token", shortened=_SHORTENED
-    )
-    if not model.decoder_layers:
-        return found
-    follows = replace(found.inputs[0], name="decoder_input_ids")
-    text = None if found.text is None else replace(found.text, shifted=follows.name, start=model.start)
-    return replace(found, inputs=(*found.inputs, follows), text=text)
+    generates = bool(model.decoder_layers)
+    states = TensorSpec("last_hidden_state", "float32", (*TOKENS, model.hidden))
+    output, start = (next_token_logits(model.vocabulary), model.start) if generates else (states, None)
+    sizes = (MOST_TOKENS, model.vocabulary, model.pad)
+    return text_signature(checkpoint, [output], *sizes, "token", shortened=_SHORTENED, start=start)
 
 
 def _cached(model: T5Model) -> CachedForm:

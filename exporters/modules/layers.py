@@ -1,4 +1,4 @@
-"""Modules of our models beside attention: FFNs, matrices back to the vocabulary, and how weights are drawn.
+"""Modules of our models beside attention: embeddings, FFNs, matrices back to the vocabulary, and how weights are drawn.
 
 Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``F`` neurons of an FFN, ``V`` vocabulary.
 """
@@ -56,6 +56,37 @@ class Ffn(torch.nn.Module):
         return functional.linear(inner, self.down.weight[:, :width], self.down.bias)
 
 
+class Embeddings(torch.nn.Module):
+    """Vectors of tokens, added to those of places and of kinds of token, where there are so many, and normalised where
+    an ``epsilon`` is stated."""
+
+    def __init__(
+        self, vocabulary: int, width: int, positions: int = 0, types: int = 0, epsilon: float | None = None
+    ) -> None:
+        super().__init__()
+        self.word = torch.nn.Embedding(vocabulary, width)
+        self.position = torch.nn.Embedding(positions, width) if positions else None
+        self.token_type = torch.nn.Embedding(types, width) if types else None
+        self.norm = None if epsilon is None else torch.nn.LayerNorm(width, epsilon)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Ids [B, S] to [B, S, H]; by default every token is of kind 0, and places count from the first on."""
+        kinds = None
+        if self.token_type is not None:
+            kinds = self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
+        total: torch.Tensor = self.word(input_ids)
+        if self.position is not None:
+            from_first = position_ids is None
+            total = total + (self.position.weight[: input_ids.shape[1]] if from_first else self.position(position_ids))
+        total = total if kinds is None else total + kinds
+        return total if self.norm is None else self.norm(total)
+
+
 class VocabularyHead(torch.nn.Module):
     """Logits of every token, through a matrix of its own or, where it is ``tied``, the table of tokens."""
 
@@ -85,16 +116,33 @@ class MaskedLmHead(torch.nn.Module):
         return functional.linear(self.norm(self.activation(self.transform(hidden))), table, self.bias)
 
 
-class Answering(torch.nn.Module):
-    """``model`` as families hand it over: inputs by position, a tuple of outputs."""
+class View(torch.nn.Module):
+    """A pass of ``model`` on its weights, in eval mode."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.eval()
+
+
+class Answering(View):
+    """``model`` as families hand it over: inputs by position, a tuple of outputs."""
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        answer = self.model(*inputs)
-        return answer if isinstance(answer, tuple) else (answer,)
+        return _outputs(self.model(*inputs))
+
+
+class AnsweringWithRoutes(View):
+    """``Answering`` of a model whose ``routed`` also returns, by layer, routes; ``chosen`` of those follow its
+    outputs."""
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        answer, routes = self.model.routed(*inputs)
+        return (*_outputs(answer), *(routes[layer].chosen for layer in sorted(routes)))
+
+
+def _outputs(answer: Any) -> tuple[torch.Tensor, ...]:
+    return answer if isinstance(answer, tuple) else (answer,)
 
 
 @torch.no_grad()

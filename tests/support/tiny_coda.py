@@ -12,10 +12,9 @@ from typing import Any
 import nestforge
 import torch
 from nestforge.exporters.checkpoints.own_folder import save_model
-from nestforge.exporters.families.coda.config import CodaConfig, ImageInput, SoftTopK
+from nestforge.exporters.families.coda.config import CodaConfig, CodaEncoderDecoderConfig, ImageInput, SoftTopK
 from nestforge.exporters.families.coda.encoder_decoder import CodaEncoderDecoder
 from nestforge.exporters.families.coda.encoder_decoder import load_model as load_pair
-from nestforge.exporters.families.coda.encoder_decoder_config import CodaEncoderDecoderConfig
 from nestforge.exporters.families.coda.model import CodaEncoder, load_model
 from nestforge.exporters.families.coda.ops import is_of_task
 from nestforge.exporters.families.coda.tasks import save_task

@@ -29,34 +29,21 @@ _BUCKETS = tuple(relative_bucket(step) for step in range(-RELATIVE_REACH, RELATI
 
 
 class Adapter(torch.nn.Module):
-    """A small FFN for all tokens, beside a layer or behind it: ``scale * up(activation(down(x)))``."""
+    """``scale * up(activation(down(x)))``: a small FFN for all tokens, beside a layer or behind it; without an
+    activation, what LoRA adds to a matrix: ``up @ down`` has the rank ``adapter_size``."""
 
-    def __init__(self, config: CodaConfig) -> None:
+    def __init__(self, config: CodaConfig, outputs: int) -> None:
         super().__init__()
-        hidden, width = config.hidden_size, config.adapter_size
-        assert config.adapter_activation is not None
-        self.activation, self.scale = ACTIVATIONS[config.adapter_activation], config.adapter_scale
-        self.down = torch.nn.Linear(hidden, width, config.adapter_bias)
-        self.up = torch.nn.Linear(width, hidden, config.adapter_bias)
+        kind, self.scale = config.adapter_activation, config.adapter_scale
+        self.activation = None if kind is None else ACTIVATIONS[kind]
+        bias = config.adapter_bias and config.adapter != "lora"
+        self.down = torch.nn.Linear(config.hidden_size, config.adapter_size, bias)
+        self.up = torch.nn.Linear(config.adapter_size, outputs, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [B, n, d] to [B, n, d]."""
-        updated: torch.Tensor = self.up(self.activation(self.down(x)))
-        return updated if self.scale == 1 else updated * self.scale
-
-
-class LowRankTerm(torch.nn.Module):
-    """``scale * up(down(x))``, what LoRA adds to a matrix: ``up @ down`` has the rank ``adapter_size``."""
-
-    def __init__(self, config: CodaConfig, width: int) -> None:
-        super().__init__()
-        self.scale = config.adapter_scale
-        self.down = torch.nn.Linear(config.hidden_size, config.adapter_size, bias=False)
-        self.up = torch.nn.Linear(config.adapter_size, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., d] to [..., width]."""
-        updated: torch.Tensor = self.up(self.down(x))
+        """``x`` [..., d] to [..., outputs]."""
+        inner = self.down(x)
+        updated: torch.Tensor = self.up(inner if self.activation is None else self.activation(inner))
         return updated if self.scale == 1 else updated * self.scale
 
 
@@ -65,13 +52,13 @@ class LowRank(torch.nn.Module):
 
     def __init__(self, config: CodaConfig) -> None:
         super().__init__()
-        self.query = LowRankTerm(config, config.num_attention_heads * config.head_size)
-        self.value = LowRankTerm(config, config.key_value_heads * config.head_size)
+        self.query = Adapter(config, config.inner)
+        self.value = Adapter(config, config.key_value_heads * config.head_size)
 
 
 def make_adapter(config: CodaConfig) -> Adapter | LowRank:
     """The adapter of one layer."""
-    return LowRank(config) if config.adapter == "lora" else Adapter(config)
+    return LowRank(config) if config.adapter == "lora" else Adapter(config, config.hidden_size)
 
 
 class RelativeBias(torch.nn.Module):
@@ -165,7 +152,7 @@ class Attention(torch.nn.Module):
     def __init__(self, config: CodaConfig) -> None:
         super().__init__()
         self.head_size, self.shared, self.scale = config.head_size, config.key_value_heads, config.scale
-        hidden, inner = config.hidden_size, config.num_attention_heads * config.head_size
+        hidden, inner = config.hidden_size, config.inner
         self.query = torch.nn.Linear(hidden, inner, config.bias)
         self.key, self.value = (torch.nn.Linear(hidden, self.shared * config.head_size, config.bias) for _ in range(2))
         self.output = torch.nn.Linear(inner, hidden, config.bias)

@@ -1,4 +1,7 @@
-"""``config.json`` of encoders with conditional adapters, read strictly (no torch here). See docs/coda.md."""
+"""``config.json`` of encoders with conditional adapters, alone or before T5's decoder, read strictly (no torch here).
+
+See docs/coda.md.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,25 @@ from ....profiles.nest_request import Activation as Activation
 from ....profiles.nest_request import AdapterKind as AdapterKind
 from ....profiles.nest_request import KeysOf as KeysOf
 from ....profiles.nest_request import Router as Router
-from ...checkpoints.config import MOST_LAYERS, granularity_problem
-from ...checkpoints.own_folder import OwnConfig
+from ...checkpoints.config import MOST_LAYERS, rising_problem, shown
+from ...checkpoints.own_folder import OwnConfig, StackConfig
+from ...hugging_face.tensors import RELATIVE_BUCKETS
+from ...signature import IDS, MASK, TYPE_IDS
+from ..t5 import T5Model
 
 Norm = Literal["rms", "layer"]
 Position = Literal["learned", "relative", "rotary"]
 StatedTokens = Mapping[str, Mapping[str, int | tuple[int, ...]]]
-IDS, MASK, TYPE_IDS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "pixel_values"
+PIXELS = "pixel_values"
 REDUCTION = "coda.reduction"
-# The routes of a conditional layer are called by this and its number.
-ROUTES = "routes."
+# Before the encoder's own names, of parameters and of axes, where a decoder is behind it.
+ENCODER = "encoder."
 # Reductions larger than the trained one that a model is offered at, where config.json does not say.
 _DEFAULT_REDUCTIONS = (8, 5, 3, 2)
 # Rounds are unrolled: each is some ten operations of every conditional layer.
 _MOST_ROUNDS = 128
 # Below it a score over epsilon is beyond float32.
 _LEAST_EPSILON = 1e-6
-_DEFAULT_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,33 +111,26 @@ SCHEDULE = SoftTopK(rounds=20, epsilon=0.1, epsilon_start=4.0, epsilon_decay=0.7
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodaConfig(OwnConfig):
+class CodaConfig(StackConfig):
     """An encoder with an adapter in every layer, of ``adapter_size`` neurons, or of that rank.
 
     ``adapter`` is ``parallel`` beside the layer, ``sequential`` behind it, both for all tokens, or ``lora``: low-rank
-    terms of queries and values, which only tokens that pass through attention get. It has no ``adapter_activation``.
-    It reads texts, of ``vocab_size`` tokens and up to ``max_position_embeddings``, or where ``image`` is stated images.
+    terms of queries and values, which only tokens that pass through attention get. It has no ``adapter_activation``. It
+    reads texts, of ``vocab_size`` tokens and up to ``max_position_embeddings``, or where ``image`` is stated images.
     ``type_vocab_size`` kinds of token have a vector of their own; of two or more each token's is an input.
     ``norm_place``: norms come ``before`` what they feed and at the end, or, as in BERT, ``after`` each sum and the
-    embeddings; the paper has no formula for the second, ``Layer`` has ours.
-    ``conditional_layers`` (rising, from 0, nearest the input; all by default) compute ``ceil(n / r)`` of n tokens, the
-    others all. ``keys_of`` says whose keys and values the selected tokens read, ``ffn_residual`` which rows the FFN's
-    norm reads beside the attended: the layer's input (``raw``), or that normalised. ``soft_top_k`` belongs to that
-    router. ``selected_by``: tokens are ranked by their raw scores or by their gates, which differ where gates saturate.
-    ``route_padding``: padding takes part in the routing, as a token.
-    ``reduction`` is the trained r, ``reductions`` those that the model is offered at; ``reduction_of_one`` says whether
-    at r = 1 the router still gates every token, or every token passes whole. ``tokens_selected`` are other k than
-    ``ceil(n / r)`` (``tokens_of_layers``).
-    ``num_key_value_heads`` are fewer than the heads in grouped attention, 1 in multi-query attention. ``bias`` gives
-    every linear layer outside the adapters one. ``nested`` says that every prefix of the FFN was trained as a model,
-    ``granularities`` at which levels. Without ``num_labels`` the model answers with its last states, else with logits
-    of the mean of its tokens.
+    embeddings; the paper has no formula for the second, ``Layer`` has ours. ``conditional_layers`` (rising, from 0,
+    nearest the input; all by default) compute ``ceil(n / r)`` of n tokens, the others all. ``keys_of`` says whose keys
+    and values the selected tokens read, ``ffn_residual`` which rows the FFN's norm reads beside the attended: the
+    layer's input (``raw``), or that normalised. ``soft_top_k`` belongs to that router. ``selected_by``: tokens are
+    ranked by their raw scores or by their gates, which differ where gates saturate. ``route_padding``: padding takes
+    part in the routing, as a token. ``reduction`` is the trained r, ``reductions`` those that the model is offered at;
+    ``reduction_of_one`` says whether at r = 1 the router still gates every token, or every token passes whole.
+    ``tokens_selected`` are other k than ``ceil(n / r)`` (``tokens_of_layers``). ``num_key_value_heads`` are fewer than
+    the heads in grouped attention, 1 in multi-query attention. ``bias`` gives every linear layer outside the adapters
+    one. Without ``num_labels`` the model answers with its last states, else with logits of the mean of its tokens.
     """
 
-    hidden_size: int = field(metadata={"min": 1})
-    num_hidden_layers: int = field(metadata={"min": 1})
-    num_attention_heads: int = field(metadata={"min": 1})
-    intermediate_size: int = field(metadata={"min": 1})
     activation: Activation
     gated_ffn: bool
     norm: Norm
@@ -159,13 +157,9 @@ class CodaConfig(OwnConfig):
     adapter_bias: bool = True
     adapter_scale: float = 1.0
     num_key_value_heads: int | None = field(default=None, metadata={"min": 1})
-    head_dim: int | None = field(default=None, metadata={"min": 1})
-    softmax_scale: float | None = None
     bias: bool = False
     norm_eps: float = 1e-6
     num_labels: int | None = field(default=None, metadata={"min": 2, "max": MOST_LABELS})
-    nested: bool = False
-    granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
     model_type: Literal["coda_encoder"] = "coda_encoder"
 
     @property
@@ -188,19 +182,9 @@ class CodaConfig(OwnConfig):
         return self.ffn_residual == "raw" and self.norm_place == "before"
 
     @property
-    def head_size(self) -> int:
-        """Numbers of one head."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
     def key_value_heads(self) -> int:
         """Heads of keys and values."""
         return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def scale(self) -> float:
-        """Scale of attention scores, which no slice changes."""
-        return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     @property
     def conditional(self) -> tuple[int, ...]:
@@ -229,27 +213,28 @@ class CodaConfig(OwnConfig):
 
     @property
     def levels(self) -> Mapping[str, tuple[float, ...]] | None:
-        """The levels that training sampled: those stated, else of a nested model four even steps of the FFN. Levels of
-        the FFN alone would leave out what several reductions offer, so that beside those there are none."""
-        stated = {"ffn": _DEFAULT_FRACTIONS} if self.granularities is None and self.nested else self.granularities
-        return None if len(self.offered) > 1 and stated is not None and REDUCTION not in stated else stated
+        """As of ``StackConfig``; but levels of the FFN alone would leave out what several reductions offer, so that
+        beside those there are none."""
+        several = len(self.offered) > 1 and REDUCTION not in (self.granularities or ())
+        return None if several else super().levels
 
     def problem(self) -> str | None:
         """First problem among the values, as ``key: problem``, or None."""
-        if self.num_hidden_layers > MOST_LAYERS:
-            return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
-        if found := self._input_problem():
+        if found := self._input_problem() or super().problem():
             return found
         if not 0 < self.norm_eps < 1:
             return f"norm_eps: expected a number between 0 and 1, got {self.norm_eps:g}"
-        if self.granularities is not None and (found := granularity_problem(self.granularities, self.kinds)):
-            return found
         if (self.adapter_activation is None) != (self.adapter == "lora"):
             wanted = "none with lora" if self.adapter == "lora" else f"one with adapter {self.adapter}"
             return f"adapter_activation: expected {wanted}, got {self.adapter_activation or 'none'}"
         if self.norm_place == "after" and self.ffn_residual != "raw":
             return "ffn_residual: expected raw with norm_place after, where a layer's input is not normed"
-        return self._attention_problem() or self._routing_problem() or self._reduction_problem()
+        if self.num_attention_heads % self.key_value_heads:
+            return (
+                f"num_key_value_heads: {self.key_value_heads} do not divide num_attention_heads "
+                f"{self.num_attention_heads}"
+            )
+        return self._routing_problem() or self._reduction_problem()
 
     def _input_problem(self) -> str | None:
         of_text = {
@@ -268,28 +253,9 @@ class CodaConfig(OwnConfig):
                 return f"{key}: missing; a model of texts needs it, and one of images has image in its place"
         return None
 
-    def _attention_problem(self) -> str | None:
-        heads, shared = self.num_attention_heads, self.key_value_heads
-        if self.head_dim is None and self.hidden_size % heads:
-            return (
-                f"num_attention_heads: {heads} heads do not divide hidden_size {self.hidden_size}; state head_dim "
-                "where heads have another size"
-            )
-        if heads % shared:
-            return f"num_key_value_heads: {shared} do not divide num_attention_heads {heads}"
-        if self.position == "rotary" and self.head_size % 2:
-            return f"position: rotary positions need heads of even size, got {self.head_size}"
-        if self.softmax_scale is not None and self.softmax_scale <= 0:
-            return f"softmax_scale: expected a number above 0, got {self.softmax_scale:g}"
-        return None
-
     def _routing_problem(self) -> str | None:
-        layers = self.conditional
-        if list(layers) != sorted(set(layers)) or any(not 0 <= n < self.num_hidden_layers for n in layers):
-            return (
-                f"conditional_layers: expected rising numbers from 0 to {self.num_hidden_layers - 1}, "
-                f"got {_shown(layers)}"
-            )
+        if found := rising_problem("conditional_layers", self.conditional, 0, self.num_hidden_layers - 1):
+            return found
         if (self.soft_top_k is None) == (self.router == "soft_top_k"):
             given = "none" if self.soft_top_k is None else "some"
             return f"soft_top_k: expected with router soft_top_k alone, got {given} with {self.router}"
@@ -307,7 +273,7 @@ class CodaConfig(OwnConfig):
                 return f"{key}: {outside[0]}: expected 1 to {most}, the tokens of {of}"
         if self.reduction_of_one == "dense" and 1 not in self.offered:
             return (
-                f"reduction_of_one: dense says what r = 1 is, which reductions {_shown(self.offered)} lack; add 1 to "
+                f"reduction_of_one: dense says what r = 1 is, which reductions {shown(self.offered)} lack; add 1 to "
                 "reductions, or leave reduction_of_one out"
             )
         if self.tokens_selected is not None:
@@ -317,11 +283,80 @@ class CodaConfig(OwnConfig):
         if self.reductions is None:
             return None
         if list(self.reductions) != sorted(set(self.reductions), reverse=True) or not self.reductions:
-            return f"reductions: expected falling numbers, got {_shown(self.reductions)}"
+            return f"reductions: expected falling numbers, got {shown(self.reductions)}"
         if not self.conditional:
             return "reductions: no layer is conditional"
         if self.reduction not in self.reductions:
-            return f"reductions: {_shown(self.reductions)} lack {self.reduction}, the reduction of training; add it"
+            return f"reductions: {shown(self.reductions)} lack {self.reduction}, the reduction of training; add it"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodaEncoderDecoderConfig(OwnConfig):
+    """The ``encoder``, a model of texts without labels, and a decoder of ``num_decoder_layers`` dense layers with the
+    encoder's table of tokens, width, heads, FFN and activation, as T5 has them.
+
+    ``tie_word_embeddings``: the matrix back to the vocabulary is the table of tokens. ``scale_decoder_outputs``: what
+    it reads is multiplied by ``hidden_size ** -0.5``, as in the first T5. A text that is written begins with
+    ``decoder_start_token_id`` and ends with ``eos_token_id``. ``nested`` and ``granularities`` of the encoder say of
+    both sides how they were trained.
+    """
+
+    encoder: CodaConfig
+    num_decoder_layers: int = field(metadata={"min": 1, "max": MOST_LAYERS})
+    tie_word_embeddings: bool
+    scale_decoder_outputs: bool
+    decoder_start_token_id: int = field(metadata={"min": 0})
+    pad_token_id: int = field(default=0, metadata={"min": 0})
+    eos_token_id: int | tuple[int, ...] | None = field(default=None, metadata={"min": 0})
+    model_type: Literal["coda_encoder_decoder"] = "coda_encoder_decoder"
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of both texts."""
+        assert self.encoder.vocab_size is not None
+        return self.encoder.vocab_size
+
+    @property
+    def decoder(self) -> T5Model:
+        """Settings that determine the decoder's graph; of the encoder's layers it says nothing."""
+        encoder = self.encoder
+        return T5Model(
+            vocabulary=self.vocabulary,
+            hidden=encoder.hidden_size,
+            heads=encoder.num_attention_heads,
+            head_dim=encoder.head_size,
+            ffn=encoder.intermediate_size,
+            layers=0,
+            decoder_layers=self.num_decoder_layers,
+            buckets=RELATIVE_BUCKETS,
+            gated=encoder.gated_ffn,
+            tied=self.tie_word_embeddings,
+            pad=self.pad_token_id,
+            start=self.decoder_start_token_id,
+        )
+
+    def problem(self) -> str | None:
+        """First problem among the values, as ``key: problem``, or None."""
+        if (found := self.encoder.problem()) is not None:
+            return f"encoder: {found}"
+        for key, usual in (
+            ("image", None),
+            ("num_labels", None),
+            ("type_vocab_size", 0),
+            ("norm", "rms"),
+        ):
+            stated = getattr(self.encoder, key)
+            if stated != usual:
+                return f"encoder: {key}: got {stated!s:.80} before a decoder of T5; expected {usual or 'none'}"
+        ends = self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id or 0,)
+        for key, tokens in (
+            ("decoder_start_token_id", (self.decoder_start_token_id,)),
+            ("pad_token_id", (self.pad_token_id,)),
+            ("eos_token_id", ends),
+        ):
+            if max(tokens, default=0) >= self.vocabulary:
+                return f"{key}: expected a token of the vocabulary, 0..{self.vocabulary - 1}, got {max(tokens)}"
         return None
 
 
@@ -358,7 +393,3 @@ def stated_tokens_problem(stated: StatedTokens, reductions: Sequence[int], layer
 
 def _is_number(text: str, least: int, most: int) -> bool:
     return text.isascii() and text.isdecimal() and text == str(int(text[:10])) and least <= int(text) <= most
-
-
-def _shown(values: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}]"

@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ....errors import ParityError
+from ...architecture import Replay
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.config import offline_transformers
 from ...checkpoints.own_folder import read_config, with_weights
 from ...hugging_face.generating import cached_pass, empty_cache, own_keys, source_keys
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
-from ...modules.layers import on_same_weights
+from ...modules.layers import View, on_same_weights
 from ..t5 import look_up_distances
-from .encoder_decoder_config import CodaEncoderDecoderConfig
-from .model import CodaEncoder
-from .passes import take_variants
+from .config import CodaEncoderDecoderConfig
+from .model import CodaEncoder, replay, take_variants
 
 # transformers' names.
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
@@ -128,21 +129,19 @@ def model_of(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> CodaEn
     return model
 
 
-class ReadingPass(torch.nn.Module):
+class ReadingPass(View):
     """A pass that begins with the encoder of ``model``. One that is traced ``returns_routes`` behind its outputs: the
     tokens that every conditional layer chose."""
 
-    def __init__(self, model: CodaEncoderDecoder, returns_routes: bool = False) -> None:
-        super().__init__()
-        self.model, self.returns_routes = model, returns_routes
+    def __init__(self, model: Any, returns_routes: Any = False) -> None:
+        super().__init__(model)
+        self.returns_routes = returns_routes
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``inputs`` by position to outputs, and perhaps routes."""
         source, found = self.model.encoder.routed(*self.read(inputs))
-        outputs = self.behind(source, inputs)
-        if not self.returns_routes or not self.model.config.encoder.has_scores:
-            return outputs
-        return (*outputs, *(self.route(found[layer].chosen) for layer in sorted(found)))
+        routes = [self.route(found[layer].chosen) for layer in sorted(found)] if self.returns_routes else []
+        return (*self.behind(source, inputs), *routes)
 
     @abstractmethod
     def read(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -202,12 +201,8 @@ class RecordedPass(ReadingPass):
         return (logits, *own_keys(cache))
 
 
-class CachedDecoder(torch.nn.Module):
+class CachedDecoder(View):
     """The decoder of ``model`` with the interface of ``GenerationEntry``; to be traced."""
-
-    def __init__(self, model: CodaEncoderDecoder) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self,
@@ -222,8 +217,32 @@ class CachedDecoder(torch.nn.Module):
         return (self.model.logits(hidden), *present)
 
 
-def lower(module: Answering, variants: Mapping[str, str]) -> Answering:
-    """A copy of ``module`` on the same weights as a graph has it, in the encoder's ``variants``."""
+def answering(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Answering:
+    """``model_of`` as families hand it over, at the least reduction that it is offered at."""
+    module = Answering(model_of(checkpoint, config))
+    narrow(module, config.encoder.offered[-1])
+    return module
+
+
+def narrow(module: Any, reduction: int) -> None:
+    """Makes the encoder of ``module``, an ``Answering``, compute at ``reduction``."""
+    module.model.encoder.reduction = reduction
+
+
+def replay_pass(module: Any, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
+    """``replay`` of the encoder in ``module``, a ``ReadingPass``. Raises ParityError also for routes that are not
+    filled up with ``NO_TOKEN``."""
+    encoder, read = module.model.encoder, module.read(inputs)
+    most = max(encoder.counts(read[0].shape[1]).values(), default=0)
+    for name, places in given.items():
+        if (places[:, most:] != NO_TOKEN).any():
+            raise ParityError(f"{name}: expected {NO_TOKEN} behind {most} tokens")
+    shown = {name: places[:, :most] for name, places in given.items()}
+    return replay(encoder, read, shown, lambda source: module.behind(source, inputs))
+
+
+def lower(module: Any, variants: Mapping[str, str]) -> Answering:
+    """A copy of ``module``, an ``Answering``, on the same weights as a graph has it, in the encoder's ``variants``."""
     model = on_same_weights(module.model)
     take_variants(model.encoder, variants)
     return Answering(model, returns_routes=True)

@@ -15,187 +15,159 @@ from typing import TYPE_CHECKING
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.generation_entry import CachedLayer
-from ....bundle.entries.tensor_spec import TensorSpec
-from ....elastic import Submodel
-from ....errors import ParityError
-from ...architecture import Architecture, Replay, Routing
+from ....elastic import Axis, ElasticSpec, Submodel
+from ....workload import Op
+from ...architecture import Architecture, Replay
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
-from ...family import Family
+from ...family import Deferred, Family
+from ...hugging_face.tensors import Shape
 from ...parts import CachedForm, EncoderForm
-from ...signature import Signature, text_entry
-from ..t5 import step_ops
-from .config import IDS, MASK, REDUCTION
-from .encoder_decoder_config import (
-    ENCODER,
-    TABLES,
-    CodaEncoderDecoderConfig,
-    elastic_spec,
-    encoding_ops,
-    forward_ops,
-    of_encoder,
-    parameter_group,
-    parameter_shapes,
-    variant_ops,
-)
+from ...signature import next_token_logits, text_signature
+from ..t5 import HEAD, decoder_ops, source_ops, step_ops
+from . import ops
+from .config import ENCODER, REDUCTION, CodaEncoderDecoderConfig
 from .family import PRESETS as ENCODERS
-from .family import TokenRoutes, coda_task_form
-from .ops import COMBINE, DISPATCH, reduction_of
+from .family import TokenRoutes, coda_task_form, static_reason
 
-if TYPE_CHECKING:  # plans are made without torch
+if TYPE_CHECKING:
     import torch
 
+    from . import encoder_decoder
+else:
+    encoder_decoder = Deferred(f"{__package__}.encoder_decoder")
 
-_WRITTEN = "decoder_input_ids"
+
+TABLES = (*(f"{ENCODER}{table}" for table in ops.TABLES), HEAD)
 # Of prompts, whose lengths are known when they are read: products with ones would be of all tokens squared.
-_BY_INDEX = {DISPATCH: "gather", COMBINE: "scatter"}
+_BY_INDEX = {ops.DISPATCH: "gather", ops.COMBINE: "scatter"}
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
     """The model in ``checkpoint``, whose weights may be absent altogether."""
     config = read_config(checkpoint, CodaEncoderDecoderConfig)
-    shapes = parameter_shapes(config)
+    encoder, shapes = config.encoder, parameter_shapes(config)
     if checkpoint.has_weights:
         compare_with_headers(checkpoint, shapes)
-
-    def load() -> torch.nn.Module:
-        from .encoder_decoder import Answering, model_of
-
-        model = model_of(checkpoint, config)
-        model.encoder.reduction = config.encoder.offered[-1]
-        return Answering(model)
-
-    def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-        from .encoder_decoder import Answering
-
-        assert isinstance(module, Answering)
-        module.model.encoder.reduction = reduction_of(config.encoder, submodel)
-
     return Architecture(
         spec=elastic_spec(config),
-        signature=_signature(checkpoint, config),
+        signature=text_signature(
+            checkpoint,
+            [next_token_logits(config.vocabulary)],
+            encoder.most_tokens,
+            config.vocabulary,
+            config.pad_token_id,
+            "token",
+            start=config.decoder_start_token_id,
+            static=static_reason(encoder),
+        ),
         parameter_shapes=shapes,
         workload=partial(forward_ops, config),
-        load=load,
-        narrow=narrow,
+        load=lambda: encoder_decoder.answering(checkpoint, config),
+        narrow=lambda module, submodel: encoder_decoder.narrow(module, ops.reduction_of(encoder, submodel)),
         is_embedding=lambda parameter, _: parameter in TABLES,
         cached=_cached(config),
-        routing=PairRoutes(config) if config.encoder.conditional else None,
-        variants=partial(variant_ops, config),
-        lower=_lower,
-        tasks=coda_task_form(config.encoder, ENCODER),
+        routing=PairRoutes(encoder) if encoder.conditional else None,
+        variants=lambda submodel, bucket: ops.variant_ops(encoder, of_encoder(submodel), bucket),
+        lower=encoder_decoder.lower,
+        tasks=coda_task_form(encoder, ENCODER),
         group_of=parameter_group,
     )
 
 
-def _signature(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Signature:
-    tokens, vocabulary, pad = ("batch", "sequence"), config.vocabulary, config.pad_token_id
-    ids = TensorSpec(IDS, "int64", tokens, pad=pad, high=vocabulary)
-    mask = TensorSpec(MASK, "int64", tokens, pad=0, high=2, row_needs="token")
-    written = TensorSpec(_WRITTEN, "int64", tokens, pad=pad, high=vocabulary)
-    logits = TensorSpec("logits", "float32", (*tokens, vocabulary), role="next_tokens")
-    text = text_entry(checkpoint, IDS, MASK)
-    if text is not None:
-        text = replace(text, shifted=_WRITTEN, start=config.decoder_start_token_id)
-    static = "k, the tokens that its encoder's layers select, is one number for each length"
-    return Signature(
-        (ids, mask, written),
-        (logits,),
-        config.encoder.max_position_embeddings,
-        MASK,
-        text,
-        static=static if config.encoder.conditional else None,
-    )
-
-
 def _cached(config: CodaEncoderDecoderConfig) -> CachedForm:
-    def encoder(module: torch.nn.Module) -> torch.nn.Module:
-        from .encoder_decoder import Answering, SourceEncoder
-
-        assert isinstance(module, Answering)
-        return SourceEncoder(module.model, module.returns_routes).eval()
-
-    def cached(module: torch.nn.Module) -> torch.nn.Module:
-        from .encoder_decoder import Answering, CachedDecoder
-
-        assert isinstance(module, Answering)
-        return CachedDecoder(module.model).eval()
-
-    def recorded(module: torch.nn.Module) -> torch.nn.Module:
-        from .encoder_decoder import Answering, RecordedPass
-
-        assert isinstance(module, Answering)
-        return RecordedPass(module.model).eval()
-
-    positions, shape = config.encoder.most_tokens, config.decoder
+    encoder, shape = config.encoder, config.decoder
+    positions = encoder.most_tokens
     form = EncoderForm(
         config.decoder_start_token_id,
         positions,
-        encoder,
+        lambda module: encoder_decoder.SourceEncoder(module.model, module.returns_routes),
         partial(encoding_ops, config),
         partial(step_ops, shape),
         axes=(REDUCTION,),
-        routes=PairRoutes(config).of_prompts,
+        routes=partial(PairRoutes(encoder).of_any_length, longest=positions),
     )
-    layers = (CachedLayer(shape.heads, shape.head_dim),) * shape.decoder_layers
-    stated = config.encoder.tokens_selected is not None
+    stated = encoder.tokens_selected is not None
     return CachedForm(
         config.vocabulary,
         positions,
-        layers,
-        cached,
-        recorded,
+        (CachedLayer(shape.heads, shape.head_dim),) * shape.decoder_layers,
+        lambda module: encoder_decoder.CachedDecoder(module.model),
+        lambda module: encoder_decoder.RecordedPass(module.model),
         encoder=form,
         variants=_BY_INDEX,
         family_problem="tokens_selected says k of rows of some lengths, and a prompt has any" if stated else None,
     )
 
 
-def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
-    from .encoder_decoder import Answering, lower
-
-    assert isinstance(module, Answering)
-    return lower(module, variants)
-
-
 @dataclass(frozen=True)
-class PairRoutes(Routing):
-    """The encoder's ``TokenRoutes``, where it has a conditional layer."""
-
-    config: CodaEncoderDecoderConfig
+class PairRoutes(TokenRoutes):
+    """Those of the encoder, of submodels of the pair."""
 
     def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
-        """Those of the encoder."""
-        return self._own.entries(of_encoder(submodel), bucket)
+        return super().entries(of_encoder(submodel), bucket)
 
-    def of_prompts(self, submodel: Submodel) -> tuple[RoutingEntry, ...]:
-        """Those of one prompt of any length, each as long as that of the longest."""
-        return self._own.of_any_length(of_encoder(submodel), self.config.encoder.most_tokens)
+    def of_any_length(self, submodel: Submodel, longest: int) -> tuple[RoutingEntry, ...]:
+        return super().of_any_length(of_encoder(submodel), longest)
 
     def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
-        return self._own.metadata(of_encoder(submodel), bucket)
-
-    def orders(self, name: str) -> Mapping[int, str]:
-        return self._own.orders(name)
+        return super().metadata(of_encoder(submodel), bucket)
 
     def replay(
         self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
     ) -> Replay:
-        from .encoder_decoder import NO_TOKEN, ReadingPass
-        from .passes import replay
+        return encoder_decoder.replay_pass(module, inputs, given)
 
-        assert isinstance(module, ReadingPass)
-        encoder, read = module.model.encoder, module.read(inputs)
-        most = max(encoder.counts(read[0].shape[1]).values(), default=0)
-        for name, places in given.items():
-            if (places[:, most:] != NO_TOKEN).any():
-                raise ParityError(f"{name}: expected {NO_TOKEN} behind {most} tokens")
-        shown = {name: places[:, :most] for name, places in given.items()}
-        return replay(encoder, read, shown, lambda source: module.behind(source, inputs))
 
-    @property
-    def _own(self) -> TokenRoutes:
-        return TokenRoutes(self.config.encoder)
+def of_encoder(submodel: Submodel) -> Submodel:
+    """``submodel`` of the whole model as one of its encoder alone, whose axes it calls by the encoder's names."""
+    values = ((_own(axis), value) for axis, value in submodel.values if not axis.name.startswith("decoder."))
+    return Submodel(tuple(values))
+
+
+def _own(axis: Axis) -> Axis:
+    return replace(axis, name=axis.name.removeprefix(ENCODER))
+
+
+def parameter_shapes(config: CodaEncoderDecoderConfig) -> dict[str, Shape]:
+    """Parameters of ``CodaEncoderDecoder``."""
+    own = {f"{ENCODER}{name}": shape for name, shape in ops.parameter_shapes(config.encoder).items()}
+    others = config.decoder.parameters.shapes.items()
+    return own | {name: shape for name, shape in others if name.startswith("decoder.") or name == HEAD}
+
+
+def elastic_spec(config: CodaEncoderDecoderConfig) -> ElasticSpec:
+    """``encoder.layers.N.ffn``, ``decoder.layers.N.ffn`` and, of several reductions, ``coda.reduction``."""
+    own = ops.elastic_spec(config.encoder)
+    layers = [replace(axis, name=f"{ENCODER}{axis.name}") for axis in own.axes if axis.layer is not None]
+    whole = [axis for axis in own.axes if axis.layer is None]
+    cuts = [replace(cut, parameter=f"{ENCODER}{cut.parameter}", axis=f"{ENCODER}{cut.axis}") for cut in own.slices]
+    added = config.decoder.parameters
+    return replace(
+        own,
+        axes=(*layers, *added.axes, *whole),
+        slices=(*cuts, *added.slices),
+        depth=own.depth + config.num_decoder_layers,
+    )
+
+
+def parameter_group(parameter: str) -> str | None:
+    """The group that ``inspect`` counts ``parameter`` in: the encoder's, which tasks train."""
+    return ops.parameter_group(parameter) if parameter.startswith(ENCODER) else None
+
+
+def forward_ops(config: CodaEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """Encoder and decoder, each over as many tokens, and the head. Raises as the encoder's own."""
+    return [*_encoder_ops(config, submodel, bucket), *decoder_ops(config.decoder, submodel, bucket)]
+
+
+def _encoder_ops(config: CodaEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    return ops.forward_ops(config.encoder, of_encoder(submodel), bucket)
+
+
+def encoding_ops(config: CodaEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """The encoder, and the keys and values that every layer of the decoder makes of its answer."""
+    return [*_encoder_ops(config, submodel, bucket), *source_ops(config.decoder, bucket)]
 
 
 # The published T5 v1.1 with a conditional encoder, and a decoder as deep as that.

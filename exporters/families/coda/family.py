@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....elastic import Submodel
-from ...architecture import Architecture, Replay, Routing, Task, TaskForm
+from ...architecture import ROUTES, Architecture, Replay, Routing, TaskForm
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
-from ...family import Family
-from ...signature import Signature, text_entry
-from .config import IDS, MASK, PIXELS, ROUTES, SCHEDULE, TYPE_IDS, CodaConfig, KeysOf
+from ...family import Deferred, Family
+from ...signature import TOKENS, Signature, text_signature
+from .config import PIXELS, SCHEDULE, CodaConfig, KeysOf
 from .ops import (
     TABLES,
     capacities,
@@ -37,8 +36,12 @@ from .ops import (
     variant_ops,
 )
 
-if TYPE_CHECKING:  # plans are made without torch
+if TYPE_CHECKING:
     import torch
+
+    from . import model, tasks
+else:
+    model, tasks = Deferred(f"{__package__}.model"), Deferred(f"{__package__}.tasks")
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -47,65 +50,40 @@ def read(checkpoint: Checkpoint) -> Architecture:
     shapes = parameter_shapes(config)
     if checkpoint.has_weights:
         compare_with_headers(checkpoint, shapes)
-
-    def load() -> torch.nn.Module:
-        from ...checkpoints.own_folder import with_weights
-        from ...modules.layers import Answering
-        from .model import CodaEncoder
-
-        model = with_weights(lambda: CodaEncoder(config), checkpoint)
-        model.reduction = config.offered[-1]
-        return Answering(model)
-
-    def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-        from .model import CodaEncoder
-
-        assert isinstance(module.model, CodaEncoder)
-        module.model.reduction = reduction_of(config, submodel)
-
     return Architecture(
         spec=elastic_spec(config),
         signature=_signature(checkpoint, config),
         parameter_shapes=shapes,
         workload=partial(forward_ops, config),
-        load=load,
-        narrow=narrow,
+        load=lambda: model.answering(checkpoint, config),
+        narrow=lambda module, submodel: model.narrow(module, reduction_of(config, submodel)),
         is_embedding=lambda parameter, _: parameter in TABLES,
         routing=TokenRoutes(config) if config.conditional else None,
         variants=partial(variant_ops, config),
-        lower=_lower,
+        lower=model.lower,
         tasks=coda_task_form(config),
         group_of=parameter_group,
     )
 
 
 def _signature(checkpoint: Checkpoint, config: CodaConfig) -> Signature:
-    tokens, image = ("batch", "sequence"), config.image
-    row = tokens if image is None else ("batch", image.tokens)
+    image, static = config.image, static_reason(config)
+    row = TOKENS if image is None else ("batch", image.tokens)
     if config.num_labels is None:
         output = TensorSpec("last_hidden_state", "float32", (*row, config.hidden_size))
     else:
         output = TensorSpec("logits", "float32", ("batch", config.num_labels), role="classes")
-    static = "k, the tokens that its layers select, is one number for each length" if config.conditional else None
     if image is not None:
         pixels = TensorSpec(PIXELS, "float32", ("batch", image.channels, image.height, image.width), pad=0)
         return Signature((pixels,), (output,), static=static)
-    inputs = [
-        TensorSpec(IDS, "int64", tokens, pad=0, high=config.vocab_size),
-        TensorSpec(MASK, "int64", tokens, pad=0, high=2, row_needs="token"),
-    ]
-    if config.type_vocab_size > 1:
-        inputs.append(TensorSpec(TYPE_IDS, "int64", tokens, pad=0, high=config.type_vocab_size))
-    text = text_entry(checkpoint, IDS, MASK, TYPE_IDS if len(inputs) == 3 else None)
-    return Signature(tuple(inputs), (output,), config.max_position_embeddings, MASK, text, static=static)
+    assert config.vocab_size is not None
+    sizes, kinds = (config.most_tokens, config.vocab_size), config.type_vocab_size
+    return text_signature(checkpoint, [output], *sizes, needs="token", types=kinds, static=static)
 
 
-def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
-    from ...modules.layers import Answering
-    from .passes import lower
-
-    assert isinstance(module, Answering)
-    return lower(module, variants)
+def static_reason(config: CodaConfig) -> str | None:
+    """Why a model with these layers is another one at every shape, or None."""
+    return "k, the tokens that its layers select, is one number for each length" if config.conditional else None
 
 
 @dataclass(frozen=True)
@@ -153,11 +131,7 @@ class TokenRoutes(Routing):
     def replay(
         self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
     ) -> Replay:
-        from .model import CodaEncoder
-        from .passes import replay
-
-        assert isinstance(module.model, CodaEncoder)
-        return replay(module.model, inputs, given)
+        return model.replay(module.model, inputs, given)
 
 
 def coda_task_form(config: CodaConfig, prefix: str = "") -> TaskForm | None:
@@ -165,14 +139,9 @@ def coda_task_form(config: CodaConfig, prefix: str = "") -> TaskForm | None:
     where no layer is conditional."""
     if not config.conditional:
         return None
-
-    def read(folder: Path) -> Task:
-        from .tasks import read_task
-
-        return read_task(config, folder, prefix)
-
     own = [name for name in parameter_shapes(config) if is_of_task(name)]
-    return TaskForm("coda", frozenset(f"{prefix}{name}" for name in (*own, *temperature_names(config))), read)
+    names = frozenset(f"{prefix}{name}" for name in (*own, *temperature_names(config)))
+    return TaskForm("coda", names, lambda folder: tasks.read_task(config, folder, prefix))
 
 
 # The published T5 v1.1 shapes, made conditional as the paper analyses them: adapters of 64, all layers conditional,

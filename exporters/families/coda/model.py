@@ -7,19 +7,24 @@ Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k`` selected tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ....errors import InputError
-from ...checkpoints.checkpoint import open_checkpoint
+from ....errors import InputError, ParityError
+from ...architecture import ROUTES, JudgedRoutes, Replay, given_by_layer
+from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_folder import read_config, with_weights
-from ...modules.layers import Ffn, draw_weights
+from ...modules.layers import Answering, AnsweringWithRoutes, Ffn, draw_weights, on_same_weights
+from ...modules.top_tokens import indices_problem, ranking_gap, repeated_token, taken, traced_highest
+from ...onnx_translations import top_places
+from ...signature import MASK
 from .attention import Attention, LowRank, Places, RelativeBias, make_adapter
-from .config import MASK, CodaConfig, ImageInput
+from .config import CodaConfig, ImageInput
 from .ops import layer_tokens
-from .routing import Router, Rows, Selection
+from .routing import Router, Rows, Selection, TracedRows
 
 
 class CodaEncoder(torch.nn.Module):
@@ -51,8 +56,8 @@ class CodaEncoder(torch.nn.Module):
     def routed(
         self, *inputs: torch.Tensor | None, given: Mapping[int, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, dict[int, Selection]]:
-        """The outputs of ``forward``, and the selected tokens of every conditional layer; ``given`` [B, k] by layer
-        replaces the routers' own.
+        """The outputs of ``forward``, and the selected tokens of every conditional layer that compares scores;
+        ``given`` [B, k] by layer replaces the routers' own.
 
         Raises InputError for more tokens than the model takes, PlanError for fewer in a row than the reduction, unless
         rows may have ``any_length``.
@@ -67,7 +72,7 @@ class CodaEncoder(torch.nn.Module):
         found: dict[int, Selection] = {}
         for number, layer in enumerate(self.layers):
             hidden, selection = layer(hidden, places, counts.get(number), (given or {}).get(number))
-            if selection is not None:
+            if selection is not None and self.config.has_scores:
                 found[number] = selection
         return self._answer(hidden if self.norm is None else self.norm(hidden), places.is_token), found
 
@@ -252,3 +257,83 @@ def load_model(folder: Path) -> CodaEncoder:
     checkpoint = open_checkpoint(folder)
     config = read_config(checkpoint, CodaConfig)
     return with_weights(lambda: CodaEncoder(config), checkpoint)
+
+
+def answering(checkpoint: Checkpoint, config: CodaConfig) -> Answering:
+    """The model as families hand it over, at the least reduction that it is offered at."""
+    module = Answering(with_weights(lambda: CodaEncoder(config), checkpoint))
+    narrow(module, config.offered[-1])
+    return module
+
+
+def narrow(module: Any, reduction: int) -> None:
+    """Makes ``module``, an ``Answering``, compute at ``reduction``."""
+    module.model.reduction = reduction
+
+
+def lower(module: Any, variants: Mapping[str, str]) -> AnsweringWithRoutes:
+    """A copy of ``module``, an ``Answering``, on the same weights as a graph has it, in ``variants``."""
+    model: CodaEncoder = on_same_weights(module.model)
+    take_variants(model, variants)
+    return AnsweringWithRoutes(model)
+
+
+def take_variants(model: CodaEncoder, variants: Mapping[str, str]) -> None:
+    """Makes ``model`` choose, read and add tokens as a graph does, in ``variants``."""
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        if layer.router is not None:
+            layer.router.choose = _traced_choice
+            if variants:
+                layer.rows = TracedRows(variants)
+
+
+def _traced_choice(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of the highest, of a row of one length or of any."""
+    return top_places(scores, count) if isinstance(count, torch.SymInt) else traced_highest(scores, count)
+
+
+# A gate below this adds nothing that float32 could hold beside a state.
+_VANISHED = 1e-6
+
+
+def replay(
+    model: Any,
+    inputs: Sequence[torch.Tensor | None],
+    given: Mapping[str, torch.Tensor],
+    behind: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] = lambda answer: (answer,),
+) -> Replay:
+    """A pass of ``model``, a CodaEncoder, on the tokens ``given`` [B, k] by name, each judged by the scores behind the
+    same tokens.
+
+    ``inputs`` are the model's; its outputs are what ``behind`` makes of its answer. Raises ParityError for tokens that
+    no router of these shapes can select.
+    """
+    chosen = given_by_layer(given, model.config.conditional)
+    image = model.config.image
+    assert inputs[0] is not None
+    rows, tokens = inputs[0].shape[0], inputs[0].shape[1] if image is None else image.tokens
+    counts = model.counts(tokens)
+    for layer, places in chosen.items():
+        shape = (rows, counts.get(layer, 0))
+        if problem := indices_problem(places, shape, 0, tokens - 1) or repeated_token(places, _row):
+            raise ParityError(f"{ROUTES}{layer}: {problem}")
+    output, found = model.routed(*inputs, given=chosen)
+    return Replay(behind(output), {f"{ROUTES}{layer}": _judged(layer, found[layer]) for layer in chosen})
+
+
+def _judged(layer: int, selection: Selection) -> JudgedRoutes:
+    gap = ranking_gap(selection.ranked, selection.chosen, _row)
+    tokens = selection.ranked.shape[1]
+    took, own = (taken(chosen, tokens) for chosen in (selection.chosen, selection.own))  # [B, n]
+    shares = {
+        "mean_gate": float(selection.gates.mean()),
+        "gates_vanished": float((selection.gates < _VANISHED).double().mean()),
+    }
+    made, differing = selection.chosen.numel(), int((took & ~own).sum())
+    return JudgedRoutes(gap.value, f"layer {layer}, {gap.where}", made, differing, shares)
+
+
+def _row(index: tuple[int, ...]) -> str:
+    (row,) = index
+    return f"row {row}"

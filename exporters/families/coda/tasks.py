@@ -16,9 +16,8 @@ from ....errors import CheckpointError
 from ...architecture import Task, hash_of
 from ...checkpoints.checkpoint import compare_with_headers, open_checkpoint
 from ...checkpoints.own_folder import OwnConfig, read_config, read_tensors, save_tensors
-from .config import REDUCTION, CodaConfig, SoftTopK
+from .config import ENCODER, REDUCTION, CodaConfig, CodaEncoderDecoderConfig, SoftTopK
 from .encoder_decoder import load_model as load_pair
-from .encoder_decoder_config import ENCODER, CodaEncoderDecoderConfig
 from .model import load_model
 from .ops import is_of_task, parameter_shapes, temperature_names
 

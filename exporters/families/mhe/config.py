@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ...checkpoints.config import MOST_LAYERS, granularity_problem
-from ...checkpoints.own_folder import OwnConfig
+from ...checkpoints.config import MOST_LAYERS
+from ...checkpoints.own_folder import StackConfig
 
 # Sections 2.1 to 2.4: which projections a head has of its own, and which it shares.
 AttentionKind = Literal["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"]
@@ -25,65 +25,52 @@ Head = Literal["none", "masked_lm", "classifier"]
 Layout = Literal["heads_first", "width_first"]
 # Of these all heads read the same keys and values, in one form at least, so that a cache does not shrink with them.
 WITH_SHARED_KEYS: frozenset[str] = frozenset({"sha", "mqa", *MHE})
-# Projections of which every head has rows of its own; the others are one head's, which all share.
+ROLES = ("query", "key", "value")
+# Projections of hidden states, where they are not one for each role.
+_PROJECTIONS: Mapping[str, tuple[str, ...]] = {"skv": ("query", "key_value"), "el_att": ("query",)}
+# Those of which every head has rows of its own; the others are one head's, which all share.
 _OWN_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
-    "mha": ("query", "key", "value"),
+    "mha": ROLES,
     "mqa": ("query",),
     "skv": ("query", "key_value"),
     "el_att": ("query",),
 }
-_DEFAULT_GRANULARITIES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MheConfig(OwnConfig):
+class MheConfig(StackConfig):
     """Configuration that encoders, decoders and both together share.
 
-    ``attention`` is the kind of every sublayer; ``head_dim`` the size of a head, by default ``hidden_size`` over the
-    heads; ``softmax_scale`` what scores are multiplied by, by default ``1 / sqrt(head_dim)``. ``factors`` says how the
-    tables of ``mhe_mul`` are stored. ``attention_bias`` gives the projections of attention a bias each. ``position``:
-    a learned vector for each place, or queries and keys turned after their head embeddings. ``layout`` says how the
-    numbers of all heads lie in tensors, head by head or number by number, and ``elastic_heads`` makes what is in front
-    an axis, where the kind allows it: heads, or how many numbers each has. ``nested`` says that every prefix was
-    trained as a model, ``granularities`` at which levels.
+    ``attention`` is the kind of every sublayer. ``factors`` says how the tables of ``mhe_mul`` are stored.
+    ``attention_bias`` gives the projections of attention a bias each. ``position``: a learned vector for each place, or
+    queries and keys turned after their head embeddings. ``layout`` says how the numbers of all heads lie in tensors,
+    head by head or number by number, and ``elastic_heads`` makes what is in front an axis, where the kind allows it:
+    heads, or how many numbers each has.
     """
 
     attention: AttentionKind
-    hidden_size: int = field(metadata={"min": 1})
-    num_hidden_layers: int = field(metadata={"min": 1})
-    num_attention_heads: int = field(metadata={"min": 1})
-    intermediate_size: int = field(metadata={"min": 1})
     vocab_size: int = field(metadata={"min": 1})
     max_position_embeddings: int = field(metadata={"min": 1})
-    head_dim: int | None = field(default=None, metadata={"min": 1})
-    softmax_scale: float | None = None
     factors: Factors | None = None
     attention_bias: bool = False
     position: Position = "learned"
     layout: Layout = "heads_first"
     elastic_heads: bool = True
-    nested: bool = False
-    granularities: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
 
     @property
-    def head_size(self) -> int:
-        """Numbers of one head."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def inner(self) -> int:
-        """Numbers of all heads."""
-        return self.num_attention_heads * self.head_size
-
-    @property
-    def scale(self) -> float:
-        """Scale of scores, which no slice changes: neither of heads nor of their numbers."""
-        return self.head_size**-0.5 if self.softmax_scale is None else self.softmax_scale
+    def places(self) -> int:
+        """Places that have a learned vector."""
+        return self.max_position_embeddings if self.position == "learned" else 0
 
     @property
     def has_tables(self) -> bool:
         """Whether heads are told apart by head embeddings."""
         return self.attention in MHE
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The projections of hidden states."""
+        return _PROJECTIONS.get(self.attention, ROLES)
 
     @property
     def own_projections(self) -> tuple[str, ...]:
@@ -125,22 +112,8 @@ class MheConfig(OwnConfig):
         """Axis kinds of the model."""
         return ("ffn",) if self.heads_axis is None else ("ffn", self.heads_axis)
 
-    @property
-    def levels(self) -> Mapping[str, tuple[float, ...]] | None:
-        """The levels that training sampled: those stated, else four even steps; None where it was not nested."""
-        if self.granularities is not None or not self.nested:
-            return self.granularities
-        return dict.fromkeys(self.kinds, _DEFAULT_GRANULARITIES)
-
     def problem(self) -> str | None:
         """First problem among the values, as ``key: problem``, or None."""
-        if self.num_hidden_layers > MOST_LAYERS:
-            return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            return (
-                f"num_attention_heads: {self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}; "
-                "state head_dim where heads have another size"
-            )
         if self.attention == "el_att" and self.inner != self.hidden_size:
             return (
                 f"head_dim: el_att reads keys and values from slices of the hidden state, so that "
@@ -150,10 +123,6 @@ class MheConfig(OwnConfig):
         if (self.factors is None) == (self.attention == "mhe_mul"):
             needed = 'expected "e" or "1+e"' if self.attention == "mhe_mul" else "expected with mhe_mul alone"
             return f"factors: {needed}, got {self.factors!r} with {self.attention}"
-        if self.softmax_scale is not None and not 0 < self.softmax_scale < float("inf"):
-            return f"softmax_scale: expected a number above 0, got {self.softmax_scale:g}"
-        if self.position == "rotary" and self.head_size % 2:
-            return f"position: rotary positions need heads of even size, got {self.head_size}"
         if self.width_first and self.attention == "el_att":
             return "layout: el_att reads keys and values from slices of the hidden state; expected heads_first"
         if self.width_first and self.position == "rotary":
@@ -166,7 +135,7 @@ class MheConfig(OwnConfig):
                 "granularities: expected heads or head_width, got both; what layout has in front is one range of bytes "
                 "for each level, and the other is not"
             )
-        return None if self.granularities is None else granularity_problem(self.granularities, self.kinds)
+        return super().problem()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +170,7 @@ class MheEncoderDecoderConfig(MheConfig):
     """
 
     decoder_start_token_id: int = field(metadata={"min": 0})
-    num_decoder_layers: int | None = field(default=None, metadata={"min": 1})
+    num_decoder_layers: int | None = field(default=None, metadata={"min": 1, "max": MOST_LAYERS})
     tie_word_embeddings: bool = True
     model_type: Literal["mhe_encoder_decoder"] = "mhe_encoder_decoder"
 
@@ -220,8 +189,6 @@ class MheEncoderDecoderConfig(MheConfig):
         return super().kinds if self.cross_axis is None else (*super().kinds, self.cross_axis)
 
     def problem(self) -> str | None:
-        if self.decoder_layers > MOST_LAYERS:
-            return f"num_decoder_layers: expected at most {MOST_LAYERS}, got {self.decoder_layers}"
         if self.decoder_start_token_id >= self.vocab_size:
             return (
                 f"decoder_start_token_id: expected a token of the vocabulary, 0..{self.vocab_size - 1}, got "
@@ -230,6 +197,13 @@ class MheEncoderDecoderConfig(MheConfig):
         if self.position == "rotary":
             return "position: expected learned in an encoder-decoder, whose attentions read two texts; got rotary"
         return super().problem()
+
+
+KINDS: Mapping[str, type[MheConfig]] = {
+    "mhe_encoder": MheEncoderConfig,
+    "mhe_decoder": MheDecoderConfig,
+    "mhe_encoder_decoder": MheEncoderDecoderConfig,
+}
 
 
 # The paper's models by name (section 5.2), and the shapes of which it states parameters (4.4), for every attention.

@@ -1,25 +1,31 @@
-"""The forms in which engines may compute attention of heads with embeddings, and when each gives the same numbers.
+"""Parameters of MHE models, and the forms in which engines may compute attention of heads with embeddings.
 
-Section 6 of the reference derives them: ``literal`` (form A) as the module is written; ``expanded`` (B), an ordinary
-MHA; ``expanded_queries`` (C), queries of each head over keys and values that all share; ``normal`` (D), those queries
-made of one projection; ``one_head``, the same by one operator of ONNX Runtime, which is given all heads' queries as
-rows of one head; ``shared_scores`` (E), one matrix of scores for all heads and a number for each key;
+Linear weights are ``[out, in]``, as torch stores them. Tables of head embeddings are ``[heads, head size]``, or turned
+where the layout has the width of heads in front; their name says how those of ``mhe_mul`` are stored: ``embedding``
+holds what 1 is added to, ``factor`` has that 1.
+
+Section 6 of the reference derives the forms: ``literal`` (form A) as the module is written; ``expanded`` (B), an
+ordinary MHA; ``expanded_queries`` (C), queries of each head over keys and values that all share; ``normal`` (D), those
+queries made of one projection; ``one_head``, the same by one operator of ONNX Runtime, which is given all heads'
+queries as rows of one head; ``shared_scores`` (E), one matrix of scores for all heads and a number for each key;
 ``one_exponential`` (6.7), that matrix's softmax for all heads, times an exponential for each head and key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401  (numpy then reads bfloat16)
 import numpy as np
 from safetensors import safe_open
 
-from ....elastic import PrefixSlice
-from ...checkpoints.checkpoint import Checkpoint
-from ...hugging_face.tensors import Shape
-from .config import WITH_SHARED_KEYS, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
+from ....elastic import Axis, ElasticSpec, PrefixSlice
+from ....errors import CheckpointError
+from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
+from ...hugging_face.tensors import Parameters, Shape
+from ...parts import SIZE_MULTIPLE
+from .config import ROLES, WITH_SHARED_KEYS, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 
 # What has these forms, as variants call it: all attention of a model with one side; of one with two, by its role.
 ATTENTION = "attention"
@@ -70,6 +76,114 @@ def places_in(config: MheConfig, layer: str) -> tuple[Place, ...]:
         return (Place(own, axis, ENCODER),)
     cross = Place(f"{layer}.cross_attention", config.cross_axis and f"{layer}.{config.cross_axis}", CROSS)
     return (Place(own, axis, DECODER), cross)
+
+
+def parameters(config: MheConfig) -> Parameters:
+    """Parameters of the model; ``lm_head.weight`` only where it is not the table of tokens."""
+    found, d, vocabulary = Parameters(), config.hidden_size, config.vocab_size
+    found.add("embeddings.word.weight", vocabulary, d)
+    if config.places:
+        found.add("embeddings.position.weight", config.places, d)
+    if isinstance(config, MheEncoderConfig):
+        found.norm("embeddings.norm", d)
+    for layer in layers_of(config):
+        for place in places_in(config, layer):
+            _add_attention(found, config, place.at, place.axis)
+            found.norm(f"{place.at}_norm", d)
+        found.linear(f"{layer}.ffn.up", d, config.intermediate_size, rows=f"{layer}.ffn")
+        found.linear(f"{layer}.ffn.down", config.intermediate_size, d, columns=f"{layer}.ffn")
+        found.norm(f"{layer}.ffn_norm", d)
+    if isinstance(config, MheEncoderConfig):
+        if config.head == "masked_lm":
+            found.linear("head.transform", d, d)
+            found.norm("head.norm", d)
+            found.add("head.bias", vocabulary)
+        if config.num_labels is not None:
+            found.linear("pooler", d, d)
+            found.linear("classifier", d, config.num_labels)
+    if isinstance(config, MheDecoderConfig):
+        found.norm("norm", d)
+    if isinstance(config, MheDecoderConfig | MheEncoderDecoderConfig) and not config.tie_word_embeddings:
+        found.add("lm_head.weight", vocabulary, d)
+    return found
+
+
+def _add_attention(found: Parameters, config: MheConfig, at: str, axis: str | None) -> None:
+    """One sublayer, which shrinks along ``axis``: the heads, or how many numbers each has."""
+    d, bias = config.hidden_size, config.attention_bias
+    for part in config.projections:
+        own = part in config.own_projections
+        rows = axis if own or config.width_first else None  # the one head that all share does not go, its numbers do
+        unit, outputs = (config.step, config.inner) if own else (1, config.head_size)
+        found.linear(f"{at}.{part}", d, outputs, bias, rows=rows, unit=unit)
+    if config.has_tables:
+        tables = [f"{at}.{table(config)}.{role}" for role in ROLES]
+        found.shapes |= dict.fromkeys(tables, config.table_shape)
+        found.slices += [PrefixSlice(name, 0, axis) for name in tables if axis is not None]
+    found.linear(f"{at}.output", config.inner, d, bias, columns=axis, unit=config.step)
+
+
+def table(config: MheConfig) -> str:
+    """Names of the tables of head embeddings, by how they are stored."""
+    return "factor" if config.factors == "1+e" else "embedding"
+
+
+def elastic_spec(config: MheConfig) -> ElasticSpec:
+    """The axes ``ffn`` of every layer and, where the heads of attention shrink, how many there are or how many numbers
+    each has."""
+    axes: list[Axis] = []
+    for layer in layers_of(config):
+        axes.append(Axis(f"{layer}.ffn", config.intermediate_size))
+        axes += [Axis(place.axis, config.axis_size) for place in places_in(config, layer) if place.axis is not None]
+    # Decoders whose heads are of a size that the operator takes which reads a cache keep to such sizes.
+    keeps_caches = not isinstance(config, MheEncoderConfig) and config.head_size % SIZE_MULTIPLE == 0
+    return ElasticSpec(
+        tuple(axes),
+        tuple(parameters(config).slices),
+        config.nested,
+        depth=len(layers_of(config)),
+        granularities=config.levels,
+        folded={
+            name: cut
+            for place in places_of(config)
+            for name, cut in folded_slices(config, place.at, place.axis).items()
+        },
+        multiples={"head_width": SIZE_MULTIPLE} if keeps_caches else {},
+    )
+
+
+def parameter_group(parameter: str) -> str | None:
+    """The group that ``inspect`` counts ``parameter`` in: the paper's tables have attention with its output projection
+    and without. Biases, which its counts omit, are in none."""
+    if "attention." not in parameter or parameter.endswith(".bias"):
+        return None
+    return "attention output" if parameter.endswith("attention.output.weight") else "attention q/k/v"
+
+
+def compare_weights(checkpoint: Checkpoint, config: MheConfig, shapes: Mapping[str, Shape]) -> None:
+    """Raises CheckpointError unless the weights hold exactly ``shapes``, with their tables stored as stated."""
+    stated = table(config)
+    other = {"factor": "embedding", "embedding": "factor"}[stated]
+    for name in checkpoint.tensors:
+        if f"attention.{other}." in name and config.has_tables:
+            held, means = ("1+e", "1 would be added twice") if other == "factor" else ("e", "1 would be missing")
+            if config.attention == "mhe_add":
+                held, means = "1+e", "these are factors of mhe_mul"
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} holds {held}, but config.json says factors {config.factors!r} of "
+                f"{config.attention}; {means}"
+            )
+    rows = "a row for each head in the order of the blocks"
+    if config.width_first:
+        rows = "as layout width_first has it, a row for each number of a head in the order of the columns"
+    for name in shapes:
+        found = checkpoint.tensors.get(name)
+        if found is not None and f"attention.{stated}." in name and found.shape != shapes[name]:
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name} has shape {list(found.shape)}; expected {list(shapes[name])}, "
+                f"{rows} of attention.output"
+            )
+    compare_with_headers(checkpoint, shapes)
 
 
 def held_forms(config: MheConfig, spread: float = 0.0, role: str | None = None) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
-"""Models with the configured attention: an encoder of BERT's shape, a decoder of GPT-2's, a translation model of both.
+"""Models with the configured attention: an encoder of BERT's shape, a decoder of GPT-2's, a translation model of both;
+and decoders as they generate, and as they show the keys and values that a cache has of them.
 
-The last is the Transformer of Vaswani et al. (2017), figure 1, with learned positions and GELU. Shapes: ``B`` rows,
-``S`` tokens (of a translation model those of the text that is written, ``N`` those of the one that is read), ``H``
-hidden, ``V`` vocabulary.
+The last model is the Transformer of Vaswani et al. (2017), figure 1, with learned positions and GELU. Shapes: ``B``
+rows, ``S`` tokens (of a translation model those of the text that is written, ``N`` those of the one that is read),
+``H`` hidden, ``V`` vocabulary, ``K`` heads of size ``d`` in a cache: one where the normal form holds, in which heads
+share keys and values.
 """
 
 from __future__ import annotations
@@ -16,18 +18,24 @@ import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_folder import read_config, with_weights
-from ...modules.attention import Positions, additive_mask, causal_mask, rotary
-from ...modules.layers import Ffn, MaskedLmHead, VocabularyHead, draw_weights, on_same_weights
-from .attention import Attend, Attention, Kept
-from .config import Layout, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
-from .forms import places_of
+from ...modules.attention import Positions, additive_mask, causal_mask, hidden_beyond, rotary
+from ...modules.cached_attention import Cache, CachePlaces, cache_places, cached_attention, caches_of
+from ...modules.layers import (
+    Answering,
+    Embeddings,
+    Ffn,
+    MaskedLmHead,
+    View,
+    VocabularyHead,
+    draw_weights,
+    on_same_weights,
+)
+from .attention import Attend, Attention, Kept, in_form
+from .config import KINDS, Layout, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
+from .forms import cached_form, places_of
 
-# Of every LayerNorm, as in BERT.
-_ENCODER_EPS = 1e-12
-# Of every LayerNorm, as in GPT-2.
-_DECODER_EPS = 1e-5
-# Of every LayerNorm, as in PyTorch's own Transformer.
-_PAIR_EPS = 1e-5
+# Of every LayerNorm of an encoder, as in BERT; of other models, as in GPT-2 and in PyTorch's own Transformer.
+_ENCODER_EPS, _EPS = 1e-12, 1e-5
 
 
 class MheEncoder(torch.nn.Module):
@@ -40,7 +48,7 @@ class MheEncoder(torch.nn.Module):
         super().__init__()
         self.config = config
         hidden = config.hidden_size
-        self.embeddings = NormedEmbeddings(config)
+        self.embeddings = Embeddings(config.vocab_size, hidden, config.places, epsilon=_ENCODER_EPS)
         self.layers = torch.nn.ModuleList(
             Layer(config, norm_first=False, epsilon=_ENCODER_EPS) for _ in range(config.num_hidden_layers)
         )
@@ -77,11 +85,11 @@ class MheDecoder(torch.nn.Module):
     def __init__(self, config: MheDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = Embeddings(config)
+        self.embeddings = Embeddings(config.vocab_size, config.hidden_size, config.places)
         self.layers = torch.nn.ModuleList(
-            Layer(config, norm_first=True, epsilon=_DECODER_EPS) for _ in range(config.num_hidden_layers)
+            Layer(config, norm_first=True, epsilon=_EPS) for _ in range(config.num_hidden_layers)
         )
-        self.norm = torch.nn.LayerNorm(config.hidden_size, _DECODER_EPS)
+        self.norm = torch.nn.LayerNorm(config.hidden_size, _EPS)
         self.lm_head = VocabularyHead(config.hidden_size, config.vocab_size, config.tie_word_embeddings)
         draw_weights(self, mean=_mean)
 
@@ -110,9 +118,9 @@ class MheEncoderDecoder(torch.nn.Module):
     def __init__(self, config: MheEncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = Embeddings(config)
-        self.encoder = Stack(lambda: Layer(config, norm_first=False, epsilon=_PAIR_EPS), config.num_hidden_layers)
-        self.decoder = Stack(lambda: ReadingLayer(config, _PAIR_EPS), config.decoder_layers)
+        self.embeddings = Embeddings(config.vocab_size, config.hidden_size, config.places)
+        self.encoder = Stack(lambda: Layer(config, norm_first=False, epsilon=_EPS), config.num_hidden_layers)
+        self.decoder = Stack(lambda: ReadingLayer(config, _EPS), config.decoder_layers)
         self.lm_head = VocabularyHead(config.hidden_size, config.vocab_size, config.tie_word_embeddings)
         draw_weights(self, mean=_mean)
 
@@ -209,38 +217,6 @@ class ReadingLayer(torch.nn.Module):
         return normed
 
 
-class Embeddings(torch.nn.Module):
-    """Tokens, and where positions are learned, the vectors of those, added."""
-
-    def __init__(self, config: MheConfig) -> None:
-        super().__init__()
-        self.word = torch.nn.Embedding(config.vocab_size, config.hidden_size)
-        learned = config.position == "learned"
-        self.position = torch.nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
-
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """``input_ids`` [B, S] at ``position_ids`` [B, S], by default from the first on, to [B, S, H]."""
-        words: torch.Tensor = self.word(input_ids)
-        if self.position is None:
-            return words
-        if position_ids is None:
-            return words + self.position.weight[: input_ids.shape[1]]
-        placed: torch.Tensor = words + self.position(position_ids)
-        return placed
-
-
-class NormedEmbeddings(Embeddings):
-    """Embeddings, normalised."""
-
-    def __init__(self, config: MheEncoderConfig) -> None:
-        super().__init__(config)
-        self.norm = torch.nn.LayerNorm(config.hidden_size, _ENCODER_EPS)
-
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
-        normed: torch.Tensor = self.norm(super().forward(input_ids, position_ids))
-        return normed
-
-
 def padding_mask(attention_mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """``attention_mask`` [B, S] to [B, 1, 1, S] in the dtype of ``like``, added to scores: 0 where a key counts.
 
@@ -292,13 +268,13 @@ def load_model(folder: Path) -> torch.nn.Module:
     Raises CheckpointError for a folder that holds none, or whose weights are missing, misfit or not finite.
     """
     checkpoint = open_checkpoint(folder)
-    kinds: Mapping[object, type[MheConfig]] = {
-        "mhe_decoder": MheDecoderConfig,
-        "mhe_encoder_decoder": MheEncoderDecoderConfig,
-    }
-    return model_of(
-        checkpoint, read_config(checkpoint, kinds.get(checkpoint.config.get("model_type"), MheEncoderConfig))
-    )
+    kind = KINDS.get(checkpoint.config.get("model_type", ""), MheEncoderConfig)
+    return model_of(checkpoint, read_config(checkpoint, kind))
+
+
+def answering(checkpoint: Checkpoint, config: MheConfig) -> Answering:
+    """``model_of`` as families hand it over."""
+    return Answering(model_of(checkpoint, config))
 
 
 def model_of(checkpoint: Checkpoint, config: MheConfig) -> torch.nn.Module:
@@ -306,11 +282,126 @@ def model_of(checkpoint: Checkpoint, config: MheConfig) -> torch.nn.Module:
     return with_weights(lambda: made(config), checkpoint)
 
 
+_MODELS: Mapping[type[MheConfig], Callable[[Any], torch.nn.Module]] = {
+    MheEncoderConfig: MheEncoder,
+    MheDecoderConfig: MheDecoder,
+    MheEncoderDecoderConfig: MheEncoderDecoder,
+}
+
+
 def made(config: MheConfig) -> torch.nn.Module:
     """The model that ``config`` describes, with weights drawn at random."""
-    if isinstance(config, MheEncoderDecoderConfig):
-        return MheEncoderDecoder(config)
-    if isinstance(config, MheDecoderConfig):
-        return MheDecoder(config)
-    assert isinstance(config, MheEncoderConfig)
-    return MheEncoder(config)
+    return _MODELS[type(config)](config)
+
+
+class CachedLM(View):
+    """A decoder in the form of engines that keep a cache, with the interface of ``GenerationEntry``; to be traced."""
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        model, new = self.model, cache_places(position_ids)
+        present: list[torch.Tensor] = []
+        hidden, turn = model.embeddings(input_ids, position_ids=position_ids), model.turn(position_ids[:, None])
+        for layer, before in zip(model.layers, caches_of(past), strict=True):
+            hidden = layer(hidden, None, turn, over_cache(before, new, present))
+        return (model.logits(hidden[:, logits_at]), *present)
+
+
+def over_cache(before: Cache, new: CachePlaces, present: list[torch.Tensor]) -> Attend:
+    """Attention of new tokens at ``new`` over what the cache has ``before`` them; appends to ``present`` the keys and
+    values that it has with them."""
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        found, after = cached_attention(query, Cache(key, value), before, new, scale)
+        present.extend(after)
+        return found.transpose(1, 2)
+
+    return attend
+
+
+class Recorded(View):
+    """One pass of ``model``, in the forms that it has, over whole texts."""
+
+    def __init__(self, model: Any) -> None:  # MheDecoder or MheEncoderDecoder
+        super().__init__(on_same_weights(model))
+        for layer in self._written:
+            layer.attention = Recording(layer.attention)
+
+    def forward(self, input_ids: torch.Tensor, source_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """``input_ids`` [B, S], perhaps behind ``source_ids`` [B, N], to logits [B, S, V], and per layer the keys and
+        values [B, K, S, d] of these tokens."""
+        if source_ids is None:
+            logits = self.model(input_ids)
+        else:
+            logits = self.model(source_ids, torch.ones_like(source_ids), input_ids)
+        return (logits, *(tensor for layer in self._written for tensor in layer.attention.last))
+
+    @property
+    def _written(self) -> Any:
+        """The layers that read the text that is written."""
+        return getattr(self.model, "decoder", self.model).layers
+
+
+class Recording(torch.nn.Module):
+    """``attention``, which keeps in ``last`` the keys and values that a cache would get of its last pass."""
+
+    def __init__(self, attention: Any) -> None:  # Attention, or in a form of its own
+        super().__init__()
+        self.attention = attention
+        self.cached = as_cached(attention)
+        self.last: tuple[torch.Tensor, ...] = ()
+
+    def forward(
+        self, hidden: torch.Tensor, mask: torch.Tensor | None, turn: Positions | None, attend: None
+    ) -> torch.Tensor:
+        self.last = self.cached.kept(hidden, turn)
+        updated: torch.Tensor = self.attention(hidden, mask, turn, attend)
+        return updated
+
+
+def as_cached(attention: Any) -> Any:  # Attention, or in a form of its own
+    """Module of the cached keys and values of ``attention``: of the literal one, its form in those."""
+    return in_form(attention, cached_form(attention.config)) if isinstance(attention, Attention) else attention
+
+
+class SourceEncoder(View):
+    """``model`` up to what its decoder reads of a text, with the interface of ``EncoderEntry``."""
+
+    def __init__(self, model: Any) -> None:  # MheEncoderDecoder
+        super().__init__(model)
+        self.made_by = torch.nn.ModuleList(as_cached(layer.cross_attention) for layer in model.decoder.layers)
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``input_ids`` [1, N] to keys [1, K, d, N] and values [1, K, N, d] of each layer of the decoder in turn."""
+        source, found = self.model.encode(input_ids, None), list[torch.Tensor]()
+        attention: Any
+        for attention in self.made_by:
+            key, value = attention.kept(source)
+            found += [key.transpose(2, 3), value]
+        return tuple(found)
+
+
+class CachedDecoder(View):
+    """The decoder of ``model``, in the form of engines that keep a cache, with the interface of ``GenerationEntry``; to
+    be traced."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        logits_at: torch.Tensor,
+        source_lengths: torch.Tensor,
+        *kept: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        model, new, present = self.model, cache_places(position_ids), list[torch.Tensor]()
+        layers = model.decoder.layers
+        sources, past = kept[: 2 * len(layers)], caches_of(kept[2 * len(layers) :])
+        mask = hidden_beyond(source_lengths, sources[0].shape[3])
+        hidden = model.embeddings(input_ids, position_ids=position_ids)
+        for number, layer in enumerate(layers):
+            keys, values = sources[2 * number : 2 * number + 2]
+            hidden = layer(hidden, None, (keys.transpose(2, 3), values), mask, over_cache(past[number], new, present))
+        return (model.logits(hidden[:, logits_at]), *present)

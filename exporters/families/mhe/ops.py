@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ....bucket import Bucket
 from ....elastic import Submodel
-from ....workload import Op, elementwise, linear, lookup, self_attention
+from ....workload import Op, elementwise, feed_forward, linear, lookup, self_attention
 from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import CROSS, ENCODER, Place, held_forms, layers_of, places_in, places_of, prompt_form
 
@@ -23,11 +23,16 @@ _IN_CACHES, _SOFTMAX_PASSES, _SAVED_PASSES = 4_000_000, 8, 2
 _PROMPT_TOKENS = 64
 
 
-def encoder_ops(config: MheEncoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
-    """One pass of ``MheEncoder``."""
+def forward_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
+    """One pass of the model; of two sides both over texts of the bucket's length. Language models have the logits of
+    every position."""
     d, t = config.hidden_size, bucket.tokens
-    ops = [lookup("embeddings", 2 * t * d), elementwise("embeddings.norm", t * d, passes=5)]
-    ops += _layer_ops(config, submodel, bucket)
+    sides = ("encoder.", "decoder.") if isinstance(config, MheEncoderDecoderConfig) else ("",)
+    ops = [lookup(f"{side}embeddings", 2 * t * d) for side in sides]
+    if not isinstance(config, MheEncoderConfig):
+        norm = [elementwise("norm", t * d, passes=4)] if isinstance(config, MheDecoderConfig) else []
+        return [*ops, *_layer_ops(config, submodel, bucket), *norm, _head(config, bucket)]
+    ops += [elementwise("embeddings.norm", t * d, passes=5), *_layer_ops(config, submodel, bucket)]
     if config.head == "masked_lm":
         ops += [
             linear("head.transform", t, d, d),
@@ -37,24 +42,6 @@ def encoder_ops(config: MheEncoderConfig, submodel: Submodel, bucket: Bucket) ->
     if config.num_labels is not None:
         ops += [linear("pooler", bucket.batch, d, d), linear("classifier", bucket.batch, d, config.num_labels)]
     return ops
-
-
-def decoder_ops(config: MheDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
-    """One pass of ``MheDecoder``, with the logits of every position."""
-    d, t = config.hidden_size, bucket.tokens
-    return [
-        lookup("embeddings", 2 * t * d),
-        *_layer_ops(config, submodel, bucket),
-        elementwise("norm", t * d, passes=4),
-        _head(config, bucket),
-    ]
-
-
-def encoder_decoder_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
-    """One pass of ``MheEncoderDecoder`` over two texts of the bucket's length, with the logits of every position."""
-    d, t = config.hidden_size, bucket.tokens
-    tables = [lookup("encoder.embeddings", 2 * t * d), lookup("decoder.embeddings", 2 * t * d)]
-    return [*tables, *_layer_ops(config, submodel, bucket), _head(config, bucket)]
 
 
 def encoding_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bucket, spread: float = 0.0) -> list[Op]:
@@ -112,12 +99,10 @@ def _layer_ops(config: MheConfig, submodel: Submodel, bucket: Bucket) -> list[Op
 
 def _between(config: MheConfig, submodel: Submodel, bucket: Bucket, layer: str) -> list[Op]:
     """Parts of a layer beside attention."""
-    d, t, width = config.hidden_size, bucket.tokens, submodel[f"{layer}.ffn"]
+    d, t = config.hidden_size, bucket.tokens
     return [
         *(elementwise(f"{place.at}_norm", t * d, passes=5) for place in places_in(config, layer)),
-        linear(f"{layer}.ffn.up", t, d, width),
-        elementwise(f"{layer}.ffn.activation", t * width, passes=2),
-        linear(f"{layer}.ffn.down", t, width, d),
+        *feed_forward(f"{layer}.ffn", t, d, submodel[f"{layer}.ffn"]),
         elementwise(f"{layer}.ffn_norm", t * d, passes=5),
     ]
 
@@ -218,14 +203,8 @@ def reading_ops(of: Sublayer) -> list[Op]:
 
 def _plain_widths(of: Sublayer) -> tuple[int, ...]:
     """Outputs of the projections of a kind without head embeddings, queries first."""
-    size = of.size
-    return {
-        "mha": (of.inner,) * 3,
-        "sha": (size,) * 3,
-        "mqa": (of.inner, size, size),
-        "skv": (of.inner,) * 2,
-        "el_att": (of.inner,),
-    }[of.config.attention]
+    config = of.config
+    return tuple(of.inner if part in config.own_projections else of.size for part in config.projections)
 
 
 def _heads_of_scores(of: Sublayer) -> int:

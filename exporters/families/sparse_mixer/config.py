@@ -1,4 +1,4 @@
-"""``config.json`` of Sparse Mixer encoders, read strictly, and the slots of their experts (no torch here).
+"""``config.json`` of Sparse Mixer encoders, the slots of their experts, and the paper's models (no torch here).
 
 Token groups and expert capacity are static numbers of an engine, from configuration, submodel and bucket. Groups:
 ``max(1, floor(tokens / group_size))``, raised until it divides the tokens, so that a group may be larger than
@@ -13,37 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor
-from typing import Literal
+from typing import Any, Literal
 
 from ....bucket import Bucket
 from ....elastic import SEQUENCE, Submodel
 from ....errors import PlanError
-from ...checkpoints.config import MOST_LAYERS, granularity_problem
+from ...checkpoints.config import MOST_LAYERS, granularity_problem, rising_problem
 from ...checkpoints.own_folder import OwnConfig
 
 # Hartley: real minus imaginary part of the DFT with negative exponents, as the reference code has it, or plus, as the
 # paper prints it; of the 2-D DFT, or of each axis by itself. Four different functions. With positive exponents plus is
 # minus, so each kind is the paper's formula under one sign of the DFT.
-MixingKind = Literal[
-    "linear",
-    "circulant",
-    "toeplitz",
-    "fourier",
-    "hartley",
-    "hartley_plus",
-    "hartley_separable",
-    "hartley_separable_plus",
-]
-# Mixing that learns nothing, to its pairs of products: with cosines and sines, or with one matrix for each axis.
-SPECTRAL: Mapping[str, int] = {
-    "fourier": 2,
-    "hartley": 2,
-    "hartley_plus": 2,
-    "hartley_separable": 1,
-    "hartley_separable_plus": 1,
-}
-# What of the transforms is there: factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh); see mixing.py.
-SPECTRAL_FACTORS: Mapping[str, tuple[int, int, int, int]] = {
+LearnedKind = Literal["linear", "circulant", "toeplitz"]
+SpectralKind = Literal["fourier", "hartley", "hartley_plus", "hartley_separable", "hartley_separable_plus"]
+MixingKind = Literal[LearnedKind, SpectralKind]
+# Mixing that learns nothing, to what of the transforms is there: factors of (Cs X Ch, Cs X Sh, Ss X Ch, Ss X Sh); see
+# ``spectral_matrices``.
+SPECTRAL: Mapping[str, tuple[int, int, int, int]] = {
     "fourier": (1, 0, 0, -1),
     "hartley": (1, 1, 1, -1),
     "hartley_plus": (1, -1, -1, -1),
@@ -57,8 +43,6 @@ Rounding = Literal["half_even", "floor", "ceil"]
 # ``pretraining`` has both heads of the paper's training: masked tokens, and labels of the pooled first position.
 Head = Literal["none", "masked_lm", "classifier", "pretraining"]
 CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"
-# The routes of a layer of experts are called by this and its number.
-ROUTES = "routes."
 # What a lower capacity is offered as where config.json does not say, in percent of tokens / experts.
 _DEFAULT_CAPACITIES = (25, 50, 75, 100)
 _ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {"half_even": round, "floor": floor, "ceil": ceil}
@@ -76,7 +60,7 @@ class SparseMixerConfig(OwnConfig):
     """
 
     hidden_size: int = field(metadata={"min": 1})
-    num_hidden_layers: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1, "max": MOST_LAYERS})
     num_attention_heads: int = field(metadata={"min": 1})
     intermediate_size: int = field(metadata={"min": 1})
     vocab_size: int = field(metadata={"min": 1})
@@ -170,24 +154,19 @@ class SparseMixerConfig(OwnConfig):
 
     def problem(self) -> str | None:
         """First problem among the values, as ``key: problem``, or None."""
-        if self.num_hidden_layers > MOST_LAYERS:
-            return f"num_hidden_layers: expected at most {MOST_LAYERS}, got {self.num_hidden_layers}"
         if self.hidden_size % self.num_attention_heads:
             return f"hidden_size: {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}"
         for key in ("attention_layers", "moe_layers"):
-            layers = getattr(self, key)
-            if list(layers) != sorted(set(layers)) or any(not 0 <= n < self.num_hidden_layers for n in layers):
-                return f"{key}: expected rising numbers from 0 to {self.num_hidden_layers - 1}, got {_shown(layers)}"
+            if found := rising_problem(key, getattr(self, key), 0, self.num_hidden_layers - 1):
+                return found
         if not 0 < self.layer_norm_eps < 1:
             return f"layer_norm_eps: expected a number between 0 and 1, got {self.layer_norm_eps:g}"
         if self.pad_token_id >= self.vocab_size:
             return f"pad_token_id: {self.pad_token_id} is no token of {self.vocab_size}"
         if self.classifies != (self.num_labels is not None):
             return f"num_labels: expected with head classifier or pretraining, got {self.num_labels} with {self.head}"
-        if self.granularities is not None:
-            found = granularity_problem(self.granularities, list(self.choices))
-            if found:
-                return found
+        if self.granularities is not None and (found := granularity_problem(self.granularities, list(self.choices))):
+            return found
         return self._routing_problem() or self._choices_problem()
 
     def _routing_problem(self) -> str | None:
@@ -216,8 +195,10 @@ class SparseMixerConfig(OwnConfig):
             values = getattr(self, key)
             if values is None:
                 continue
-            if not values or list(values) != sorted(set(values)) or values[0] < 1 or values[-1] > limit:
-                return f"{key}: expected rising numbers from 1 to {limit}, as trained, got {_shown(values)}"
+            if not values:
+                return f"{key}: expected at least one number"
+            if found := rising_problem(key, values, 1, limit):
+                return found
             if key != "sequences" and not self.moe_layers:
                 return f"{key}: the model has no experts"
             if key == "expert_counts" and self.router == "tokens_choose":
@@ -287,6 +268,13 @@ def capacity(config: SparseMixerConfig, percent: int, tokens: int) -> int:
     return min(max(_ROUNDINGS[config.capacity_rounding](exact), config.min_capacity), tokens)
 
 
+def parts_of(mixing: str) -> int:
+    """Pairs of products of spectral mixing: with cosines and with sines, or one where each axis is transformed by
+    itself."""
+    cs_ch, cs_sh, ss_ch, ss_sh = SPECTRAL[mixing]
+    return 1 if cs_ch * ss_sh == cs_sh * ss_ch else 2
+
+
 def halves(size: int) -> tuple[int, int]:
     """How many indices up to half of ``size`` an even and an odd function, a cosine and a sine, have values at."""
     return size // 2 + 1, (size - 1) // 2
@@ -296,5 +284,73 @@ def _rising(values: Sequence[int], last: int) -> tuple[int, ...]:
     return (*sorted({value for value in values if value < last}), last)
 
 
-def _shown(values: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}]"
+def placed(layout: str, count: int, layers: int) -> tuple[int, ...]:
+    """Which of ``layers`` (0 is nearest the input) are the ``count`` that ``layout`` replaces.
+
+    ``mixed`` replaces every ``layers // count``-th from the first on, ``mixed-odd`` from the second on; where that does
+    not divide, they are more than ``count``, as in the reference code.
+    """
+    if not 0 <= count <= layers:
+        raise ValueError(f"count: expected 0 to {layers}, got {count}")
+    every = range(layers)
+    match layout:
+        case "top":
+            return tuple(every[layers - count :])
+        case "bottom":
+            return tuple(every[:count])
+        case "middle":
+            return tuple(layer for layer in every if layers - count <= 2 * layer < layers + count)
+    if not count:
+        return ()
+    step = layers // count
+    return tuple(every[(1 % step if layout == "mixed-odd" else 0) :: step])
+
+
+def _model(
+    layers: int, width: int, mixing: str, attention: int, experts: tuple[int, str] | None = None, **own: Any
+) -> SparseMixerConfig:
+    """``attention`` layers attend, at the top; ``experts`` says in how many layers there are 16, and in which. Dense
+    parts and experts have four times the width, but for what is the model's ``own``."""
+    shape: dict[str, Any] = {
+        "vocab_size": 32_000,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 4,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 64,
+        "intermediate_size": 4 * width,
+        "mixing": mixing,
+        "attention_layers": placed("top", attention, layers),
+        "moe_layers": placed(experts[1], experts[0], layers) if experts else (),
+        "num_experts": 16 if experts else 0,
+        "head": "pretraining",
+        "num_labels": 2,
+    }
+    return SparseMixerConfig(**{**shape, **own})
+
+
+_MIDDLE = (4, "middle")
+# Layers with experts in Tables 4 and 5.
+_EXPERT_LAYOUTS = (
+    *((count, "mixed") for count in (2, 4, 6, 12)),
+    *((6, layout) for layout in ("bottom", "middle", "mixed-odd", "top")),
+)
+# The paper's models by name: the three Sparse Mixers and those of Table 9, which differ in capacity and group alone;
+# BERT of the same family; and those of its Tables 1 to 5, of 12 layers and width 768 where the name says nothing else:
+# ``linear-mixer-4`` attends in its last four, ``-moe6-mixed`` has experts in six, laid out so. The list of the final
+# configuration prints 2056 neurons (ff2056), the ablations and the reference code have 2048.
+PRESETS: Mapping[str, SparseMixerConfig] = {
+    "sparse-mixer-base": _model(14, 512, "linear", 4, _MIDDLE),
+    "fast-sparse-mixer-base": _model(14, 512, "linear", 4, _MIDDLE, capacity_factor=0.5),
+    "sparse-mixer-base-ff2056": _model(14, 512, "linear", 4, _MIDDLE, intermediate_size=2056),
+    "fast-sparse-mixer-base-ff2056": _model(14, 512, "linear", 4, _MIDDLE, intermediate_size=2056, capacity_factor=0.5),
+    "sparse-mixer-small": _model(8, 512, "linear", 4, _MIDDLE),
+    "sparse-mixer-base-g2048": _model(14, 512, "linear", 4, _MIDDLE, group_size=2048),
+    "sparse-mixer-base-cf75-g2048": _model(14, 512, "linear", 4, _MIDDLE, group_size=2048, capacity_factor=0.75),
+    "bert-base": _model(12, 768, "linear", 12),
+    **{f"{kind}-mixer": _model(12, 768, kind, 0) for kind in ("fourier", "hartley", "circulant", "toeplitz", "linear")},
+    **{f"{kind}-mixer-{n}": _model(12, 768, kind, n) for kind in ("hartley", "linear") for n in (1, 2, 3, 4, 6)},
+    **{f"linear-mixer-4-d{width}": _model(12, width, "linear", 4) for width in (512, 256, 128)},
+    **{f"linear-mixer-4-moe{n}-{at}": _model(12, 768, "linear", 4, (n, at)) for n, at in _EXPERT_LAYOUTS},
+    "linear-mixer-4-moe6-mixed-tokens-choose": _model(12, 768, "linear", 4, (6, "mixed"), router="tokens_choose"),
+}

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.tensor_spec import Role, TensorSpec
-from ....elastic import SEQUENCE, Submodel
-from ....workload import Op
-from ...architecture import Architecture, Replay, Routing, Variants
+from ....elastic import Submodel
+from ...architecture import ROUTES, Architecture, Replay, Routing
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
-from ...family import Family
-from ...signature import Signature, text_entry
-from .config import CAPACITY, EXPERTS, GROUP, ROUTES, SparseMixerConfig, routing
+from ...family import Deferred, Family
+from ...signature import TOKENS, Signature, text_signature
+from .config import EXPERTS, PRESETS, SparseMixerConfig, routing
 from .ops import TABLES, compare_weights, elastic_spec, forward_ops, parameter_shapes, variant_ops
-from .presets import PRESETS
 
-if TYPE_CHECKING:  # plans are made without torch
+if TYPE_CHECKING:
     import torch
+
+    from . import model
+else:
+    model = Deferred(f"{__package__}.model")
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -34,89 +36,55 @@ def read(checkpoint: Checkpoint) -> Architecture:
     shapes = parameter_shapes(config)
     if checkpoint.has_weights:
         compare_weights(checkpoint, config, shapes)
-
-    def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
-        return forward_ops(config, submodel, submodel.at(bucket))
-
-    def variants(submodel: Submodel, bucket: Bucket) -> Variants:
-        return variant_ops(config, submodel, submodel.at(bucket))
-
-    def load() -> torch.nn.Module:
-        from ...modules.layers import Answering
-        from .model import model_of
-
-        return Answering(model_of(checkpoint, config))
-
     return Architecture(
         spec=elastic_spec(config),
         signature=_signature(checkpoint, config),
         parameter_shapes=shapes,
-        workload=workload,
-        load=load,
-        narrow=_narrow,
+        workload=lambda submodel, bucket: forward_ops(config, submodel, submodel.at(bucket)),
+        load=lambda: model.answering(checkpoint, config),
+        narrow=model.narrow,
         is_embedding=lambda parameter, _: parameter in TABLES,
         routing=ExpertRoutes(config) if config.moe_layers else None,
-        variants=variants,
-        lower=_lower,
+        variants=lambda submodel, bucket: variant_ops(config, submodel, submodel.at(bucket)),
+        lower=model.lower,
     )
 
 
 def _signature(checkpoint: Checkpoint, config: SparseMixerConfig) -> Signature:
-    tokens = ("batch", "sequence")
-    # No mask: padding is known by its token, and only attention hides it.
-    ids = TensorSpec("input_ids", "int64", tokens, pad=config.pad_token_id, high=config.vocab_size)
-    inputs = [ids]
-    if config.type_vocab_size > 1:  # where there is one type, nobody has to say it
-        inputs.append(TensorSpec("token_type_ids", "int64", tokens, pad=0, high=config.type_vocab_size))
-    text = text_entry(checkpoint, ids.name, types=inputs[1].name if inputs[1:] else None)
     bound = f"{config.mixing} mixing" if config.some_mix else None
     static = None
     if config.moe_layers:
         static = "experts have slots for the tokens of one bucket"
     elif config.some_mix:
         static = f"{bound} is by matrices of one size"
-    return Signature(
-        tuple(inputs), _outputs(config), config.max_position_embeddings, text=text, bound=bound, static=static
+    return text_signature(
+        checkpoint,
+        _outputs(config),
+        config.max_position_embeddings,
+        config.vocab_size,
+        config.pad_token_id,
+        None,  # padding is known by its token, and only attention hides it
+        config.type_vocab_size,
+        bound=bound,
+        static=static,
     )
 
 
 def _outputs(config: SparseMixerConfig) -> tuple[TensorSpec, ...]:
     """Outputs of the head, in this order; without a head the last states and the pooled first position."""
-    tokens, d = ("batch", "sequence"), config.hidden_size
+    d = config.hidden_size
     outputs = []
     if config.predicts_tokens:
-        outputs.append(TensorSpec("logits", "float32", (*tokens, config.vocab_size), role="tokens"))
+        outputs.append(TensorSpec("logits", "float32", (*TOKENS, config.vocab_size), role="tokens"))
     if config.num_labels is not None:
         # Submodels are compared by one distribution: where tokens are predicted, by that of tokens.
         name = "labels" if config.predicts_tokens else "logits"
         role: Role | None = None if config.predicts_tokens else "classes"
         outputs.append(TensorSpec(name, "float32", ("batch", config.num_labels), role=role))
     if not outputs:
-        outputs.append(TensorSpec("last_hidden_state", "float32", (*tokens, d)))
+        outputs.append(TensorSpec("last_hidden_state", "float32", (*TOKENS, d)))
         outputs.append(TensorSpec("pooler_output", "float32", ("batch", d)))
     return tuple(outputs)
-
-
-def _lower(module: torch.nn.Module, variants: Mapping[str, str]) -> torch.nn.Module:
-    from ...modules.layers import Answering
-    from .model import lower as lowered
-
-    assert isinstance(module, Answering)
-    return lowered(module, variants)
-
-
-def _narrow(module: torch.nn.Module, submodel: Submodel) -> None:
-    from .model import SparseMixer
-    from .moe import MoE
-
-    chosen = {axis.name: value for axis, value in submodel.values}
-    for part in module.modules():
-        if isinstance(part, MoE):
-            part.percent = chosen.get(CAPACITY, part.percent)
-            part.group_size = chosen.get(GROUP, part.group_size)
-            part.kept = chosen.get(EXPERTS, part.kept)
-        elif isinstance(part, SparseMixer) and SEQUENCE in chosen:
-            part.set_sequence(chosen[SEQUENCE])
 
 
 @dataclass(frozen=True)
@@ -157,11 +125,7 @@ class ExpertRoutes(Routing):
     def replay(
         self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]
     ) -> Replay:
-        from .model import SparseMixer
-        from .replay import replay
-
-        assert isinstance(module.model, SparseMixer)
-        return replay(module.model, inputs, given)
+        return model.replay(module.model, inputs, given)
 
 
 FAMILY = Family(

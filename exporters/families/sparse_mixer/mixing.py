@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from .config import SPECTRAL_FACTORS, MixingKind, SparseMixerConfig, halves
+from .config import SPECTRAL, SparseMixerConfig, halves, parts_of
 
 Matrices = tuple[torch.Tensor, torch.Tensor]
 
@@ -146,7 +146,7 @@ def make_mixings(config: SparseMixerConfig) -> list[Mixing | None]:
     return mixings
 
 
-def spectral_matrices(mixing: MixingKind, length: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
+def spectral_matrices(mixing: str, length: int, hidden: int) -> Matrices:
     """Fourier and Hartley mixing as real matrix products, without an FFT.
 
     With ``C[j, k] = cos(2 pi j k / N)`` and ``S[j, k] = sin(2 pi j k / N)``, of the sequence (``Cs``, ``Ss``) and the
@@ -162,21 +162,10 @@ def spectral_matrices(mixing: MixingKind, length: int, hidden: int) -> tuple[tor
     ``left_p X right_p``; P is 1 for the separable ones, else 2."""
     cs, ss = cos_sin(length)
     ch, sh = cos_sin(hidden)
-    left: tuple[torch.Tensor, ...]
-    right: tuple[torch.Tensor, ...]
-    match mixing:
-        case "fourier":
-            left, right = (cs, -ss), (ch, sh)
-        case "hartley":
-            left, right = (cs + ss, cs - ss), (ch, sh)
-        case "hartley_plus":
-            left, right = (cs - ss, -cs - ss), (ch, sh)
-        case "hartley_separable":
-            left, right = (cs + ss,), (ch + sh,)
-        case "hartley_separable_plus":
-            left, right = (cs - ss,), (ch - sh,)
-        case _:
-            raise ValueError(f"mixing {mixing}: expected a spectral one")
+    cs_ch, cs_sh, ss_ch, ss_sh = SPECTRAL[mixing]
+    left, right = [cs_ch * cs + ss_ch * ss], [ch + cs_sh * sh]
+    if parts_of(mixing) == 2:
+        left, right = [*left, cs_sh * cs + ss_sh * ss], [ch, sh]
     return torch.cat(left, dim=1).float(), torch.cat(right, dim=1).float()
 
 
@@ -216,7 +205,7 @@ class FoldedMixing(torch.nn.Module):
 
     def __init__(self, config: SparseMixerConfig, along_sequence: HalfTables, along_hidden: HalfTables) -> None:
         super().__init__()
-        self.factors = SPECTRAL_FACTORS[config.mixing]
+        self.factors = SPECTRAL[config.mixing]
         self.along_sequence, self.along_hidden = along_sequence, along_hidden
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,20 +6,31 @@ Shapes: ``B`` rows, ``S`` tokens, ``d`` hidden, ``e`` embedding width, ``V`` voc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ....errors import InputError
+from ....elastic import SEQUENCE, Submodel
+from ....errors import InputError, ParityError
+from ...architecture import ROUTES, JudgedRoutes, Replay, given_by_layer
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_folder import read_config, with_weights
 from ...modules.attention import NestedAttention, additive_mask
-from ...modules.layers import Answering, Ffn, MaskedLmHead, draw_weights, on_same_weights
-from .config import OF_ANY_LENGTH, SparseMixerConfig
+from ...modules.layers import (
+    Answering,
+    AnsweringWithRoutes,
+    Embeddings,
+    Ffn,
+    MaskedLmHead,
+    draw_weights,
+    on_same_weights,
+)
+from ...modules.top_tokens import ScoreGap, indices_problem, ranking_gap, repeated_token, shown, taken, worst
+from .config import CAPACITY, EXPERTS, GROUP, OF_ANY_LENGTH, Routing, SparseMixerConfig
 from .mixing import FoldedMixing, HalfTables, Mixing, SpectralMixing, make_mixings, spectral_matrices
-from .moe import MoE, Routes
-from .static_moe import StaticMoE
+from .moe import DROPPED, MoE, Routes, StaticMoE
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -36,7 +47,7 @@ class SparseMixer(torch.nn.Module):
         super().__init__()
         self.config = config
         self.sequence = config.max_position_embeddings
-        self.embeddings = Embeddings(config)
+        self.embeddings = ProjectedEmbeddings(config)
         self.layers = torch.nn.ModuleList(Layer(config, i, mixing) for i, mixing in enumerate(make_mixings(config)))
         hidden = config.hidden_size
         self.pooler = torch.nn.Linear(hidden, hidden) if config.pools else None
@@ -113,23 +124,17 @@ class SparseMixer(torch.nn.Module):
         return tuple(outputs)
 
 
-class Embeddings(torch.nn.Module):
-    """The sum of word, position and type, normalised, then projected from ``e`` to ``d``."""
+class ProjectedEmbeddings(Embeddings):
+    """Embeddings of width ``e``, projected to ``d``."""
 
     def __init__(self, config: SparseMixerConfig) -> None:
-        super().__init__()
-        width = config.embedding_width
-        self.word = torch.nn.Embedding(config.vocab_size, width)
-        self.position = torch.nn.Embedding(config.max_position_embeddings, width)
-        self.token_type = torch.nn.Embedding(config.type_vocab_size, width)
-        self.norm = torch.nn.LayerNorm(width, config.layer_norm_eps)
+        width, positions = config.embedding_width, config.max_position_embeddings
+        super().__init__(config.vocab_size, width, positions, config.type_vocab_size, config.layer_norm_eps)
         self.projection = torch.nn.Linear(width, config.hidden_size)
 
-    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
-        """Ids [B, S] to [B, S, d]; without types every token is of type 0."""
-        types = self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
-        total = self.word(input_ids) + self.position.weight[: input_ids.shape[1]] + types
-        projected: torch.Tensor = self.projection(self.norm(total))
+    def forward(self, input_ids: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        """Ids [B, S], as ``Embeddings`` takes them, to [B, S, d]."""
+        projected: torch.Tensor = self.projection(super().forward(input_ids, *others))
         return projected
 
 
@@ -176,20 +181,29 @@ def attention_mask(input_ids: torch.Tensor, pad: int, like: torch.Tensor) -> tor
     return additive_mask(both, like)
 
 
-class Lowered(torch.nn.Module):
-    """``model`` as ``Answering`` has it, whose outputs are followed by the routes of every layer of experts."""
+def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
+    """Sets the budget of every layer of experts, and the sequence that mixing serves, to that of ``submodel``."""
+    chosen = {axis.name: value for axis, value in submodel.values}
+    for part in module.modules():
+        if isinstance(part, MoE):
+            part.percent = chosen.get(CAPACITY, part.percent)
+            part.group_size = chosen.get(GROUP, part.group_size)
+            part.kept = chosen.get(EXPERTS, part.kept)
+        elif isinstance(part, SparseMixer) and SEQUENCE in chosen:
+            part.set_sequence(chosen[SEQUENCE])
 
-    def __init__(self, model: SparseMixer) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        outputs, routes = self.model.routed(input_ids, token_type_ids)
-        return (*outputs, *(routes[layer].chosen for layer in sorted(routes)))
+class Lowered(AnsweringWithRoutes):
+    """``AnsweringWithRoutes`` whose inputs graphs call by their names."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        return super().forward(input_ids, token_type_ids)  # type: ignore[arg-type]
 
 
-def lower(module: Answering, variants: Mapping[str, str]) -> Lowered:
-    """A copy of ``module`` on the same weights, in ``variants`` (``variant_ops`` says which there are)."""
+def lower(module: Any, variants: Mapping[str, str]) -> Lowered:
+    """A copy of ``module``, an ``Answering``, on the same weights, in ``variants`` (``variant_ops``)."""
     model = on_same_weights(module.model)
     for layer in model.layers:
         if isinstance(layer.moe, MoE):
@@ -211,8 +225,114 @@ def load_model(folder: Path) -> SparseMixer:
     return model_of(checkpoint, read_config(checkpoint, SparseMixerConfig))
 
 
+def answering(checkpoint: Checkpoint, config: SparseMixerConfig) -> Answering:
+    """``model_of`` as families hand it over."""
+    return Answering(model_of(checkpoint, config))
+
+
 def model_of(checkpoint: Checkpoint, config: SparseMixerConfig) -> SparseMixer:
     """The module that ``load_model`` returns for an open checkpoint with its configuration."""
     model = with_weights(lambda: SparseMixer(config), checkpoint)
     model.hold_matrices()
     return model
+
+
+def replay(model: Any, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:
+    """A pass of ``model``, a SparseMixer, with the routes ``given``, each judged by the scores behind the same routes.
+
+    ``inputs`` are ids and, where there are several, types [B, S]. Raises ParityError for routes that no model of these
+    shapes can make.
+    """
+    layers = {number: moe for number, moe in enumerate(layer.moe for layer in model.layers) if isinstance(moe, MoE)}
+    routing = {number: moe.routing(inputs[0].numel()) for number, moe in layers.items()}
+    chosen = given_by_layer(given, tuple(layers))
+    for number, routes in chosen.items():
+        if problem := _problem(routes, layers[number].config.router == "experts_choose", routing[number]):
+            raise ParityError(f"{ROUTES}{number}: {problem}")
+    outputs, found = model.routed(inputs[0], inputs[1] if len(inputs) > 1 else None, chosen)
+    judged = {number: _judged(number, moe, found[number], routing[number]) for number, moe in layers.items()}
+    return Replay(outputs, {f"{ROUTES}{number}": one for number, one in judged.items()})
+
+
+def _problem(given: torch.Tensor, experts_choose: bool, routing: Routing) -> str | None:
+    """Why no router of these shapes can take them, or None."""
+    if experts_choose:
+        shape, least, most = [routing.groups, routing.experts, routing.capacity], 0, routing.tokens - 1
+    else:
+        shape, least, most = [routing.groups, routing.tokens], DROPPED, routing.trained_experts - 1
+    if problem := indices_problem(given, shape, least, most):
+        return problem
+    if experts_choose:
+        return repeated_token(given, group_and_expert)
+    held = holds(given, routing.trained_experts).sum(1)  # [G, E]
+    for group, expert in (held > routing.capacity).nonzero().tolist():
+        return f"group {group}, expert {expert}: took {int(held[group, expert])} tokens into {routing.capacity} slots"
+    return None
+
+
+def _judged(layer: int, moe: MoE, routes: Routes, routing: Routing) -> JudgedRoutes:
+    chosen = routes.chosen
+    if moe.config.router == "experts_choose":
+        gap = experts_gap(routes.scores, chosen)
+        took, own = (taken(indices, routing.tokens) for indices in (chosen, routes.own))  # [G, K, T]
+        differing, routed, kept = int((took & ~own).sum()), routing.slots, int(took.any(1).sum())
+    else:
+        gap = tokens_gap(routes.scores, chosen, routing.capacity, moe.config.batch_prioritized)
+        differing, routed = int((chosen != routes.own).sum()), int((chosen != DROPPED).sum())
+        kept = routed
+    shares = {
+        "tokens_dropped": 1 - kept / (routing.groups * routing.tokens),
+        "slots_used": routed / routing.slots,
+        "mean_gate": float(routes.gates.sum()) / max(1, routed),
+    }
+    return JudgedRoutes(gap.value, f"layer {layer}, {gap.where}", chosen.numel(), differing, shares)
+
+
+def experts_gap(scores: torch.Tensor, chosen: torch.Tensor) -> ScoreGap:
+    """Score gaps of ``chosen`` [G, K, C], the tokens of each expert by falling score, under ``scores`` [G, T, E].
+
+    By how much a token stands behind, or is left out for, one that scores less.
+    """
+    by_expert = scores[..., : chosen.shape[1]].transpose(1, 2)  # [G, K, T]
+    return ranking_gap(by_expert, chosen, group_and_expert)
+
+
+def group_and_expert(index: tuple[int, ...]) -> str:
+    """Units of the first two dimensions of the routes of Experts Choose."""
+    group, expert = index
+    return f"group {group}, expert {expert}"
+
+
+def tokens_gap(scores: torch.Tensor, chosen: torch.Tensor, capacity: int, prioritized: bool) -> ScoreGap:
+    """Score gaps of ``chosen`` [G, T], the expert of each token or DROPPED, under ``scores`` [G, T, E].
+
+    A token that an expert computes: by how much another expert scores higher. A dropped one: the least by which an
+    expert without a free slot may lie below its best, or, where tokens are ``prioritized``, above one that has a slot
+    there; infinite where no expert is full (without priorities: of tokens before it).
+    """
+    best, first = scores.max(-1)  # [G, T]
+    missed = best[..., None] - scores  # [G, T, E]
+    kept = holds(chosen, scores.shape[-1])  # [G, T, E]
+    full = kept.sum(1, keepdim=True) == capacity  # [G, 1, E]
+    if prioritized:
+        lowest = scores.masked_fill(~kept, torch.inf).amin(1, keepdim=True)  # [G, 1, E]
+        refusal = torch.maximum(missed, scores - lowest)
+    else:
+        before = kept.cumsum(1) - kept.long()
+        refusal = missed.masked_fill(before < capacity, torch.inf)
+    refusal = refusal.masked_fill(~full, torch.inf).amin(-1)  # [G, T]
+    expert = chosen.clamp(min=0)
+    worse = torch.where(chosen == DROPPED, refusal, missed.gather(-1, expert[..., None])[..., 0])
+    group, token = worst(worse)
+    own, taken = int(first[group, token]), int(chosen[group, token])
+    wanted = f"expert {own} ({shown(best[group, token])})"
+    if taken == DROPPED:
+        done = f"was dropped, its best is {wanted}"
+    else:
+        done = f"went to expert {taken} ({shown(scores[group, token, taken])}), its best is {wanted}"
+    return ScoreGap(float(worse[group, token]), f"group {group}, token {token} {done}")
+
+
+def holds(chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """``chosen`` [G, T] to [G, T, E]: whether an expert computes a token."""
+    return chosen[..., None] == torch.arange(experts)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from ....bucket import Bucket
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....errors import CheckpointError
-from ....workload import Op, added_rows, elementwise, linear, lookup, one_hot_product, self_attention
+from ....workload import Op, added_rows, elementwise, feed_forward, linear, lookup, one_hot_product, self_attention
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes
-from .config import CAPACITY, EXPERTS, SPECTRAL, SPECTRAL_FACTORS, Routing, SparseMixerConfig, halves, routing
+from .config import CAPACITY, EXPERTS, SPECTRAL, Routing, SparseMixerConfig, halves, parts_of, routing
 
 TABLES = ("embeddings.word.weight", "embeddings.position.weight", "embeddings.token_type.weight")
 _EXPERT_PARTS = ("up_weight", "up_bias", "down_weight", "down_bias")
@@ -149,11 +149,7 @@ def forward_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -
         if config.routes(layer):
             ops += _expert_ops(config, f"{at}.moe", routing(config, submodel, bucket))
         else:
-            ops += [
-                linear(f"{at}.ffn.up", t, d, config.intermediate_size),
-                elementwise(f"{at}.ffn.activation", t * config.intermediate_size, passes=2),
-                linear(f"{at}.ffn.down", t, config.intermediate_size, d),
-            ]
+            ops += feed_forward(f"{at}.ffn", t, d, config.intermediate_size)
         ops.append(elementwise(f"{at}.ffn_norm", t * d, passes=5))
     return ops + head_ops(config, bucket.batch, t)
 
@@ -287,7 +283,7 @@ def _stacked(name: str, route: Routing, inputs: int, outputs: int) -> Op:
 
 def _dense(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
     """``X [C|S]`` along the hidden axis, then the matching pair along the sequence."""
-    pairs, d, n = SPECTRAL[config.mixing], config.hidden_size, bucket.sequence
+    pairs, d, n = parts_of(config.mixing), config.hidden_size, bucket.sequence
     return [
         linear(f"{at}.hidden", bucket.tokens, d, pairs * d, bias=False),
         linear(f"{at}.sequence", bucket.batch * d, pairs * n, n, bias=False),
@@ -297,7 +293,7 @@ def _dense(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
 def _folded(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
     """Cosines are even and sines odd: ``x[k] + x[N-k]`` and ``x[k] - x[N-k]`` halve either side of each product."""
     (even, odd), (rows_even, rows_odd) = halves(config.hidden_size), halves(bucket.sequence)
-    even_even, even_odd, odd_even, odd_odd = SPECTRAL_FACTORS[config.mixing]  # of the sequence, then of the hidden axis
+    even_even, even_odd, odd_even, odd_odd = SPECTRAL[config.mixing]  # of the sequence, then of the hidden axis
     elements, t = bucket.tokens * config.hidden_size, bucket.tokens
     ops = [
         elementwise(f"{at}.hidden.fold", elements, passes=4),

@@ -12,12 +12,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.errors import BundleCorruptError, ExportError, PlanError
+from nestforge.errors import BundleCorruptError
 from nestforge.exporters.families.coda.model import load_model
 from support.sealing import edit_manifest
 from support.tiny_coda import save_tiny_coda
@@ -153,6 +152,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "conditional_layers": (1,),
         "num_labels": 3,
     },
+    "first k, learned places, layer norms with biases": {
+        "num_hidden_layers": 1,
+        "router": "first_k",
+        "position": "learned",
+        "norm": "layer",
+        "bias": True,
+    },
 }
 
 
@@ -166,12 +172,3 @@ def test_the_other_kinds(tmp_path: Path, settings: dict[str, Any]) -> None:
         assert engine.parity is not None
         if engine.submodel.endswith("reduction4"):
             assert (engine.metadata or {})["tokens selected"] == (3 if "tokens_selected" in settings else 2)
-
-
-def test_ranges_and_short_buckets_stop_before_any_work(tmp_path: Path) -> None:
-    save_tiny_coda(tmp_path / "m")
-    with pytest.raises(ExportError, match=r"^bucket 1x1\.\.8: k, the tokens that its layers select, is one number"):
-        compile_bundle(tmp_path / "m", board(buckets=["1x1..8"]), tmp_path / "b", buckets=[Bucket(1, 8, None, 1)])
-    with pytest.raises(PlanError, match=r"^bucket b1-s3: coda\.reduction 4: expected 1 to 3"):
-        compile_bundle(tmp_path / "m", board(buckets=["1x3"]), tmp_path / "b")
-    assert not (tmp_path / "b").exists()

@@ -14,8 +14,7 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.elastic import Axis, Submodel
-from nestforge.errors import CheckpointError, ExportError, ParityError
-from nestforge.exporters.checkpoints.own_folder import config_from_json
+from nestforge.errors import ExportError, ParityError
 from nestforge.exporters.families.coda.encoder_decoder import (
     Answering,
     CachedDecoder,
@@ -24,29 +23,20 @@ from nestforge.exporters.families.coda.encoder_decoder import (
     load_model,
     lower,
 )
-from nestforge.exporters.families.coda.encoder_decoder_config import (
-    CodaEncoderDecoderConfig,
+from nestforge.exporters.families.coda.encoder_decoder_family import (
+    PairRoutes,
     elastic_spec,
     encoding_ops,
     forward_ops,
     of_encoder,
-    parameter_group,
     parameter_shapes,
 )
-from nestforge.exporters.families.coda.encoder_decoder_family import PRESETS, PairRoutes
 from nestforge.exporters.families.t5 import step_ops
 from nestforge.exporters.source import open_source
 from nestforge.exporters.trace import trace
-from nestforge.exporters.universal import load_universal
-from safetensors.torch import load_file, save_file
 from support.tiny_coda import OF_IMAGES, encoder_config, pair_config, save_tiny_pair, tiny_pair
 
 DRAW = torch.Generator().manual_seed(0)
-PAIR = (
-    torch.randint(0, 40, (2, 6), generator=DRAW),
-    torch.ones(2, 6, dtype=torch.int64),
-    torch.randint(0, 40, (2, 6), generator=DRAW),
-)
 
 
 def test_signature_and_how_it_generates(tmp_path: Path) -> None:
@@ -76,31 +66,6 @@ def test_another_k_holds_in_buckets_and_for_no_prompt(tmp_path: Path) -> None:
     assert (model.encoder.counts(8), model.encoder.counts(12)) == ({0: 2}, {0: 4})
     assert source.architecture.cached is not None
     assert source.architecture.cached.problem == "tokens_selected says k of rows of some lengths, and a prompt has any"
-
-
-def test_a_narrowed_module_is_one_with_the_rest_at_zero(tmp_path: Path) -> None:
-    folder = save_tiny_pair(tmp_path / "m")
-    universal, zeroed = load_universal(open_source(folder)), load_model(folder)
-    zeroed.encoder.reduction = 3
-    zeroed.get_submodule("encoder.layers.0.ffn").down.weight[:, 16:] = 0
-    zeroed.get_submodule("decoder.block.0.layer.2.DenseReluDense").wo.weight[:, 8:] = 0
-    narrow = universal.narrow(universal.spec.parse("ffn16x1_8x1-coda.reduction3"))
-    torch.testing.assert_close(narrow(*PAIR)[0], zeroed(*PAIR), rtol=0, atol=1e-5)
-
-
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    folder = save_tiny_pair(tmp_path / "m")
-    weights = load_file(folder / "model.safetensors")
-    weights["shared.weight"] = weights["encoder.embeddings.word.weight"].clone()
-    save_file(weights, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"shared\.weight"):
-        open_source(folder)
-
-
-def test_it_reads_back() -> None:
-    config = pair_config(eos_token_id=(1, 2), tie_word_embeddings=False)
-    assert config_from_json(CodaEncoderDecoderConfig, config.to_json(), "config.json") == config
-    assert (config.decoder.decoder_layers, config.decoder.heads, config.decoder.head_dim) == (1, 3, 8)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +109,6 @@ def test_axes_of_both_sides_and_the_reduction() -> None:
     assert (spec.universal().id, spec.depth) == ("ffn32-coda.reduction1", 3)
     shapes = parameter_shapes(pair_config(num_decoder_layers=2))
     assert all(cut.parameter in shapes for cut in spec.slices)
-
-
-def test_groups_are_the_encoders() -> None:
-    assert parameter_group("encoder.layers.0.router.weight") == "routers"
-    assert parameter_group("decoder.block.0.layer.0.layer_norm.weight") is None
 
 
 def test_a_reduction_spares_the_encoder_alone() -> None:
@@ -245,15 +205,15 @@ def test_a_prompt_is_traced_at_large_reductions(tmp_path: Path, reduction: int) 
             np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
 
 
-ROUTES, MODEL = PairRoutes(CONFIG), tiny_pair(CONFIG)
+ROUTES, MODEL = PairRoutes(CONFIG.encoder), tiny_pair(CONFIG)
 
 
 def test_of_a_bucket_and_of_a_prompt_of_any_length() -> None:
     spec = elastic_spec(CONFIG)
     reduced = spec.parse("ffn32-coda.reduction3")
     assert [entry.shape for entry in ROUTES.entries(reduced, Bucket(2, 7))] == [(2, 3)]
-    assert [entry.shape for entry in ROUTES.of_prompts(reduced)] == [(1, 8)], "of 24 tokens, the longest"
-    assert ROUTES.of_prompts(spec.universal()) == () == ROUTES.entries(spec.universal(), Bucket(2, 7))
+    assert [entry.shape for entry in ROUTES.of_any_length(reduced, 24)] == [(1, 8)], "of 24 tokens, the longest"
+    assert ROUTES.of_any_length(spec.universal(), 24) == () == ROUTES.entries(spec.universal(), Bucket(2, 7))
     assert ROUTES.metadata(reduced, Bucket(2, 7))["tokens selected"] == 3
     assert ROUTES.orders("routes.0") == {}
 
@@ -295,10 +255,3 @@ def test_what_is_frozen_is_the_published_model(size: str) -> None:
         whole = source.spec.universal()
         groups = source.named_groups(whole)
         assert source.parameters(whole) - groups["adapters"] - groups["routers"] == PUBLISHED[size]
-
-
-def test_they_are_models() -> None:
-    assert len(PRESETS) == 9
-    for config in PRESETS.values():
-        assert config.problem() is None
-        assert config.num_decoder_layers == config.encoder.num_hidden_layers

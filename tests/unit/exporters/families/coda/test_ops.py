@@ -21,7 +21,6 @@ from nestforge.exporters.families.coda.ops import (
     forward_ops,
     is_of_task,
     layer_tokens,
-    parameter_group,
     parameter_shapes,
     reduction_of,
     variant_ops,
@@ -90,25 +89,11 @@ def test_a_task_has_what_every_kind_of_adapter_trains(adapter: str) -> None:
     assert own == {*trained, "router.weight", "attention_norm.weight", "ffn_norm.weight", "norm.weight"}
 
 
-def test_inspect_counts_what_a_task_trains() -> None:
-    groups: dict[str | None, int] = {}
-    for name, shape in parameter_shapes(coda_config()).items():
-        groups[parameter_group(name)] = groups.get(parameter_group(name), 0) + torch.Size(shape).numel()
-    assert groups["routers"] == 2 * 32
-    assert groups["norms"] == 5 * 32
-    assert groups["adapters"] == 2 * (2 * 32 * 8 + 32 + 8)
-
-
 def test_k_is_a_whole_number_of_tokens() -> None:
     config = coda_config(max_position_embeddings=512)
     assert [layer_tokens(config, 512, r)[0] for r in (1, 2, 3, 5, 8, 512)] == [512, 256, 171, 103, 64, 1]
     for n in range(1, 64):
         assert all(layer_tokens(config, n, r) == dict.fromkeys((0, 1), ceil(n / r)) for r in range(1, n + 1))
-
-
-def test_reductions_above_the_tokens_of_a_row_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"^coda\.reduction 9: expected 1 to 8, the tokens of a row$"):
-        layer_tokens(coda_config(), 8, 9)
 
 
 def test_a_submodel_has_its_own_k_in_each_bucket() -> None:
@@ -166,13 +151,6 @@ def test_the_router_is_counted_round_by_round() -> None:
     assert sum(name.startswith("layers.0.router.") for name in names) == 5 + 20 * 4
     dense = replace(config, reduction_of_one="dense")
     assert not any(".router." in op.name for op in forward_ops(dense, elastic_spec(dense).universal(), BUCKET))
-
-
-def test_a_dense_layer_computes_every_token() -> None:
-    config = replace(PRESETS["coda-t5-base-k-to-k"], conditional_layers=(1,))
-    submodel = elastic_spec(config).submodel({"coda.reduction": 8})
-    ops = {op.name: op.flops for op in forward_ops(config, submodel, BUCKET)}
-    assert ops["layers.0.ffn.up"] == 8 * ops["layers.1.ffn.up"]
 
 
 def test_biases_of_pairs_are_made_where_they_are_read() -> None:

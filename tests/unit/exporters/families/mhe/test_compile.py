@@ -15,7 +15,6 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.errors import PlanError
 from nestforge.exporters.families.mhe.model import load_model
 from nestforge.exporters.source import open_source
 from safetensors import safe_open
@@ -130,10 +129,3 @@ def test_the_other_kinds(tmp_path: Path, kind: str) -> None:
     for engine in bundle.manifest.engines:
         assert (engine.variants, engine.emitted, engine.slice_problem) == (None, "sliced", None)
         assert engine.parity is not None
-
-
-def test_a_form_that_does_not_hold_stops_before_any_work(tmp_path: Path) -> None:
-    folder = save_tiny_mhe(tmp_path / "m", position="rotary")
-    with pytest.raises(PlanError, match=r"^variant attention=normal: rotary positions turn keys after their head emb"):
-        compile_bundle(folder, board(), tmp_path / "b", variants={"attention": "normal"})
-    assert not (tmp_path / "b").exists()

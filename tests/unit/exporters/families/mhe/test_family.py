@@ -10,8 +10,7 @@ import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Folded
-from nestforge.exporters.families.mhe.generating import RecordedLM
-from nestforge.exporters.families.mhe.model import load_model
+from nestforge.exporters.families.mhe.model import Recorded, load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal, magnitude_scores, rank
 from safetensors.torch import load_file, save_file
@@ -87,34 +86,38 @@ def renamed(folder: Path, old: str, new: str, change: float) -> None:
     save_file(changed, folder / "model.safetensors")
 
 
-def test_one_cannot_be_added_twice(tmp_path: Path) -> None:
-    """The tables' name says whether they have their 1; config.json must say the same."""
-    folder = save_tiny_mhe(tmp_path / "m")
+@pytest.mark.parametrize(
+    ("settings", "old", "new", "change", "problem"),
+    [
+        ({}, "embedding", "factor", 1.0, "holds 1+e, but config.json says factors 'e' of mhe_mul; 1 would be added tw"),
+        (
+            {"factors": "1+e"},
+            "factor",
+            "embedding",
+            -1.0,
+            "holds e, but config.json says factors '1+e' of mhe_mul; 1 w",
+        ),
+        (
+            {"attention": "mhe_add"},
+            "embedding",
+            "factor",
+            0.0,
+            "holds 1+e, but config.json says factors None of mhe_add",
+        ),
+    ],
+    ids=["added twice", "left out", "no factors of mhe_add"],
+)
+def test_a_tables_name_and_the_configuration_say_the_same_of_its_one(
+    tmp_path: Path, settings: dict[str, Any], old: str, new: str, change: float, problem: str
+) -> None:
+    folder = save_tiny_mhe(tmp_path / "m", **settings)
     expected = load_model(folder)(IDS, MASK)
-    renamed(folder, "embedding", "factor", 1.0)
-    problem = "tensor layers.0.attention.factor.key holds 1+e, but config.json says factors 'e' of mhe_mul; 1 would be "
-    with pytest.raises(CheckpointError, match=f"{re.escape(problem)}added twice$"):
+    renamed(folder, old, new, change)
+    with pytest.raises(CheckpointError, match=re.escape(f"tensor layers.0.attention.{new}.key {problem}")):
         open_source(folder)
-    edit_config(folder, factors="1+e")
-    torch.testing.assert_close(load_model(folder)(IDS, MASK), expected, rtol=0, atol=1e-5)
-
-
-def test_one_cannot_be_left_out(tmp_path: Path) -> None:
-    folder = save_tiny_mhe(tmp_path / "m", factors="1+e")
-    renamed(folder, "factor", "embedding", -1.0)
-    with pytest.raises(
-        CheckpointError, match=r"embedding\.key holds e, but config\.json says factors '1\+e'.*missing$"
-    ):
-        open_source(folder)
-
-
-def test_factors_are_no_tables_of_mhe_add(tmp_path: Path) -> None:
-    folder = save_tiny_mhe(tmp_path / "m", attention="mhe_add")
-    renamed(folder, "embedding", "factor", 0.0)
-    with pytest.raises(
-        CheckpointError, match=r"factor\.key holds 1\+e, but config.json says factors None of mhe_add; "
-    ):
-        open_source(folder)
+    if "attention" not in settings:
+        edit_config(folder, factors="e" if settings else "1+e")
+        torch.testing.assert_close(load_model(folder)(IDS, MASK), expected, rtol=0, atol=1e-5)
 
 
 def test_tables_in_another_layout_are_refused(tmp_path: Path) -> None:
@@ -125,22 +128,6 @@ def test_tables_in_another_layout_are_refused(tmp_path: Path) -> None:
     problem = f"tensor {name} has shape [32]; expected [4, 8], a row for each head in the order of the blocks of "
     with pytest.raises(CheckpointError, match=re.escape(problem)):
         open_source(folder)
-
-
-def test_weights_that_are_not_the_configured_kind(tmp_path: Path) -> None:
-    folder = save_tiny_mhe(tmp_path / "m", attention="mqa")
-    edit_config(folder, attention="mha")
-    with pytest.raises(CheckpointError, match=r"attention.key.weight has shape \[8, 32\]; expected \[32, 32\]"):
-        open_source(folder)
-
-
-def test_axes_and_signature_of_a_decoder(tmp_path: Path) -> None:
-    source = open_source(save_tiny_mhe(tmp_path / "m", decoder=True))
-    assert source.family.name == "mhe_decoder"
-    assert source.spec.universal().id == "ffn48-heads4"
-    (ids,), (logits,) = source.signature.inputs, source.signature.outputs
-    assert (ids.name, ids.dims, ids.high, source.signature.mask) == ("input_ids", ("batch", "sequence"), 40, None)
-    assert (logits.name, logits.dims, logits.role) == ("logits", ("batch", "sequence", 40), "next_tokens")
 
 
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False}, {"position": "rotary"}, {"attention": "sha"}])
@@ -177,7 +164,7 @@ def test_a_rotary_model_keeps_every_heads_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("attention", ["mha", "mhe_add", "mhe_mul"])
 def test_what_is_recorded_is_the_models_own_pass(attention: str) -> None:
     model = tiny_mhe(decoder_config(attention=attention, attention_bias=True)).double()
-    logits, *kept = RecordedLM(model)(IDS)
+    logits, *kept = Recorded(model)(IDS)
     assert torch.equal(logits, model(IDS))
     first = model.layers[0]
     hidden = first.attention_norm(model.embeddings(IDS))
@@ -188,14 +175,6 @@ def test_what_is_recorded_is_the_models_own_pass(attention: str) -> None:
     torch.testing.assert_close(
         kept[1][:, 0], first.attention.value(hidden) if shared else first.attention.value(hidden)[..., :8]
     )
-
-
-DRAW = torch.Generator().manual_seed(0)
-PAIR = (
-    torch.randint(0, 40, (2, 6), generator=DRAW),
-    torch.ones(2, 6, dtype=torch.int64),
-    torch.randint(0, 40, (2, 6), generator=DRAW),
-)
 
 
 def test_axes_and_signature_of_a_translation_model(tmp_path: Path) -> None:
@@ -225,34 +204,3 @@ def test_a_text_feeds_both_sides(tmp_path: Path) -> None:
     text = open_source(folder).signature.text
     assert text is not None
     assert (text.mask, text.shifted, text.start) == ("attention_mask", "decoder_input_ids", 1)
-
-
-def test_a_narrowed_module_is_one_with_the_rest_at_zero(tmp_path: Path) -> None:
-    folder = save_tiny_pair(tmp_path / "m")
-    universal = load_universal(open_source(folder))
-    zeroed = load_model(folder)
-    zeroed.get_submodule("encoder.layers.0.attention").output.weight[:, 24:] = 0
-    zeroed.get_submodule("decoder.layers.0.attention").output.weight[:, 16:] = 0
-    zeroed.get_submodule("decoder.layers.0.cross_attention").output.weight[:, 8:] = 0
-    narrow = universal.narrow(universal.spec.parse("ffn48-heads3x1_2x1-cross_heads1"))
-    torch.testing.assert_close(narrow(*PAIR)[0], zeroed(*PAIR), rtol=0, atol=1e-5)
-
-
-def test_heads_and_neurons_of_both_sides_are_ranked_without_changing_the_function(tmp_path: Path) -> None:
-    universal = load_universal(open_source(save_tiny_pair(tmp_path / "m")))
-    universal.module.double()
-    cross = "decoder.layers.0.cross_attention.output.weight"
-    before, (expected,) = universal.parameters()[cross].clone(), universal.module(*PAIR)
-    rank(universal, magnitude_scores(universal), "magnitude")
-    torch.testing.assert_close(universal.module(*PAIR)[0], expected, rtol=0, atol=1e-12)
-    assert not torch.equal(universal.parameters()[cross], before)
-
-
-def test_tables_of_the_other_convention_are_refused_in_every_role(tmp_path: Path) -> None:
-    folder = save_tiny_pair(tmp_path / "m")
-    weights = load_file(folder / "model.safetensors")
-    name = "decoder.layers.0.cross_attention.embedding.key"
-    weights[name.replace("embedding", "factor")] = weights.pop(name) + 1
-    save_file(weights, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"cross_attention.factor.key holds 1\+e, but .*1 would be added twice"):
-        open_source(folder)

@@ -19,9 +19,14 @@ from nestforge.exporters.families.mhe.forms import (
     Place,
     cached_form,
     cached_heads,
+    elastic_spec,
+    folded_shapes,
+    folded_slices,
     held_forms,
     key_spread,
     layers_of,
+    parameter_group,
+    parameters,
     places_of,
 )
 from nestforge.exporters.source import open_source
@@ -150,13 +155,6 @@ def test_the_cheapest_form_on_a_device() -> None:
         assert chosen_variants(source, source.spec.universal(), Bucket(1, tokens), device) == {"attention": form}
 
 
-def test_one_side() -> None:
-    for config in (encoder_config(), decoder_config()):
-        assert layers_of(config) == ("layers.0", "layers.1")
-        assert places_of(config)[1] == Place("layers.1.attention", "layers.1.heads", "attention")
-    assert places_of(encoder_config(attention="sha"))[0].axis is None
-
-
 def test_two_sides() -> None:
     config = pair_config(num_decoder_layers=2)
     assert layers_of(config) == ("encoder.layers.0", "decoder.layers.0", "decoder.layers.1")
@@ -257,3 +255,63 @@ def test_other_kinds_and_models_without_weights_have_none(tmp_path: Path) -> Non
     assert key_spread(open_checkpoint(folder), encoder_config(**ADD, position="rotary")) == 0, "which share no keys"
     untrained = Checkpoint(tmp_path, {}, {}, missing="not trained")
     assert key_spread(untrained, encoder_config(**ADD)) == 0
+
+
+AT = "layers.0.attention"
+
+
+@pytest.mark.parametrize("attention", ["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_shapes_are_the_modules_own(attention: str, bias: bool) -> None:
+    encoder = encoder_config(attention=attention, attention_bias=bias, head="masked_lm")
+    decoder = decoder_config(attention=attention, attention_bias=bias, tie_word_embeddings=False, position="rotary")
+    classifier = encoder_config(attention=attention, head="classifier", num_labels=3)
+    pair = pair_config(attention=attention, attention_bias=bias, num_decoder_layers=2)
+    for config in (pair, encoder, decoder, classifier):
+        own = {name: tuple(value.shape) for name, value in tiny_mhe(config).named_parameters()}
+        assert parameters(config).shapes == own
+
+
+def test_a_tables_name_says_how_it_is_stored() -> None:
+    stored = {factors: parameters(encoder_config(factors=factors)).shapes for factors in ("e", "1+e")}
+    assert stored["e"][f"{AT}.embedding.query"] == stored["1+e"][f"{AT}.factor.query"] == (4, 8)
+    assert f"{AT}.factor.query" not in stored["e"]
+    assert parameters(encoder_config(attention="mhe_add")).shapes[f"{AT}.embedding.value"] == (4, 8)
+
+
+def test_what_shrinks_with_heads() -> None:
+    config = encoder_config(num_hidden_layers=1)
+    spec = elastic_spec(config)
+    submodel = spec.from_kinds({"heads": [3]})
+    shapes = parameters(config).shapes | folded_shapes(config, AT)
+    found = {name: spec.shape_of(name, shape, submodel) for name, shape in shapes.items() if name.startswith(f"{AT}.")}
+    assert {name.removeprefix(f"{AT}."): shape for name, shape in found.items()} == {
+        "query.weight": (8, 32),
+        "key.weight": (8, 32),
+        "value.weight": (8, 32),
+        "output.weight": (32, 24),
+        **{f"embedding.{role}": (3, 8) for role in ("query", "key", "value")},
+        "folded.query": (3, 8),
+        "folded.output": (32, 24),
+        "folded.queries.weight": (24, 32),
+        **{f"expanded.{role}.weight": (24, 32) for role in ("query", "key", "value")},
+    }
+
+
+def test_folds_of_mhe_add_have_biases() -> None:
+    shapes = folded_shapes(encoder_config(attention="mhe_add"), "a")
+    assert shapes["a.folded.key"] == (8, 32)
+    assert shapes["a.folded.queries.bias"] == shapes["a.expanded.value.bias"] == (32,)
+    assert folded_slices(encoder_config(attention="mhe_add"), "a", "h")["a.folded.key"] is None
+    assert folded_shapes(encoder_config(attention="mqa"), "a") == {}
+
+
+def test_groups_of_the_papers_tables() -> None:
+    assert parameter_group("layers.0.attention.query.weight") == "attention q/k/v"
+    assert parameter_group("layers.0.attention.factor.value") == "attention q/k/v"
+    assert parameter_group("layers.0.attention.output.weight") == "attention output"
+    assert parameter_group("decoder.layers.0.cross_attention.output.weight") == "attention output"
+    assert parameter_group("decoder.layers.0.cross_attention.embedding.key") == "attention q/k/v"
+    assert parameter_group("decoder.layers.0.cross_attention_norm.weight") is None
+    assert parameter_group("layers.0.attention.query.bias") is None
+    assert parameter_group("layers.0.ffn.up.weight") is None

@@ -9,8 +9,7 @@ import onnx
 import pytest
 import torch
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.exporters.families.mhe.generating import RecordedPair, SourceEncoder
-from nestforge.exporters.families.mhe.model import load_model
+from nestforge.exporters.families.mhe.model import Recorded, SourceEncoder, load_model
 from support.tiny_compile import board
 from support.tiny_mhe import pair_config, save_tiny_mhe, tiny_mhe
 
@@ -92,7 +91,7 @@ def test_a_prompt_is_two_vectors_of_a_token_and_layer_where_heads_share_them(att
 
 def test_what_is_recorded_is_the_models_own_pass() -> None:
     model, written = tiny_mhe(pair_config()).double(), torch.tensor([[1, 5, 9]])
-    logits, key, value = RecordedPair(model)(written, READ)
+    logits, key, value = Recorded(model)(written, READ)
     assert torch.equal(logits, model(READ, torch.ones_like(READ), written))
     own = model.decoder.layers[0].attention
     torch.testing.assert_close(key[:, 0], own.key(model.embeddings(written)))

@@ -18,7 +18,7 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.store import with_stored_weights
 from nestforge.errors import ParityError
-from nestforge.exporters.families.mhe import attention_forms as folds
+from nestforge.exporters.families.mhe import attention as folds
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors import safe_open

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from nestforge.exporters.families.mhe.attention_forms import fold, in_forms
+from nestforge.exporters.families.mhe.attention import fold, in_forms
 from nestforge.exporters.families.mhe.config import MheConfig
-from nestforge.exporters.families.mhe.forms import folded_shapes, folded_slices, held_forms, places_of
-from nestforge.exporters.families.mhe.model import Embeddings, MheEncoder, made, turned
-from nestforge.exporters.families.mhe.shapes import elastic_spec, encoder_decoder_shapes
+from nestforge.exporters.families.mhe.forms import (
+    elastic_spec,
+    folded_shapes,
+    folded_slices,
+    held_forms,
+    parameters,
+    places_of,
+)
+from nestforge.exporters.families.mhe.model import MheEncoder, made, turned
 from nestforge.exporters.modules.layers import on_same_weights
 from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_mhe
 
@@ -36,13 +42,10 @@ def asked(model: Any) -> torch.Tensor:
     )
 
 
-def narrowed(model: Any) -> Any:
-    """As the compiler narrows it: the first numbers of every head, by what the spec says."""
-    spec, narrow = (
-        elastic_spec(model.config, {n: tuple(p.shape) for n, p in model.named_parameters()}),
-        on_same_weights(model),
-    )
-    submodel = spec.submodel({axis.name: KEPT for axis in spec.axes if axis.kind != "ffn"})
+def narrowed(model: Any, kept: int = KEPT) -> Any:
+    """As the compiler narrows it: the first numbers of every head, or the first heads, by what the spec says."""
+    spec, narrow = elastic_spec(model.config), on_same_weights(model)
+    submodel = spec.submodel({axis.name: kept for axis in spec.axes if axis.kind != "ffn"})
     for name, parameter in list(narrow.named_parameters()):
         view = parameter.data
         for cut in spec.slices_of(name):
@@ -92,24 +95,25 @@ def test_every_form_of_narrow_heads(config_of: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mhe_add", "mhe_mul"])
-def test_slicing_first_and_folding_second_is_a_prefix_of_what_is_folded(kind: str) -> None:
-    """To the bit, in float32."""
-    model = tiny_mhe(config(kind, layout="width_first"))
-    whole, narrow = model.layers[0].attention, narrowed(model).layers[0].attention
-    for name, cut in folded_slices(model.config, "", "layers.0.head_width").items():
+@pytest.mark.parametrize(("layout", "kept"), [("heads_first", 3), ("width_first", KEPT)])
+def test_slicing_first_and_folding_second_is_a_prefix_of_what_is_folded(kind: str, layout: str, kept: int) -> None:
+    """Section 8, to the bit, in float32."""
+    model = tiny_mhe(config(kind, layout=layout))
+    whole, narrow = model.layers[0].attention, narrowed(model, kept).layers[0].attention
+    axis = places_of(model.config)[0].axis
+    for name, cut in folded_slices(model.config, "", axis).items():
         folded = fold(whole, name.removeprefix("."))
         assert tuple(folded.shape) == folded_shapes(model.config, "")[name]
-        assert cut is not None, "every number of it is one number's of a head"
-        assert torch.equal(fold(narrow, name.removeprefix(".")), folded.narrow(cut.dim, 0, KEPT * cut.unit)), name
+        expected = folded if cut is None else folded.narrow(cut.dim, 0, kept * cut.unit)
+        assert torch.equal(fold(narrow, name.removeprefix(".")), expected), name
 
 
 def test_places_are_those_that_are_given() -> None:
-    torch.manual_seed(0)
-    embeddings, ids = Embeddings(decoder_config()), torch.tensor([[3, 1, 2]])
-    assert torch.equal(embeddings(ids, torch.tensor([[0, 1, 2]])), embeddings(ids))
-    assert torch.equal(embeddings(ids[:, 1:], torch.tensor([[1, 2]])), embeddings(ids)[:, 1:])
-    rotary = Embeddings(decoder_config(position="rotary"))
-    assert torch.equal(rotary(ids, torch.tensor([[7, 8, 9]])), rotary.word(ids))
+    embeddings, ids = tiny_mhe(decoder_config()).embeddings, torch.tensor([[3, 1, 2]])
+    assert torch.equal(embeddings(ids, position_ids=torch.tensor([[0, 1, 2]])), embeddings(ids))
+    assert torch.equal(embeddings(ids[:, 1:], position_ids=torch.tensor([[1, 2]])), embeddings(ids)[:, 1:])
+    rotary = tiny_mhe(decoder_config(position="rotary")).embeddings
+    assert torch.equal(rotary(ids, position_ids=torch.tensor([[7, 8, 9]])), rotary.word(ids))
 
 
 def test_heads_start_alike_however_their_factors_are_stored() -> None:
@@ -155,7 +159,7 @@ def test_a_matrix_of_its_own_back_to_the_vocabulary() -> None:
     config = pair_config(tie_word_embeddings=False)
     model = tiny_mhe(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    assert shapes == encoder_decoder_shapes(config)
+    assert shapes == parameters(config).shapes
     before = model(READ, MASK, WRITTEN)
     model.lm_head.weight *= 2
     torch.testing.assert_close(model(READ, MASK, WRITTEN), 2 * before)

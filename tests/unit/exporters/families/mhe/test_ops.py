@@ -6,18 +6,16 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.compiler.planning.cost_model import predict
 from nestforge.exporters.families.mhe.config import PRESETS
+from nestforge.exporters.families.mhe.forms import elastic_spec
 from nestforge.exporters.families.mhe.ops import (
     Sublayer,
-    decoder_ops,
-    encoder_decoder_ops,
-    encoder_ops,
     encoding_ops,
     form_ops,
+    forward_ops,
     plain_ops,
     step_ops,
     variant_ops,
 )
-from nestforge.exporters.families.mhe.shapes import elastic_spec, encoder_decoder_shapes, encoder_shapes
 from nestforge.workload import macs
 from support.tiny_compile import board
 from support.tiny_mhe import decoder_config, encoder_config, pair_config
@@ -73,18 +71,18 @@ def test_kinds_without_head_embeddings(kind: str, widths: int) -> None:
 
 def test_a_pass_leaves_out_what_has_forms() -> None:
     config = encoder_config()
-    whole = elastic_spec(config, encoder_shapes(config)).universal()
-    assert not any(".attention." in op.name for op in encoder_ops(config, whole, Bucket(1, 8)))
+    whole = elastic_spec(config).universal()
+    assert not any(".attention." in op.name for op in forward_ops(config, whole, Bucket(1, 8)))
     (forms,) = variant_ops(config, whole, Bucket(1, 8)).values()
     assert list(forms) == ["normal", "one_head", "expanded_queries", "expanded", "literal"]
     plain = decoder_config(attention="mha")
     assert variant_ops(plain, whole, Bucket(1, 8)) == {}
-    assert any(op.name == "layers.1.attention.scores" for op in decoder_ops(plain, whole, Bucket(1, 8)))
+    assert any(op.name == "layers.1.attention.scores" for op in forward_ops(plain, whole, Bucket(1, 8)))
 
 
 def test_fewer_heads_cost_less() -> None:
     config = encoder_config()
-    spec = elastic_spec(config, encoder_shapes(config))
+    spec = elastic_spec(config)
     whole, half = spec.universal(), spec.from_kinds({"heads": [2]})
     for form in ("normal", "literal"):
         flops = [sum(op.flops for op in variant_ops(config, s, Bucket(1, 8))["attention"][form]) for s in (half, whole)]
@@ -95,11 +93,11 @@ def test_fewer_heads_cost_less() -> None:
 def test_a_prompt_and_a_step_are_parts_of_a_pass(attention: str) -> None:
     """Of one row of one token on each side: the encoder with what the decoder reads of it, and one step behind."""
     config = pair_config(attention=attention, num_decoder_layers=2)
-    whole, one = elastic_spec(config, encoder_decoder_shapes(config)).universal(), Bucket(1, 1)
+    whole, one = elastic_spec(config).universal(), Bucket(1, 1)
     forms = variant_ops(config, whole, one)
     assert list(forms) == (["encoder_attention", "decoder_attention", "cross_attention"] if config.has_tables else [])
     normal = [op for offered in forms.values() for op in offered["normal"]]
-    passed = [op for op in (*encoder_decoder_ops(config, whole, one), *normal) if op.kind == "gemm"]
+    passed = [op for op in (*forward_ops(config, whole, one), *normal) if op.kind == "gemm"]
     parts = [*encoding_ops(config, whole, one), *step_ops(config, whole)]
     found = [op for op in parts if op.kind == "gemm" and "key_bias" not in op.name]
     assert sum(op.weight_bytes for op in found) == sum(op.weight_bytes for op in passed)
@@ -108,7 +106,7 @@ def test_a_prompt_and_a_step_are_parts_of_a_pass(attention: str) -> None:
 def test_a_step_reads_the_prompt_and_not_its_weights() -> None:
     """Section 6.8: keys and values of a prompt are made once, of all heads that share them together."""
     config = pair_config(attention="mhe_mul")
-    whole = elastic_spec(config, encoder_decoder_shapes(config)).universal()
+    whole = elastic_spec(config).universal()
     at = "decoder.layers.0.cross_attention."
     made = [op for op in encoding_ops(config, whole, Bucket(1, 8)) if op.name.startswith(at)]
     assert [(op.flops, op.weight_bytes) for op in made] == [(2 * 8 * 32 * 8, 32 * 8 * 4)] * 2

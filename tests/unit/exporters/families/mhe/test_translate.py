@@ -14,7 +14,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import ParityError
-from nestforge.exporters.families.mhe import attention_forms as folds
+from nestforge.exporters.families.mhe import attention as folds
 from nestforge.exporters.families.mhe.model import load_model
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
@@ -16,14 +21,16 @@ from nestforge.exporters.families.sparse_mixer.config import (
     CAPACITY,
     EXPERTS,
     GROUP,
+    PRESETS,
     Routing,
     SparseMixerConfig,
     capacity,
+    placed,
     routing,
     token_groups,
 )
-from nestforge.exporters.families.sparse_mixer.ops import elastic_spec
-from nestforge.exporters.families.sparse_mixer.presets import PRESETS
+from nestforge.exporters.families.sparse_mixer.ops import elastic_spec, parameter_shapes
+from nestforge.tools.cli import main
 from support.tiny_mixer import TINY_MIXER, mixer_config
 
 STATED = {"model_type": "sparse_mixer", **json.loads(json.dumps(TINY_MIXER))}
@@ -37,33 +44,6 @@ def read(**changes: Any) -> SparseMixerConfig:
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_is_written_reads_back(name: str) -> None:
     assert config_from_json(SparseMixerConfig, json.loads(json.dumps(PRESETS[name].to_json())), "here") == PRESETS[name]
-
-
-def test_widths_follow_from_others_where_they_are_not_stated() -> None:
-    assert (read().head_dim, read().embedding_width, read().expert_width) == (8, 16, 24)
-    assert (read(embedding_size=8).embedding_width, read(expert_intermediate_size=...).expert_width) == (8, 32)
-
-
-def test_a_layer_mixes_or_attends_and_is_dense_or_routes_independently() -> None:
-    config = read()
-    assert [config.mixes(layer) for layer in range(4)] == [True, True, False, False]
-    assert [config.routes(layer) for layer in range(4)] == [False, True, True, False]
-    assert config.some_mix
-    assert not read(attention_layers=[0, 1, 2, 3]).some_mix
-
-
-@pytest.mark.parametrize(
-    ("head", "tokens", "classes", "pools"),
-    [
-        ("none", False, False, True),
-        ("masked_lm", True, False, False),
-        ("classifier", False, True, True),
-        ("pretraining", True, True, True),
-    ],
-)
-def test_heads(head: str, tokens: bool, classes: bool, pools: bool) -> None:
-    config = read(head=head, num_labels=2 if classes else ...)
-    assert (config.predicts_tokens, config.classifies, config.pools) == (tokens, classes, pools)
 
 
 def test_what_is_offered_where_nothing_is_stated() -> None:
@@ -92,10 +72,6 @@ def test_sequences_are_offered_where_mixing_has_matrices_for_them() -> None:
     assert read(mixing="fourier", attention_layers=[0, 1, 2, 3], **dense).choices == {}
 
 
-def test_what_other_tools_write_beside_is_no_mistake() -> None:
-    assert read(architectures=["SparseMixer"], _name_or_path="somewhere") == mixer_config()
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mixings": "linear"}, "unknown key 'mixings'; did you mean 'mixing'?"),
     ({"vocab_size": ...}, "missing key 'vocab_size'"),
@@ -115,10 +91,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"capacity_factor": 0.0}, "capacity_factor: expected 0.01 to 4 (the experts), got 0"),
     ({"capacity_factor": 4.5}, "capacity_factor: expected 0.01 to 4 (the experts), got 4.5"),
     ({"capacity_factor": 0.125}, "capacity_factor: expected whole percents, got 0.125"),
-    ({"capacities": [0, 50]}, "capacities: expected rising numbers from 1 to 100, as trained, got [0, 50]"),
-    ({"capacities": [50, 150]}, "capacities: expected rising numbers from 1 to 100, as trained, got [50, 150]"),
-    ({"group_sizes": [8192]}, "group_sizes: expected rising numbers from 1 to 4096, as trained, got [8192]"),
-    ({"expert_counts": [2, 8]}, "expert_counts: expected rising numbers from 1 to 4, as trained, got [2, 8]"),
+    ({"capacities": [0, 50]}, "capacities: expected rising numbers from 1 to 100, got [0, 50]"),
+    ({"capacities": [50, 150]}, "capacities: expected rising numbers from 1 to 100, got [50, 150]"),
+    ({"group_sizes": [8192]}, "group_sizes: expected rising numbers from 1 to 4096, got [8192]"),
+    ({"expert_counts": [2, 8]}, "expert_counts: expected rising numbers from 1 to 4, got [2, 8]"),
     (
         {"expert_counts": [2], "router": "tokens_choose"},
         "expert_counts: with tokens_choose a token whose expert is gone takes another: not this model",
@@ -127,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sequences": [8]}, "sequences: linear mixing serves 16 tokens alone"),
     (
         {"sequences": [32], "mixing": "toeplitz"},
-        "sequences: expected rising numbers from 1 to 16, as trained, got [32]",
+        "sequences: expected rising numbers from 1 to 16, got [32]",
     ),
     (
         {"sequences": [8], "mixing": "toeplitz", "attention_layers": [0, 1, 2, 3]},
@@ -151,41 +127,20 @@ BASE = PRESETS["sparse-mixer-base"]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "slots"),
-    [(4096, (256, 192, 128)), (2048, (128, 96, 64)), (512, (32, 24, 16)), (128, (8, 6, 4))],
-)
-def test_slots_of_16_experts_as_the_reference_has_them(tokens: int, slots: tuple[int, ...]) -> None:
-    assert tuple(capacity(BASE, percent, tokens) for percent in (100, 75, 50)) == slots
-
-
-def test_halves_round_to_the_even_number_and_the_floor_raises_them() -> None:
-    unfloored = mixer_config(num_experts=16, min_capacity=0)
-    assert [capacity(unfloored, 100, tokens) for tokens in (40, 56, 24)] == [2, 4, 2]  # 2.5, 3.5, 1.5
-    assert capacity(BASE, 100, 40) == 4
-
-
-@pytest.mark.parametrize(("rounding", "slots"), [("half_even", 2), ("floor", 2), ("ceil", 3)])
-def test_rounding_is_the_one_that_is_stated(rounding: str, slots: int) -> None:
-    assert capacity(mixer_config(capacity_rounding=rounding), 100, 10) == slots  # 10 / 4 experts
-
-
-def test_an_expert_never_has_more_slots_than_its_group_has_tokens() -> None:
-    assert capacity(BASE, 100, 3) == 3, "the floor of 4 is above the group"
-    assert capacity(mixer_config(num_experts=2, capacity_factor=2.0), 200, 8) == 8
-
-
-@pytest.mark.parametrize(
-    ("tokens", "group_size", "groups"),
+    ("config", "percents", "tokens", "slots"),
     [
-        (512, 4096, 1),
-        (32_768, 4096, 8),  # the paper's 64 sequences
-        (6000, 4096, 1),  # one group, larger than its size
-        (1024, 300, 4),  # 3 do not divide
-        (7, 2, 7),  # a prime has groups of one token alone
+        (BASE, (100, 75, 50), 4096, (256, 192, 128)),  # as the reference has them
+        (BASE, (100, 75, 50), 512, (32, 24, 16)),
+        (BASE, (100, 75, 50), 128, (8, 6, 4)),
+        (BASE, (100,), 40, (4,)),  # the floor
+        (BASE, (100,), 3, (3,)),  # never more than the group has tokens
+        (mixer_config(num_experts=2, capacity_factor=2.0), (200,), 8, (8,)),
+        *((mixer_config(num_experts=16, min_capacity=0), (100,), n, (k,)) for n, k in ((40, 2), (56, 4), (24, 2))),
+        *((mixer_config(capacity_rounding=r), (100,), 10, (k,)) for r, k in (("floor", 2), ("ceil", 3))),
     ],
 )
-def test_groups(tokens: int, group_size: int, groups: int) -> None:
-    assert token_groups(tokens, group_size) == groups
+def test_slots(config: SparseMixerConfig, percents: tuple[int, ...], tokens: int, slots: tuple[int, ...]) -> None:
+    assert tuple(capacity(config, percent, tokens) for percent in percents) == slots
 
 
 @given(tokens=st.integers(1, 3000), group_size=st.integers(1, 5000))
@@ -227,3 +182,136 @@ def test_a_capacity_without_slots_is_refused() -> None:
     )
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         routing(config, quarter, Bucket(1, 8))
+
+
+COMMANDS = ("inspect", "plan")
+
+
+def count(name: str, pattern: str = ".*") -> int:
+    return sum(prod(shape) for key, shape in parameter_shapes(PRESETS[name]).items() if re.fullmatch(pattern, key))
+
+
+@pytest.mark.parametrize(
+    ("name", "exact", "published"),
+    [
+        ("bert-base", 111_835_138, 112),
+        ("sparse-mixer-base", 182_356_802, 180),
+        ("fast-sparse-mixer-base", 182_356_802, 180),
+        ("sparse-mixer-base-ff2056", 182_963_602, 180),
+        ("fast-sparse-mixer-base-ff2056", 182_963_602, 180),
+    ],
+)
+def test_parameters_round_to_those_published(name: str, exact: int, published: int) -> None:
+    """Table 8 in millions, Sparse Mixers to two digits."""
+    d = PRESETS[name].hidden_size
+    neurons = PRESETS[name].intermediate_size
+    square, ffn = d * d + d, 2 * d * neurons + neurons + d
+    outside = (32_000 + 512 + 4 + 2) * d + square  # tables, their norm, projection
+    heads = square + (square + 2 * d + 32_000) + 2 * d + 2  # pooler, tokens, labels
+    if name == "bert-base":
+        layers = 12 * (4 * square + ffn + 4 * d)
+    else:
+        layers = 10 * (512**2 + d * d) + 4 * 4 * square + 10 * ffn + 4 * (16 * ffn + 16 * d + 16) + 14 * 4 * d
+    assert count(name) == outside + layers + heads == exact
+    assert round(exact / 1e6, 0 if published == 112 else -1) == published
+
+
+def test_layers_of_the_chosen_models() -> None:
+    base, small = PRESETS["sparse-mixer-base"], PRESETS["sparse-mixer-small"]
+    assert (base.attention_layers, base.moe_layers) == ((10, 11, 12, 13), (5, 6, 7, 8))
+    assert (small.attention_layers, small.moe_layers) == ((4, 5, 6, 7), (2, 3, 4, 5)), "4 and 5 attend and route"
+    for name, model in PRESETS.items():
+        assert model.problem() is None, name
+        assert model.head_dim == 64
+        assert model.intermediate_size == (2056 if name.endswith("-ff2056") else 4 * model.hidden_size), name
+    assert PRESETS["bert-base"].attention_layers == tuple(range(12))
+    assert [PRESETS[f"{speed}sparse-mixer-base"].capacity_factor for speed in ("", "fast-")] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("layout", "number", "layers", "chosen"),
+    [
+        ("top", 4, 14, (10, 11, 12, 13)),
+        ("bottom", 6, 12, (0, 1, 2, 3, 4, 5)),
+        ("middle", 4, 14, (5, 6, 7, 8)),
+        ("middle", 6, 12, (3, 4, 5, 6, 7, 8)),
+        ("mixed", 6, 12, (0, 2, 4, 6, 8, 10)),
+        ("mixed", 4, 12, (0, 3, 6, 9)),
+        ("mixed", 12, 12, tuple(range(12))),
+        ("mixed-odd", 6, 12, (1, 3, 5, 7, 9, 11)),
+        ("mixed", 4, 14, (0, 3, 6, 9, 12)),  # 14 // 4: five, as in the reference code
+        ("mixed", 0, 12, ()),
+        ("top", 0, 12, ()),
+    ],
+)
+def test_layouts(layout: str, number: int, layers: int, chosen: tuple[int, ...]) -> None:
+    assert placed(layout, number, layers) == chosen  # type: ignore[arg-type]
+
+
+def test_the_models_of_the_tables_are_all_there() -> None:
+    tables = {
+        1: ["fourier-mixer", "hartley-mixer", "circulant-mixer", "toeplitz-mixer", "linear-mixer"],
+        2: [f"{kind}-mixer-{k}" for kind in ("hartley", "linear") for k in (1, 2, 3, 4, 6)],
+        3: ["linear-mixer-4-d512", "linear-mixer-4-d256", "linear-mixer-4-d128"],
+        4: ["linear-mixer-4-moe6-mixed-tokens-choose", "linear-mixer-4-moe6-mixed"],
+        5: [
+            f"linear-mixer-4-moe{layout}"
+            for layout in ("2-mixed", "4-mixed", "12-mixed", "6-bottom", "6-middle", "6-mixed-odd", "6-top")
+        ],
+        9: ["sparse-mixer-base-g2048", "sparse-mixer-base-cf75-g2048"],
+    }
+    chosen = ["sparse-mixer-base", "fast-sparse-mixer-base", "sparse-mixer-small", "bert-base"]
+    chosen += ["sparse-mixer-base-ff2056", "fast-sparse-mixer-base-ff2056"]
+    assert sorted([*chosen, *(name for names in tables.values() for name in names)]) == sorted(PRESETS)
+    routed = PRESETS["linear-mixer-4-moe6-mixed-tokens-choose"]
+    assert (routed.router, routed.batch_prioritized, routed.moe_layers) == ("tokens_choose", True, (0, 2, 4, 6, 8, 10))
+    assert {PRESETS[name].num_hidden_layers for table in range(1, 6) for name in tables[table]} == {12}
+    assert [PRESETS[name].hidden_size for name in tables[3]] == [512, 256, 128]
+
+
+def test_inspect_takes_a_preset() -> None:
+    options = ["--profile", "raspberry-pi-5", "--bucket", "1x512", "--json"]
+    found = CliRunner().invoke(main, ["inspect", "preset:sparse-mixer-base", *options])
+    assert found.exit_code == 0, found.stderr
+    view = json.loads(found.stdout)
+    assert (view["family"], [axis["name"] for axis in view["axes"]]) == (
+        "sparse_mixer",
+        ["moe.capacity_factor", "moe.group_size", "moe.experts"],
+    )
+    assert [level["submodel"] for level in view["levels"]] == [
+        f"moe.capacity_factor{percent}-moe.group_size4096-moe.experts16" for percent in (25, 50, 75, 100)
+    ]
+    assert {level["parameters"] for level in view["levels"]} == {182_356_802}, "capacity has no weights"
+    macs = [level["macs"]["b1-s512"] for level in view["levels"]]
+    quarter = 2 * 512 // 4 * 512 * 2048 * 4  # up and down, a quarter of the tokens, d, f, layers
+    assert [high - low for low, high in pairwise(macs)] == [quarter] * 3
+
+
+def test_inspect_and_plan_count_the_same_engines() -> None:
+    """In the variants that the profile gets; FFNs that never shrink have no column of their own."""
+    options = ["preset:sparse-mixer-base", "--profile", "laptop-x86", "--bucket", "1x512"]
+    seen, planned = (json.loads(CliRunner().invoke(main, [name, *options, "--json"]).stdout) for name in COMMANDS)
+    assert {level["submodel"]: level["flops"]["b1-s512"] for level in seen["levels"]} == {
+        candidate["id"]: candidate["costs"][0]["flops"] for candidate in planned["candidates"]
+    }
+    assert seen["variants"] == planned["variants"]
+    assert {view["variants"]["moe.products"] for view in seen["variants"]} == {"per_expert"}
+    for name in COMMANDS:
+        text = CliRunner().invoke(main, [name, *options]).stdout
+        assert re.search(r"^variant of moe\.products +per_expert$", text, re.MULTILINE)
+        assert re.search(r"^submodel +M params +M non-emb\. +(weights|memory) MB +GFLOPs", text, re.MULTILINE)
+
+
+def test_presets_need_no_torch() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+from nestforge.bucket import Bucket
+from nestforge.exporters.source import open_source
+source = open_source("preset:sparse-mixer-small")
+universal, bucket = source.spec.universal(), Bucket(1, 512)
+source.signature, source.workload(universal, bucket), source.parameters(universal)
+for ask in (source.variants, source.metadata, source.routes):
+    assert ask(universal, bucket)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import combinations
 from typing import get_args
 
@@ -17,7 +16,6 @@ from nestforge.exporters.families.sparse_mixer.mixing import (
     FoldedMixing,
     HalfTables,
     LinearMixing,
-    Mixing,
     VectorMixing,
     circulant,
     cos_sin,
@@ -64,19 +62,6 @@ def test_mixing_one_entry_answers_with_one_column_times_one_row(kind: Kind) -> N
         np.testing.assert_allclose(y, np.outer(*windows))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_mixed_apart(kind: Kind) -> None:
-    part = _mixed(mixer_config(mixing=kind))
-    x = torch.randn(3, 16, 16, dtype=torch.float64)
-    torch.testing.assert_close(part(x), torch.cat([part(row[None]) for row in x]), atol=1e-12, rtol=1e-12)
-
-
-def test_toeplitz_through_a_circulant_of_twice_the_size() -> None:
-    vector = torch.randn(9)
-    embedded = torch.cat((vector[:5].flip(0), torch.zeros(1), vector[5:].flip(0)))
-    assert torch.equal(circulant(embedded)[:5, :5], toeplitz(vector, 5))
-
-
 def test_matrices_that_are_no_parameters_are_held_and_shared_where_equal() -> None:
     names = {}
     for kind in KINDS:
@@ -111,14 +96,6 @@ def test_held_matrices_are_used_as_they_are_and_learned_ones_made_anew() -> None
     assert part.sequence_matrix is None
     with torch.no_grad():
         assert torch.equal(part.eval()(x)[0], circulant(torch.arange(1.0, 5.0))[:, :3])
-
-
-def test_a_copy_keeps_what_is_held() -> None:
-    model = tiny_mixer(mixer_config(mixing="fourier"))
-    copied = copy.deepcopy(model)
-    first, second = (copied.layers[n].mixing.sequence_matrix for n in (0, 1))
-    assert first is second
-    assert torch.equal(first, model.layers[0].mixing.sequence_matrix)
 
 
 def test_layers_that_attend_have_no_mixing() -> None:
@@ -184,11 +161,6 @@ def test_the_papers_formula_under_either_sign_of_the_dft(exponent: int, separabl
     np.testing.assert_allclose(mix(kind, x), expected, atol=1e-12)
 
 
-def test_learned_mixing_has_no_tables() -> None:
-    with pytest.raises(ValueError, match=r"^mixing linear: expected a spectral one$"):
-        spectral_matrices("linear", 4, 4)
-
-
 DENSE = {"moe_layers": (), "num_experts": 0, "expert_intermediate_size": None}
 
 
@@ -228,9 +200,3 @@ def test_tables_are_a_quarter_of_the_whole() -> None:
     tables = HalfTables(512)
     assert (tables.cosines.shape, tables.sines.shape) == ((257, 257), (255, 255))
     assert not tables.state_dict()
-
-
-def test_a_folded_form_has_no_whole_matrices() -> None:
-    module = folded("fourier", 8, 8)
-    assert not isinstance(module, Mixing)
-    assert not hasattr(module, "matrices")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.errors import PlanError
 from nestforge.exporters.families.sparse_mixer.moe import (
     DROPPED,
     MoE,
     Router,
+    StaticMoE,
     experts_choose,
-    first_choice,
     gates_of,
     tokens_choose,
 )
@@ -35,26 +35,6 @@ def _weights(part: MoE) -> dict[str, np.ndarray[Any, Any]]:
 
 def _hidden(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def test_tokens_of_no_one_and_several_experts() -> None:
-    """Token 0 is computed by expert 0 alone, 1 by experts 0 and 1, 2 by all four, 9 by none."""
-    part = _moe()
-    x = _hidden(1)
-    taken = torch.tensor([[[0, 1, 2, 3], [1, 2, 4, 5], [2, 6, 7, 8], [2, 10, 11, 12]]])
-    answer, routes = part(x, taken)
-    assert torch.equal(routes.chosen, taken)
-    p, u = _weights(part), x[0].numpy()
-    term = [
-        [mixer_reference.expert_ffn(p, "moe", e, u[t]) * routes.scores[0, t, e].item() for e in range(4)]
-        for t in range(16)
-    ]
-    np.testing.assert_allclose(answer[0, 0], term[0][0], atol=1e-12)
-    np.testing.assert_allclose(answer[0, 1], term[1][0] + term[1][1], atol=1e-12)
-    np.testing.assert_allclose(answer[0, 2], sum(term[2]), atol=1e-12)
-    for unseen in (9, 13, 14, 15):
-        assert torch.equal(answer[0, unseen], torch.zeros(16, dtype=torch.float64))
-    assert (answer[0, [3, 4, 6, 10]] != 0).all()
 
 
 @pytest.mark.parametrize("router", ["experts_choose", "tokens_choose"])
@@ -129,38 +109,6 @@ def test_a_lower_capacity_takes_away_the_terms_of_the_lowest_gates(less: int, mo
     assert (all_.gates[..., slots:] <= all_.gates[..., slots - 1 : slots]).all()
 
 
-def test_slots_follow_the_rule_at_any_batch() -> None:
-    part = _moe(min_capacity=4)
-    shapes = {}
-    for rows, percent in ((1, 100), (2, 100), (5, 100), (2, 25), (2, 400)):
-        part.percent = percent
-        shapes[rows, percent] = tuple(part.route(_hidden(rows)).own.shape)
-    assert shapes == {
-        (1, 100): (1, 4, 4),
-        (2, 100): (1, 4, 8),
-        (5, 100): (1, 4, 20),
-        (2, 25): (1, 4, 4),  # 2, but at least 4
-        (2, 400): (1, 4, 32),
-    }
-    part.percent, part.group_size = 100, 16
-    assert part.route(_hidden(5)).own.shape == (5, 4, 4)
-
-
-def test_a_capacity_of_no_slots_is_refused() -> None:
-    part = _moe(min_capacity=0)
-    part.percent = 1
-    message = r"^1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, min_capacity 0\)$"
-    with pytest.raises(PlanError, match=message):
-        part(_hidden(1))
-
-
-def test_half_precision_keeps_its_dtype_while_the_router_does_not() -> None:
-    part = _moe().to(torch.bfloat16)
-    answer, routes = part(_hidden(1).to(torch.bfloat16))
-    assert answer.dtype == torch.bfloat16
-    assert routes.scores.dtype == torch.float32
-
-
 @st.composite
 def _scores(draw: st.DrawFn) -> torch.Tensor:
     """Scores [G, T, E] of few values, so that ties are everywhere."""
@@ -182,44 +130,6 @@ def test_tokens_choose_their_best_expert_and_wait_in_order(scores: torch.Tensor,
     assert tokens_choose(scores, slots, prioritized).tolist() == expected
 
 
-@given(scores=_scores(), slots=st.integers(1, 9), fewer=st.integers(1, 9), kept=st.integers(1, 5))
-def test_fewer_slots_of_experts_that_choose_are_a_prefix(
-    scores: torch.Tensor, slots: int, fewer: int, kept: int
-) -> None:
-    tokens, experts = scores.shape[1:]
-    slots, fewer, kept = min(slots, tokens), min(fewer, slots, tokens), min(kept, experts)
-    whole = experts_choose(scores, slots, experts)
-    part = experts_choose(scores, fewer, kept)
-    assert torch.equal(part, whole[:, :kept, :fewer])
-    gates = gates_of(scores, whole, "experts_choose")
-    assert torch.equal(gates_of(scores, part, "experts_choose"), gates[:, :kept, :fewer])
-    assert (gates.diff(dim=-1) <= 0).all()
-
-
-@given(scores=_scores(), slots=st.integers(1, 9), fewer=st.integers(1, 9), prioritized=st.booleans())
-def test_with_fewer_slots_tokens_that_choose_only_drop_out(
-    scores: torch.Tensor, slots: int, fewer: int, prioritized: bool
-) -> None:
-    more, less = (tokens_choose(scores, n, prioritized) for n in (slots, min(fewer, slots)))
-    assert torch.equal(torch.where(less == DROPPED, more, less), more)
-    assert torch.equal(torch.where(more == DROPPED, first_choice(scores), more), first_choice(scores))
-    for expert in range(scores.shape[2]):
-        wished = (first_choice(scores) == expert).sum(-1)
-        assert torch.equal((more == expert).sum(-1), wished.clamp(max=slots))
-
-
-def test_priority_serves_the_surest_tokens_and_order_the_first() -> None:
-    scores = torch.tensor([[[0.6, 0.4], [0.2, 0.8], [0.9, 0.1], [0.7, 0.3], [0.7, 0.3]]])
-    assert tokens_choose(scores, 2, prioritized=False).tolist() == [[0, 1, 0, -1, -1]]
-    assert tokens_choose(scores, 2, prioritized=True).tolist() == [[-1, 1, 0, 0, -1]]
-
-
-def test_groups_are_routed_apart() -> None:
-    scores = torch.rand(3, 8, 4, generator=torch.Generator().manual_seed(0))
-    for choose in (lambda s: experts_choose(s, 3, 4), lambda s: tokens_choose(s, 2, True)):
-        assert torch.equal(choose(scores), torch.cat([choose(group[None]) for group in scores]))
-
-
 def test_gates_are_the_scores_as_they_are_and_zero_where_dropped() -> None:
     scores = torch.tensor([[[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]]])
     taken = torch.tensor([[[1, 0], [0, 1]]])  # of two experts that are kept
@@ -239,3 +149,77 @@ def test_the_router_computes_in_float32_at_least(given_: torch.dtype, computed: 
     assert logits.dtype == computed
     precise = tokens.double().numpy() @ router.weight.double().numpy().T + router.bias.double().numpy()
     np.testing.assert_allclose(logits.numpy(), precise, atol=1e-6)  # float16 would be off by 1e-3
+
+
+VARIANTS = [
+    {"moe.dispatch": dispatch, "moe.products": products, "moe.combine": combine}
+    for dispatch, products, combine in product(
+        ("gather", "one_hot"), ("per_expert", "batched"), ("scatter", "gather", "one_hot")
+    )
+]
+CHEAPEST = {"moe.dispatch": "gather", "moe.products": "per_expert", "moe.combine": "scatter"}
+ROUTERS: list[dict[str, Any]] = [
+    {"router": "experts_choose"},
+    {"router": "tokens_choose"},
+    {"router": "tokens_choose", "batch_prioritized": False},
+]
+
+
+def moe_of(percent: int = 100, group_size: int = 4096, **settings: Any) -> MoE:
+    moe = tiny_mixer(mixer_config(**settings)).layers[1].moe
+    assert isinstance(moe, MoE)
+    moe.percent, moe.group_size = percent, group_size
+    return moe
+
+
+def keep(moe: MoE, experts: int) -> MoE:
+    moe.kept = experts
+    for name, weights in list(moe.experts.named_parameters()):
+        setattr(moe.experts, name, torch.nn.Parameter(weights[:experts], requires_grad=False))
+    return moe
+
+
+def tokens(rows: int = 3) -> torch.Tensor:
+    return torch.randn(rows, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("settings", ROUTERS)
+@pytest.mark.parametrize(("percent", "group_size"), [(100, 4096), (50, 16), (175, 8), (400, 4096)])
+def test_every_form_is_the_same_function(settings: dict[str, Any], percent: int, group_size: int) -> None:
+    moe, x = moe_of(percent, group_size, **settings), tokens()
+    expected, routes = moe(x)
+    for variants in VARIANTS:
+        answer, found = StaticMoE(moe, variants)(x)
+        torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
+        assert torch.equal(found.chosen, routes.chosen)
+        torch.testing.assert_close(found.gates, routes.gates)
+
+
+def test_fewer_experts_leave_their_terms_out() -> None:
+    moe, x = keep(moe_of(group_size=16), 3), tokens()
+    for variants in VARIANTS:
+        torch.testing.assert_close(StaticMoE(moe, variants)(x)[0], moe(x)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("percent", "router"), [(100, "experts_choose"), (50, "tokens_choose")])
+def test_static_forms_answer_tokens_without_an_expert_by_exact_zeros(percent: int, router: str) -> None:
+    """A sum that adds is told from one that overwrites, and a zero from stale memory."""
+    moe, x = moe_of(percent, router=router), tokens()
+    answer = moe(x)[0].flatten(0, 1)
+    unseen = ~answer.any(-1)
+    assert 0 < unseen.sum() < len(unseen)
+    for variants in VARIANTS:
+        assert not StaticMoE(moe, variants)(x)[0].flatten(0, 1)[unseen].any()
+
+
+def test_sums_run_from_the_first_expert_on() -> None:
+    """The order of the reference, so that engines of one variant give one answer to the last bit."""
+    moe, x = moe_of(200), tokens()
+    scatter, gather = (StaticMoE(moe, {**CHEAPEST, "moe.combine": combine})(x)[0] for combine in ("scatter", "gather"))
+    assert torch.equal(scatter, gather)
+
+
+def test_static_forms_take_no_decisions() -> None:
+    moe, x = moe_of(), tokens()
+    with pytest.raises(ValueError, match="its own routes"):
+        StaticMoE(moe, CHEAPEST)(x, moe.route(x).chosen)
