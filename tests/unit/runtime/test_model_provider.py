@@ -14,8 +14,7 @@ from nestforge.runtime import load as module
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from support.exit_bundles import write_exits_bundle
-from support.fake_gpu import host_provider
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice, host_provider
 
 Feeds = Callable[..., dict[str, Any]]
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]

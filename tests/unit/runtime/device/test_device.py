@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from nestforge.runtime.device.device import ALIGNMENT, DeviceArray, SharedValues
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice
 
 
 def test_rows_move_and_are_cleared_within_the_device() -> None:

@@ -13,7 +13,7 @@ from nestforge.runtime.device.store import DeviceView, StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice
 
 MATRIX = np.arange(21, dtype=np.float32).reshape(7, 3)  # rows of 12 bytes
 BIAS = np.arange(5, dtype=np.int64)

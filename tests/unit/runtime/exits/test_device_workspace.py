@@ -28,9 +28,8 @@ from nestforge.runtime.exits.segments import BatchPlan
 from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
 from support.fake_cuda import World
-from support.fake_gpu import CapturingSession, Gpu, host_provider, provider_on
+from support.fake_gpu import CapturingSession, Gpu, HostDevice, host_provider, provider_on
 from support.fake_tensorrt import host_with_gpu, list_plans
-from support.host_device import HostDevice
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=8)

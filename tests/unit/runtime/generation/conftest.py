@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
+from support.fake_gpu import HostDevice
 from support.generating import greedy as transformers_greedy
 from support.generating import llama_folder
-from support.host_device import HostDevice
 
 
 @pytest.fixture

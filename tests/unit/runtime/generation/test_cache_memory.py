@@ -15,7 +15,7 @@ from nestforge.runtime.engines.memory import engine_needs
 from nestforge.runtime.generation.cache_memory import CacheMemory, DeviceMemory, memory_for, session_bytes
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice
 
 ENGINE = EngineEntry("a", "s", Bucket(4, 8, 1, 1), "onnxruntime", "a.onnx", "sliced", 0, 0, 0, 0, Decode())
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16))

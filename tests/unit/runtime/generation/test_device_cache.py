@@ -10,7 +10,7 @@ from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry,
 from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.generation.cache import AnyCache, Cache, Source
 from nestforge.runtime.generation.device_cache import DeviceCache, DeviceSource
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice
 
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16, window=3))
 SIZES = (8, 16)

@@ -19,8 +19,7 @@ from nestforge.runtime.generation.text_stream import Stops
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from support.fake_gpu import host_provider
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice, host_provider
 from support.sealing import edit_manifest
 
 GOLDEN = Path(__file__).parents[3] / "golden"

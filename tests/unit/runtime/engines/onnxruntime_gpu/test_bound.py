@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nestforge.errors import BundleError, InputError
 from nestforge.runtime.engines.onnxruntime_gpu.session import CALL_BY_CALL, BoundRun
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice
 
 
 class Gpu(HostDevice):

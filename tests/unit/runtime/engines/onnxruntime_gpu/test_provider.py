@@ -10,8 +10,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
 from nestforge.runtime.engines.onnxruntime_gpu import provider as module
 from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named, provider_problem, require_providers
-from support.fake_gpu import host_provider
-from support.host_device import HostDevice
+from support.fake_gpu import HostDevice, host_provider
 
 
 def wheel(monkeypatch: pytest.MonkeyPatch, *providers: str) -> None:

@@ -21,8 +21,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunne
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
-from support.fake_gpu import CapturingSession, Gpu, host_provider, provider_on
-from support.host_device import HostDevice
+from support.fake_gpu import CapturingSession, Gpu, HostDevice, host_provider, provider_on
 
 # Of 1..4x2..16, up and down, some of them twice.
 SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]

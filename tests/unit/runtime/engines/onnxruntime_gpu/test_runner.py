@@ -22,8 +22,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunne
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.exit_bundles import weights, write_exits_bundle
-from support.fake_gpu import CapturingSession, Gpu, host_provider, provider_on
-from support.host_device import HostDevice
+from support.fake_gpu import CapturingSession, Gpu, HostDevice, host_provider, provider_on
 from support.sealing import reseal
 
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
