@@ -26,7 +26,7 @@ from nestforge.errors import (
 from nestforge.exporters.source import ModelSource
 from nestforge.exporters.universal import load_universal
 from nestforge.profiles.compile_request import CompileRequest
-from nestforge.profiles.precision import Precision
+from nestforge.profiles.precision import Precision, run_by
 from nestforge.runtime.engines.latencies import measuring_host
 from nestforge.runtime.engines.measure import measure_bundle
 from nestforge.runtime.engines.runner import runner_for
@@ -151,7 +151,7 @@ def test_nothing_is_looked_up_or_written(tiny_bundle: Path, tmp_path: Path) -> N
     assert (done.stdout, list(tmp_path.iterdir())) == ("2\n", [])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", run_by("openvino"))
 def test_the_gate_runs_in_openvino_and_the_bundle_answers(
     source: ModelSource, tmp_path: Path, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +187,9 @@ def test_precisions_that_it_does_not_run_are_refused_before_the_work(tiny_folder
 
     profile = resolve(CompileRequest(tiny_folder, backend="openvino", profile="t4", buckets=["1x16"])).profile
     assert (profile.backend, profile.tensorrt, profile.capacities) == ("openvino", None, None)
-    assert refused(precisions=["int8"]) == ("precision: int8 does not run on openvino; expected some of fp32, bf16")
+    assert refused(precisions=["int8"]) == (
+        f"precision: int8 does not run on openvino; expected some of {', '.join(run_by('openvino'))}"
+    )
 
 
 def test_engines_that_are_not_whole_are_refused_before_the_work(tmp_path: Path) -> None:
