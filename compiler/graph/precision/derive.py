@@ -16,7 +16,7 @@ from ....profiles.precision import TRACED, Precision
 from ..encodings import split_encoding
 from ..template import Template
 from .fp32_nodes import kept_products
-from .half import half
+from .half import half, with_half_weights
 from .quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
 from .whole_rows import in_whole_rows
 
@@ -98,9 +98,17 @@ def _int4(traced: _Traced) -> _Derived:
     return in_whole_rows(small_tables(weight_only(traced.template.proto, traced.kept))), traced.template.tables
 
 
+def _fp16_weights(traced: _Traced) -> _Derived:
+    template = as_run(traced.template, traced.backend)
+    read = {node.output[0]: node.input[1:2] for node in traced.template.proto.graph.node}
+    whole = {weight for value in traced.kept for weight in read[value]} | template.tables.keys()
+    return with_half_weights(template.proto, whole), template.tables
+
+
 # How a traced graph gets each precision of the registry.
 _TRANSFORMS: Mapping[Precision, Callable[[_Traced], _Derived]] = {
     "fp32": lambda traced: (traced.template.proto, traced.template.tables),
+    "fp16-weights": _fp16_weights,
     "fp16": partial(_half, "fp16"),
     "bf16": partial(_half, "bf16"),
     "int8": _int8,

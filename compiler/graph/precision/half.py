@@ -16,9 +16,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from ....profiles.precision import BF16, FP16
+from ....profiles.precision import BF16, FP16, LEAST_INPUTS, LEAST_OUTPUTS
 from ..edit import Edit
 from ..encodings import table_name
+from ..passes.contract import TRANSPOSED
 from .fp32_nodes import FloatGraph, wide_nodes
 
 
@@ -72,6 +73,36 @@ def half(
     for node in proto.graph.node:
         writing.write(node, node.output[0] in wide)
     return Converted(writing.done(), writing.tables)
+
+
+def with_half_weights(proto: onnx.ModelProto, whole: Collection[str]) -> onnx.ModelProto:
+    """The template ``proto`` with its matrices and tables in float16, but for ``whole``, each widened where it is read;
+    of a table the rows that are taken."""
+    edit = Edit(proto)
+    halved = {name for name, tensor in edit.initializers.items() if name not in whole and _is_large(tensor)}
+    widened: dict[str, str] = {}
+    for node in edit.source:
+        for place, name in enumerate(node.input):
+            if name not in halved:
+                continue
+            node.input[place] = edit.encoded(name, FP16, TensorProto.FLOAT16, edit.initializers[name].dims)
+            if node.op_type != "Gather":
+                widened[name] = widened.get(name) or edit.add("Cast", [node.input[place]], to=TensorProto.FLOAT)
+                node.input[place] = widened[name]
+        edit.nodes.append(node)
+        if node.op_type == "Gather" and node.input[0].removesuffix(FP16) in halved:
+            taken, node.output[0] = node.output[0], f"{node.output[0]}{FP16}"
+            edit.add("Cast", [node.output[0]], [taken], to=TensorProto.FLOAT)
+    return edit.done()
+
+
+def _is_large(tensor: onnx.TensorProto) -> bool:
+    """Whether ``tensor`` is a weight of the store that a product or a lookup gains by having smaller."""
+    external = tensor.data_location == TensorProto.EXTERNAL and tensor.data_type == TensorProto.FLOAT
+    outputs, inputs = tensor.dims[-2:] if len(tensor.dims) > 1 else (0, 0)
+    if tensor.name.endswith(TRANSPOSED):
+        outputs, inputs = inputs, outputs
+    return external and len(tensor.dims) in (2, 3) and inputs >= LEAST_INPUTS and outputs >= LEAST_OUTPUTS
 
 
 class _Writing(Edit):

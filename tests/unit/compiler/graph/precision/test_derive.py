@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from nestforge.compiler.graph.encodings import split_encoding
 from nestforge.compiler.graph.precision.derive import in_precision
+from nestforge.compiler.graph.precision.half import with_half_weights
 from nestforge.compiler.graph.template import Template
 from nestforge.profiles.precision import PRECISIONS, TRACED, Precision
-from support.derived_engines import wide_template
+from support.derived_engines import parsed, wide_template
 from support.tiny_compile import BUCKET, save_tiniest
 
 # The encodings in which an encoder of [out, in] and [in, out] products is read, by backend; "" is float32.
@@ -15,6 +16,8 @@ READ: dict[tuple[str, str], set[str]] = {
     ("fp32", "onnxruntime"): {""},
     ("fp32", "tensorrt"): {""},
     ("fp32", "openvino"): {""},
+    ("fp16-weights", "onnxruntime"): {"", ".fp16"},
+    ("fp16-weights", "openvino"): {"", ".fp16"},
     ("fp16", "onnxruntime"): {"", ".fp16"},
     ("fp16", "tensorrt"): {"", ".fp16"},
     ("bf16", "tensorrt"): {"", ".bf16"},
@@ -47,3 +50,30 @@ def test_every_precision_is_derived_for_every_backend_that_runs_it(
     assert PRECISIONS[precision].encoding in encodings
     assert wide.proto.SerializeToString(deterministic=True) == before, "templates are shared"
     assert (found.proto == wide.proto) == (precision == TRACED)
+
+
+def test_half_weights_are_widened_once_where_they_are_read_and_tables_row_by_row() -> None:
+    proto = parsed(
+        """two (int64[2] i, float[2, 32] x) => (float[2, 16] y, float[2, 16] z)
+        { r = Gather (t, i)  h = Gemm <transB = 1> (r, w)  k = MatMul (x, v__T)  u = Gemm <transB = 1> (x, w)
+          m = Add (h, k)  s = Add (m, u)  y = Gemm <transB = 1> (s, few)  z = Gemm <transB = 1> (x, kept) }""",
+        t=(40, 32),
+        w=(16, 32),
+        v__T=(32, 16),
+        few=(16, 16),
+        kept=(16, 32),
+    )
+    found = with_half_weights(proto, {"kept"})
+    assert [f"{node.op_type} {', '.join(node.input)} {node.output[0]}" for node in found.graph.node] == [
+        "Gather t.fp16, i r.fp16",
+        "Cast r.fp16 r",
+        "Cast w.fp16 q0",
+        "Gemm r, q0 h",
+        "Cast v.T.fp16 q1",
+        "MatMul x, q1 k",
+        "Gemm x, q0 u",
+        "Add h, k m",
+        "Add m, u s",
+        "Gemm s, few y",
+        "Gemm x, kept z",
+    ]
