@@ -17,7 +17,7 @@ from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gpt2 import FAMILY
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import load_universal, rank, taylor_scores
+from nestforge.exporters.universal import load_universal
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
 from support.hugging_face_classes import rename
@@ -82,14 +82,6 @@ def test_a_narrowed_module_is_one_really_made_narrow(folder: Path) -> None:
     universal = load_universal(open_source(folder))
     (found,) = universal.narrow(universal.spec.from_kinds({"ffn": [8, 24]}))(IDS)
     torch.testing.assert_close(found, narrowed_gpt2(make_gpt2(), [8, 24])(IDS).logits, rtol=0, atol=2e-6)
-
-
-def test_neurons_may_be_ordered_without_changing_the_function(folder: Path) -> None:
-    universal = load_universal(open_source(folder))
-    (before,), up = universal.module(IDS), universal.parameters()["transformer.h.0.mlp.c_fc.weight"].clone()
-    rank(universal, taylor_scores(universal, [(IDS,)]), "taylor")
-    torch.testing.assert_close(universal.module(IDS)[0], before, rtol=0, atol=1e-5)
-    assert not torch.equal(universal.parameters()["transformer.h.0.mlp.c_fc.weight"], up)
 
 
 def test_widths_per_layer_and_a_published_slice(folder: Path, tmp_path: Path) -> None:
@@ -172,7 +164,6 @@ def test_it_is_sliced_and_equals_pytorch(folder: Path, tmp_path: Path) -> None:
         ({"n_inner": [32]}, "n_inner: expected 2 numbers, one per layer, got 1"),
         ({"n_layer": 10**9}, "n_layer: expected at most 1024, got 1000000000"),
         ({"add_cross_attention": True}, "add_cross_attention: a second sequence to attend to is not supported"),
-        ({"activation_function": "xielu"}, "activation_function: xielu has parameters of its own"),
         (
             {"architectures": ["GPT2DoubleHeadsModel"]},
             "is not supported; supported are GPT2Model, GPT2LMHeadModel, GPT2For",

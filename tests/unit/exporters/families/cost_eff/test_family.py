@@ -92,15 +92,6 @@ def test_a_shorter_submodel_answers_at_its_own_last_exit_and_holds_no_more(unive
     assert len(universal.module.model.encoder.layer) == 4, "the universal model is as it was"
 
 
-def test_a_depth_without_an_exit_is_refused(source) -> None:
-    with pytest.raises(PlanError, match="axis depth: expected one of 1, 3, 4, got 2"):
-        source.spec.parse("depth2")
-
-
-def test_widths_behind_the_depth_say_nothing(source) -> None:
-    assert source.spec.parse("depth1-ffn16_64_40") == source.spec.parse("depth1-ffn16_8_8")
-
-
 def test_segments_in_a_row_equal_one_uncut_pass(universal) -> None:
     exits = universal.source.exits
     uncut = list(exits.every_exit(universal.module)(IDS, MASK, TYPES))
@@ -152,10 +143,6 @@ def test_one_token_type_is_no_input(tmp_path: Path) -> None:
     model = load_universal(source)
     with_types = model.module.model(IDS, MASK, TYPES * 0)
     torch.testing.assert_close(model.module(IDS, MASK), with_types)
-
-
-def test_header_and_module_agree_on_parameters(source, universal) -> None:
-    assert dict(source.shapes) == dict(universal.source.shapes)
 
 
 def test_narrowing_equals_masking_what_was_cut(universal) -> None:
@@ -225,16 +212,6 @@ def test_tensors_without_elements_may_be_stored_or_left_out(tmp_path: Path) -> N
         _outputs(load_universal(stored)).values(), _outputs(load_universal(absent)).values(), strict=True
     ):
         assert torch.equal(found, expected)
-
-
-def test_half_precision_weights_are_computed_in_float32(tmp_path: Path) -> None:
-    weights = random_weights(shapes_of(CONFIG, SIDECAR))
-    half = save_folder(tmp_path / "half", CONFIG, SIDECAR, {name: data.half() for name, data in weights.items()})
-    same = save_folder(
-        tmp_path / "same", CONFIG, SIDECAR, {name: data.half().float() for name, data in weights.items()}
-    )
-    found, expected = (_outputs(load_universal(open_source(folder))) for folder in (half, same))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("scores", [magnitude_scores, lambda model: taylor_scores(model, [(IDS, MASK, TYPES)])])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from nestforge.errors import CheckpointError
 from nestforge.exporters.families.cost_eff.loading import factorise
-from nestforge.exporters.families.cost_eff.model import EveryExit, FirstSegment, LaterSegment, entropy
+from nestforge.exporters.families.cost_eff.model import entropy
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.cost_eff_models import save_tiny
@@ -70,10 +70,6 @@ def test_entropy_of_a_gap(gap: float, dtype: torch.dtype) -> None:
     assert found.item() == pytest.approx(exact, rel=1e-3 if dtype == torch.float16 else 1e-5, abs=1e-7)
 
 
-def test_a_certain_row_has_entropy_zero() -> None:
-    assert entropy(torch.tensor([1e4, 0.0, -1e4])).item() == 0.0
-
-
 @given(arrays(np.float32, (3, 5), elements=st.floats(-(2.0**120), 2.0**120, width=32)))
 def test_entropy_is_a_number_between_none_and_uniform(logits: np.ndarray) -> None:
     found = entropy(torch.from_numpy(logits))
@@ -84,12 +80,6 @@ def test_entropy_is_a_number_between_none_and_uniform(logits: np.ndarray) -> Non
 def test_entropy_does_not_see_a_common_shift(logits: np.ndarray, shift: float) -> None:
     moved = entropy(torch.from_numpy(logits) + shift)
     torch.testing.assert_close(moved, entropy(torch.from_numpy(logits)), atol=1e-4, rtol=1e-3)
-
-
-def test_factors_of_full_rank_give_the_table_back() -> None:
-    table = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
-    w1, w2 = factorise(table, 12)
-    torch.testing.assert_close(w1 @ w2, table, atol=1e-5, rtol=1e-5)
 
 
 def test_factors_are_the_best_of_their_rank_and_a_prefix_of_all() -> None:
@@ -117,20 +107,3 @@ def test_a_factorised_lookup_equals_rows_of_the_product(tmp_path: Path) -> None:
 def test_a_rank_that_no_table_has(rank: int) -> None:
     with pytest.raises(CheckpointError, match=rf"embedding \[50, 12\]: expected a rank of 1\.\.12, got {rank}"):
         factorise(torch.zeros(50, 12), rank)
-
-
-@pytest.mark.parametrize("layers", [(1, 3, 4), (3, 4), (4,)])
-def test_a_chain_equals_one_pass(tmp_path: Path, layers: tuple[int, ...]) -> None:
-    model = load_universal(open_source(save_tiny(tmp_path / "m"))).module.model
-    with torch.no_grad():
-        whole = EveryExit(model, layers, layers[-1])(IDS, MASK)
-        outputs: list[torch.Tensor] = []
-        state = IDS
-        for number, (first, last) in enumerate(zip((0, *layers), layers, strict=False)):
-            kind = LaterSegment if number else FirstSegment
-            returned = kind(model, first, last, passes_on=last != layers[-1])(state, MASK)
-            state = returned[0]
-            outputs += returned
-        logits, entropy = model(IDS, MASK)
-    torch.testing.assert_close(tuple(outputs), whole, rtol=0, atol=0)
-    torch.testing.assert_close(whole[-2:], (logits, entropy), rtol=0, atol=0)

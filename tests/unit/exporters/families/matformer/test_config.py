@@ -244,9 +244,9 @@ def test_matvit_counts_at_the_rounding_of_the_paper(name: str) -> None:
     """The paper's sizes are those of the encoder without a head. B/16 is cut to whole millions, exactly.
 
     L/16 has two columns that differ by a constant 6 M, for which the paper gives no reason; the standard ViT lies
-    between them, and by 1 to 4 M above the lower one, whose S and M are those of the layers' matrices, cut.
+    between them.
     """
-    d, depth, columns = MATVIT[name]
+    d, _, columns = MATVIT[name]
     _, groups = groups_of(name)
     encoders = [(groups[label].total - (1000 * d + 1000)) // 10**6 for label in LEVELS]
     if name == "matvit-b16":
@@ -254,8 +254,6 @@ def test_matvit_counts_at_the_rounding_of_the_paper(name: str) -> None:
         return
     assert encoders == [127, 152, 202, 303]
     assert all(low < found < high for low, found, high in zip(columns[0], encoders, columns[1], strict=True))
-    matrices = [depth * (4 * d * d + 2 * d * m) // 10**6 for m in (d // 2, d, 2 * d, 4 * d)]
-    assert matrices == [125, 150, 201, 301], "L and XL are printed as 200 and 300"
 
 
 def test_inspect_and_plan_take_a_preset() -> None:
@@ -308,7 +306,3 @@ for name in ("matlm-78m", "matvit-b16"):
     source.signature, source.workload(universal, Bucket(1, 16)), source.parameters(universal)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_every_preset_is_a_configuration_that_reads() -> None:
-    assert all(config.problem() is None for config in (*LANGUAGE.values(), *VISION.values()))

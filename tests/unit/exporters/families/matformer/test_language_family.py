@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from nestforge.exporters.families.matformer.model import load_model
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.workload import macs
-from safetensors.torch import load_file, save_file
 from support.tiny_compile import assert_tensorrt_takes, board
 from support.tiny_matlm import save_tiny_matlm
 from support.tiny_models import edit_config
@@ -95,47 +92,11 @@ def test_narrowing_runs_the_first_neurons_and_heads(source: ModelSource) -> None
     assert math.isfinite(found.abs().max())
 
 
-def _drop(name: str) -> Callable[[Path], None]:
-    return lambda folder: _rewrite(folder, lambda weights: weights.pop(name))
-
-
-def _put(name: str, value: torch.Tensor) -> Callable[[Path], None]:
-    return lambda folder: _rewrite(folder, lambda weights: weights.__setitem__(name, value))
-
-
-def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors")
-
-
-UP = "layers.1.ffn.up.weight"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (
-            lambda folder: edit_config(folder, intermediate_size=[16, 48, 32]),
-            f"{{folder}}: tensor {UP} has shape [64, 32]; expected [48, 32] as config.json says",
-        ),
-        (_drop(UP), f"{{folder}}: tensor {UP} is missing from the weights"),
-        (
-            _put("lm_head.weight", torch.zeros(64, 32)),
-            "{folder}: tensor 'lm_head.weight' has no place in the model that config.json describes",
-        ),
-        (
-            _put(UP, torch.zeros(64, 32, dtype=torch.int8)),
-            f"{{folder}}: tensor {UP} holds I8; expected F32, F16 or BF16",
-        ),
-        (_put(UP, torch.full((64, 32), math.nan)), f"{{folder}}: tensor {UP} holds NaN or infinite values"),
-        (lambda folder: edit_config(folder, vocab_size=...), "{folder}/config.json: missing key 'vocab_size'"),
-    ],
-)
-def test_weights_that_do_not_fit_are_named(folder: Path, spoil: Callable[[Path], None], message: str) -> None:
-    spoil(folder)
-    with pytest.raises(CheckpointError, match=f"^{re.escape(message.format(folder=folder))}$"):
-        load_universal(open_source(folder))
+def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
+    edit_config(folder, intermediate_size=[16, 48, 32])
+    problem = f"{folder}: tensor layers.1.ffn.up.weight has shape [64, 32]; expected [48, 32] as config.json says"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(problem)}$"):
+        open_source(folder)
 
 
 def test_a_folder_without_weights_can_be_described_and_not_loaded(folder: Path) -> None:
@@ -208,22 +169,6 @@ def test_every_kind_is_sliced_and_proven(tmp_path: Path, kind: dict[str, Any]) -
     with torch.no_grad():
         (expected,) = universal.narrow(universal.spec.parse("ffn16-heads2"))(ids)
     np.testing.assert_allclose(answer.outputs["logits"], expected.numpy(), atol=1e-4, rtol=1e-4)
-
-
-def test_a_folder_of_older_code_reads_as_it_did(tmp_path: Path) -> None:
-    """Its config.json says nothing of positions, biases and norms: rotary, none, and norms without weights."""
-    folder = save_tiny_matlm(tmp_path / "m")
-    expected = load_model(folder)(IDS)
-    config = json.loads((folder / "config.json").read_text())
-    for key in ("position", "bias", "norm_weights"):
-        del config[key]
-    (folder / "config.json").write_text(json.dumps(config))
-    names = {f"layers.{layer}.{part}.weight" for layer in range(3) for part in _MATRICES}
-    assert set(load_file(folder / "model.safetensors")) == names | {"embed_tokens.weight"}
-    assert torch.equal(load_model(folder)(IDS), expected)
-
-
-_MATRICES = [*(f"attention.{part}" for part in ("query", "key", "value", "output")), "ffn.up", "ffn.down"]
 
 
 def test_it_is_still_the_model(bundle: Path) -> None:
