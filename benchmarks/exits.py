@@ -20,7 +20,7 @@ from ..bundle.open_bundle import Bundle, open_bundle
 from ..compiler.compile import compile_bundle
 from ..errors import CheckpointError
 from ..examples.commands import is_made_from
-from ..examples.cost_eff.report import read_texts
+from ..examples.cost_eff.texts import read_jsonl
 from ..exporters.source import open_source
 from ..exporters.universal import load_universal
 from ..profiles.load_profile import load_profile
@@ -80,7 +80,7 @@ def requests(bundle: Bundle, batch: int, count: int, source: str = "test") -> li
     entry = bundle.manifest.text
     assert entry is not None
     encoder = TextEncoder(bundle.file(entry.file), entry, bundle.manifest.inputs)
-    texts = read_texts(FOLDER / f"{source}.jsonl").texts
+    texts = [each.text for each in read_jsonl(FOLDER / f"{source}.jsonl")]
     picked = [texts[(start * batch) % (len(texts) - batch) :][:batch] for start in range(count)]
     return [dict(encoder.encode(part, SEQUENCE, truncate=True).feeds) for part in picked]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import sysconfig
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +26,26 @@ def module_files(folder: Path) -> list[Path]:
     """Every Python file below ``folder``, sorted, without tests and vendored packages."""
     files = folder.rglob("*.py")
     return sorted(path for path in files if not _SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts))
+
+
+_PROSE = re.compile(r"[A-Z](?!.*>>>).*[.!?]")  # begins and ends like prose; no console transcript
+
+
+def docstrings(file: Path, shortest: int) -> Iterator[list[str]]:
+    """The prose paragraphs, of ``shortest`` characters at least, of every docstring in ``file`` that has any, each on
+    one line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes are the package's business
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # packages ship templates that are no Python
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            joined = (" ".join(part.split()) for part in (ast.get_docstring(node) or "").split("\n\n"))
+            prose = [text for text in joined if len(text) >= shortest and text.isprintable() and _PROSE.fullmatch(text)]
+            if prose:
+                yield prose
 
 
 def place_of(name: str) -> int:

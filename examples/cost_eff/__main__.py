@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from ..commands import compile_once, demonstrate, nestforge, run, show
-from .report import exit_report, read_texts
+from .report import exit_report
+from .texts import read_jsonl
 
 FOLDER = Path("demo/exits")
 MODELS = {"slender": "slenderised", "whole": "unpruned"}
@@ -21,13 +22,13 @@ def steps() -> None:
     run(sys.executable, "-m", "nestforge.examples.cost_eff.train", "--output", str(FOLDER))
     for model in MODELS:
         _compile_and_calibrate(FOLDER / model, FOLDER / f"{model}.bundle")
-    texts = read_texts(FOLDER / "test.jsonl")
+    texts = read_jsonl(FOLDER / "test.jsonl")
     tables = {
         f"{what.capitalize()} model: {heading}": table
         for model, what in MODELS.items()
         for heading, table in exit_report(FOLDER / f"{model}.bundle", texts)
     }
-    show(FOLDER, f"Early exits on {len(texts.texts)} texts that nothing was trained or calibrated on", tables)
+    show(FOLDER, f"Early exits on {len(texts)} texts that nothing was trained or calibrated on", tables)
 
 
 def _compile_and_calibrate(model: Path, bundle: Path) -> None:

@@ -5,7 +5,6 @@ Everything is asked of the runtime as a user would ask it, one text a request.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +18,11 @@ from ...runtime.exits.policy import ExitPolicy
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
 from ...runtime.summary import Table
+from .texts import Text
 
 # Thresholds of the sweep, as shares of the largest entropy that there is, ln C.
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 _TIMED = 150
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Texts and the numbers of their labels."""
-
-    texts: Sequence[str]
-    labels: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -43,13 +35,7 @@ class Outcome:
     layers: np.ndarray
 
 
-def read_texts(path: Path) -> Texts:
-    """Reads ``{"text": ..., "label": ...}`` line by line."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    return Texts([row["text"] for row in rows], np.array([row["label"] for row in rows]))
-
-
-def exit_report(bundle: Path, texts: Texts) -> list[tuple[str, Table]]:
+def exit_report(bundle: Path, texts: Sequence[Text]) -> list[tuple[str, Table]]:
     """Tables of one bundle, each under its heading."""
     with load(bundle) as model:
         layers = _layers(model)
@@ -89,12 +75,12 @@ def _table(
     return Table([*columns, f"% leaving after layer {' '.join(map(str, layers))}"], rows)
 
 
-def _outcome(model: ElasticModel, exits: RequestedExits, texts: Texts, milliseconds: float) -> Outcome:
+def _outcome(model: ElasticModel, exits: RequestedExits, texts: Sequence[Text], milliseconds: float) -> Outcome:
     right, flops, layers = [], [], []
     whole = {engine.id: engine for engine in model.bundle.manifest.engines}
-    for text, label in zip(texts.texts, texts.labels, strict=True):
-        answer = model(text, exits=exits, truncate=True)
-        right.append(int(answer["logits"][0].argmax()) == int(label))
+    for each in texts:
+        answer = model(each.text, exits=exits, truncate=True)
+        right.append(int(answer["logits"][0].argmax()) == each.label)
         if answer.exits is None:
             flops.append(whole[answer.engine].flops)
             layers.append(_layers(model)[-1])
@@ -104,14 +90,14 @@ def _outcome(model: ElasticModel, exits: RequestedExits, texts: Texts, milliseco
     return Outcome(mean(right), milliseconds, mean(flops), np.array(layers))
 
 
-def _times(model: ElasticModel, ways: Mapping[str, RequestedExits], texts: Texts) -> dict[str, float]:
+def _times(model: ElasticModel, ways: Mapping[str, RequestedExits], texts: Sequence[Text]) -> dict[str, float]:
     """Mean milliseconds of each way to answer, all in turn on every text, so that a busy moment touches all alike."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for exits in ways.values():
-        model(texts.texts[0], exits=exits, truncate=True)  # opens engines
-    for text in texts.texts[:: max(1, len(texts.texts) // _TIMED)]:
+        model(texts[0].text, exits=exits, truncate=True)  # opens engines
+    for each in texts[:: max(1, len(texts) // _TIMED)]:
         for name, exits in ways.items():
-            taken[name].append(model(text, exits=exits, truncate=True).timings.run)
+            taken[name].append(model(each.text, exits=exits, truncate=True).timings.run)
     return {name: mean(times) for name, times in taken.items()}
 
 

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ...errors import CheckpointError
-from ...exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ...exporters.checkpoints.checkpoint import Checkpoint, compare_with_headers, open_checkpoint
+from ...exporters.checkpoints.own_folder import read_tensors
+from ...exporters.families.bert import read_bert
 from ...exporters.families.cost_eff.config import (
     SCHEMA_VERSION,
     SIDECAR_NAME,
@@ -149,16 +151,9 @@ def multi_exit_model(checkpoint: Checkpoint, classes: int) -> CostEffModel:
     for layer in architecture.exits.layers:
         torch.nn.init.normal_(model.get_parameter(f"exits.{layer}.weight"), std=_EXIT_SPREAD)
         torch.nn.init.zeros_(model.get_parameter(f"exits.{layer}.bias"))
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted({header.file for header in checkpoint.tensors.values()}):
-        weights |= load_file(checkpoint.folder / file)
-    encoder = {name: data.float() for name, data in weights.items() if not name.startswith(_UNUSED)}
     wanted = {name: shape for name, shape in architecture.parameters.shapes.items() if not name.startswith("exits.")}
-    for name in sorted(wanted.keys() | encoder.keys()):
-        found = tuple(encoder[name].shape) if name in encoder else None
-        if found != wanted.get(name):
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name}: expected {wanted.get(name)}, got {found}")
-    model.load_state_dict(encoder, strict=False)
+    compare_with_headers(checkpoint, wanted, unused=lambda name: name.startswith(_UNUSED))
+    model.load_state_dict(read_tensors(checkpoint, wanted), strict=False)
     return model
 
 
@@ -170,27 +165,24 @@ def architecture_of(checkpoint: Checkpoint, classes: int) -> CostEffArchitecture
     config = checkpoint.config
     if config.get("model_type") != "bert":
         raise CheckpointError(f"{checkpoint.folder}: expected model_type bert, got {config.get('model_type')!r:.80}")
-    try:
-        heads, depth, hidden = (int(config[key]) for key in ("num_attention_heads", "num_hidden_layers", "hidden_size"))
-        layers = (Widths(heads, int(config["intermediate_size"])),) * depth
-        return CostEffArchitecture(
-            hidden=hidden,
-            head_size=hidden // heads,
-            vocabulary=int(config["vocab_size"]),
-            positions=int(config["max_position_embeddings"]),
-            types=int(config["type_vocab_size"]),
-            pad=int(config["pad_token_id"]),
-            rank=None,
-            activation=str(config["hidden_act"]),
-            norm_eps=float(config["layer_norm_eps"]),
-            layers=layers,
-            exits=ExitSpec(tuple(range(1, depth + 1)), pool="mean", activation="tanh", classes=classes),
-            has_entropy=True,
-            stored=layers,
-            kept={},
-        )
-    except KeyError as failure:
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {failure.args[0]} is missing") from failure
+    bert = read_bert(checkpoint)
+    layers = (Widths(bert.heads, bert.ffn),) * bert.layers
+    return CostEffArchitecture(
+        hidden=bert.hidden,
+        head_size=bert.head_dim,
+        vocabulary=bert.vocabulary,
+        positions=bert.positions,
+        types=bert.types,
+        pad=bert.pad,
+        rank=None,
+        activation=str(config.get("hidden_act", "gelu")),
+        norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+        layers=layers,
+        exits=ExitSpec(tuple(range(1, bert.layers + 1)), pool="mean", activation="tanh", classes=classes),
+        has_entropy=True,
+        stored=layers,
+        kept={},
+    )
 
 
 def save_model(model: CostEffModel, tokenizer: Path, folder: Path) -> None:

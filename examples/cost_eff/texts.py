@@ -9,15 +9,13 @@ them easy texts still exist, and they are easy for what they speak of. Names of 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import random
 import re
 import sysconfig
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
@@ -28,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ...errors import CheckpointError
-from ..python_text import module_files, place_of
+from ..python_text import docstrings, module_files, place_of
 
 Part = Literal["train", "calibration", "test"]
 PARTS: tuple[Part, ...] = ("train", "calibration", "test")
@@ -89,7 +87,7 @@ def read_corpus(
             excluded[source.label] = "the package is not installed"
             continue
         modules = {f"{source.label}/{file.relative_to(folder).as_posix()}": file for file in module_files(folder)}
-        found[source.label] = {module: list(docstrings(file)) for module, file in modules.items()}
+        found[source.label] = {module: list(docstrings(file, _SHORTEST)) for module, file in modules.items()}
     on_source(len(sources), len(sources))
     shared = _shared_skeletons(chain.from_iterable(modules.values() for modules in found.values()))
     chosen: dict[str, dict[Part, list[str]]] = {}
@@ -199,9 +197,6 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-_PROSE = re.compile(r"[A-Z](?!.*>>>).*[.!?]")  # begins and ends like prose; no console transcript
-
-
 @dataclass(frozen=True)
 class Source:
     """One class of the task: a label, the import package its texts come from (None is the standard library), and a
@@ -234,26 +229,6 @@ SOURCES = (
     Source("torch", "torch", r"torch"),
     Source("transformers", "transformers", r"transformers"),
 )
-
-
-def docstrings(file: Path) -> Iterator[list[str]]:
-    """The prose paragraphs of every docstring in ``file`` that has any, each paragraph on one line."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes are the package's business
-            tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # packages ship templates that are no Python
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            joined = (" ".join(part.split()) for part in (ast.get_docstring(node) or "").split("\n\n"))
-            prose = [text for text in joined if _is_prose(text)]
-            if prose:
-                yield prose
-
-
-def _is_prose(text: str) -> bool:
-    return len(text) >= _SHORTEST and text.isprintable() and bool(_PROSE.fullmatch(text))
 
 
 @dataclass(frozen=True)

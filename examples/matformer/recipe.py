@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...exporters.families.matformer.config import MatformerConfig, MatformerVitConfig
 
@@ -50,17 +50,13 @@ LANGUAGE_CONFIG = MatformerConfig(
 LANGUAGE_RECIPE = Recipe(steps=300, batch=8, rate=4e-3, decay=0.1)
 
 # What generates: nearly all of its weights are FFN, so that a step of a small level takes a fraction of the largest's.
-WRITER_CONFIG = MatformerConfig(
-    vocab_size=256,  # bytes
+WRITER_CONFIG = replace(
+    LANGUAGE_CONFIG,
     hidden_size=256,
     num_hidden_layers=6,
     num_attention_heads=8,
     intermediate_size=4096,
     max_position_embeddings=256,
-    activation="gelu",
-    tie_word_embeddings=True,
-    nested=True,
-    granularities={"ffn": tuple(LEVELS.values())},
 )
 WRITER_RECIPE = Recipe(steps=120, batch=4, rate=1.5e-3, decay=0.1)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import nestforge
 import numpy as np
 import pytest
-from nestforge.examples.cost_eff.report import Texts, exit_report, read_texts
+from nestforge.examples.cost_eff.report import exit_report
+from nestforge.examples.cost_eff.texts import Text
 from nestforge.runtime.summary import Table
 
 BUNDLE = Path(__file__).parents[3] / "golden" / "bundle-exits"
@@ -20,7 +20,7 @@ def tables() -> dict[str, Table]:
     """Labelled with what the exit after layer 3 says, so that it alone is always right."""
     with nestforge.load(BUNDLE, threads=1) as model:
         labels = np.concatenate([model(text, submodel="depth3", exits="off")["logits"].argmax(1) for text in TEXTS])
-    return dict(exit_report(BUNDLE, Texts(TEXTS, labels)))
+    return dict(exit_report(BUNDLE, list(map(Text, TEXTS, labels.tolist()))))
 
 
 def test_each_exit_alone(tables: dict[str, Table]) -> None:
@@ -46,10 +46,3 @@ def test_the_sweep_goes_from_nobody_to_everybody(tables: dict[str, Table]) -> No
 def test_the_whole_engine_is_the_reference(tables: dict[str, Table]) -> None:
     (row,) = tables["Calibrated, and without exits"].rows
     assert (row[0], row[3], row[4], row[5]) == ("whole engine", "100", "100", "0 0 100")
-
-
-def test_texts_are_read_line_by_line(tmp_path: Path) -> None:
-    rows = [{"text": text, "label": number} for number, text in enumerate(TEXTS)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    read = read_texts(tmp_path / "t.jsonl")
-    assert (list(read.texts), read.labels.tolist()) == (TEXTS, list(range(6)))

@@ -189,9 +189,9 @@ def test_exits_after_every_layer_over_the_mean(folder: Path) -> None:
     ("key", "value", "message"),
     [
         ("model_type", "roberta", "expected model_type bert, got 'roberta'"),
-        ("pad_token_id", None, "config.json: pad_token_id is missing"),
-        ("vocab_size", 65, r"tensor embeddings.word_embeddings.weight: expected \(65, 32\), got \(64, 32\)"),
-        ("num_hidden_layers", 2, r"tensor encoder.layer.2.attention.output.LayerNorm.bias: expected None, got \(32,\)"),
+        ("hidden_size", None, "config.json: hidden_size: expected a whole number of at least 1, got None"),
+        ("vocab_size", 65, r"tensor embeddings.word_embeddings.weight has shape \[64, 32\]; expected \[65, 32\]"),
+        ("num_hidden_layers", 2, "tensor 'encoder.layer.2.attention.output.LayerNorm.bias' has no place"),
     ],
 )
 def test_what_is_no_such_encoder_is_refused(folder: Path, key: str, value: object, message: str) -> None:

@@ -18,7 +18,6 @@ from nestforge.examples.cost_eff.texts import (
     Limits,
     Rows,
     Source,
-    docstrings,
     part_of,
     read_corpus,
     read_jsonl,
@@ -153,42 +152,6 @@ def test_texts_with_the_same_skeleton(one: str, other: str) -> None:
 
 def test_different_words_are_different_skeletons() -> None:
     assert skeleton("Returns the mean.") != skeleton("Returns the median.")
-
-
-MODULE = '''"""One sentence of a module, long enough to be prose.
-
-A second paragraph that
-spans two lines and is joined.
-
->>> print("a console transcript is not prose, however long.")
-
-Parameters without a full stop are no prose either
-"""
-raise RuntimeError("imported")
-
-class Class:
-    """Too short."""
-
-    async def method(self):
-        """A method speaks too, in a sentence of its own."""
-'''
-
-
-def test_paragraphs_of_each_docstring(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text(MODULE)
-    assert list(docstrings(tmp_path / "module.py")) == [
-        [
-            "One sentence of a module, long enough to be prose.",
-            "A second paragraph that spans two lines and is joined.",
-        ],
-        ["A method speaks too, in a sentence of its own."],
-    ]
-
-
-@pytest.mark.parametrize("source", [b"def (", b"\xff\xfe\x00", b'"\\d"  # an invalid escape'])
-def test_what_is_no_python_has_no_docstrings(tmp_path: Path, source: bytes) -> None:
-    (tmp_path / "template.py").write_bytes(source)
-    assert list(docstrings(tmp_path / "template.py")) == []
 
 
 def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
