@@ -12,8 +12,8 @@ from nestforge.errors import CheckpointError
 from nestforge.examples.cost_eff import train as command
 from nestforge.examples.cost_eff.fit import Stretch
 from nestforge.examples.cost_eff.slender import Target
-from nestforge.examples.cost_eff.stages import Recipe, Training
 from nestforge.examples.cost_eff.texts import PARTS, Limits, Source
+from nestforge.examples.cost_eff.train import Recipe, Training
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.source import open_source
 from support.tiny_models import save_tiny_encoder
