@@ -13,7 +13,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import JobOptions
 from nestforge.compiler.job import plan, resolve
-from nestforge.errors import NestforgeError, PlanError
+from nestforge.errors import InputError, NestforgeError, PlanError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.precision import run_by
@@ -143,8 +143,8 @@ def test_buckets_are_written_as_on_the_command_line(tiny_folder: Path) -> None:
     assert written.budget_at == Bucket(1, 8)
 
 
-def test_an_option_that_does_not_exist_is_a_type_error(tiny_folder: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'budget'"):
+def test_an_option_that_does_not_exist_is_refused(tiny_folder: Path) -> None:
+    with pytest.raises(InputError, match="no option 'budget'; did you mean 'budgets'"):
         plan(tiny_folder, board(), budget="latency_ms<=5")
 
 
