@@ -13,7 +13,7 @@ from ..profiles.precision import Precision, highest_first, rank
 from ..strict import nearest
 from .entries.engine_entry import Decode, Encoder, EngineEntry, Segment, Whole
 from .entries.exits_entry import ExitsEntry
-from .entries.generation_entry import CACHED, ENCODER, GenerationEntry
+from .entries.generation_entry import GenerationEntry
 from .entries.task_entry import TasksEntry
 from .entries.tensor_spec import TensorSpec
 
@@ -290,25 +290,15 @@ class Manifest:
 
         return tuple(sorted(self.submodels, key=smallness))
 
-    def interface(self, segment: str | None) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs of the engines of ``segment``, which is ``CACHED`` for engines that generate, ``ENCODER``
-        for engines that read a prompt, and None for whole ones."""
-        if segment == CACHED and self.generation is not None:
-            return self.generation.interface
-        if segment == ENCODER and self.generation is not None:
-            return self.generation.encoder_interface
+    def interface_of(self, engine: EngineEntry) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs of ``engine``, by position."""
+        if isinstance(engine.kind, Decode | Encoder) and self.generation is not None:
+            own = self.generation.of(engine)
+            return own.encoder_interface if isinstance(engine.kind, Encoder) else own.interface_at(engine.capacity)
         for entry in self.exits.segments if self.exits else ():
-            if entry.name == segment:
+            if entry.name == engine.segment:
                 return entry.inputs, entry.outputs
         return self.inputs, self.outputs
-
-    def interface_of(self, engine: EngineEntry) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs of ``engine``."""
-        if engine.segment == CACHED and self.generation is not None:
-            return self.generation.of(engine).interface_at(engine.capacity)
-        if engine.segment == ENCODER and self.generation is not None:
-            return self.generation.of(engine).encoder_interface
-        return self.interface(engine.segment)
 
     @property
     def spec(self) -> ElasticSpec:

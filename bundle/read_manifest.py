@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import prod
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 from ..bucket import MAX_TOKENS, Bucket
 from ..errors import BundleFormatError, PlanError
 from ..outside_file import parse_json
-from ..profiles.backends import BACKENDS, EngineKind
+from ..profiles.backends import BACKENDS
 from ..profiles.precision import PRECISIONS, in_precision
 from ..strict import structure
 from .build_record import BuildRecord, LatencyPoint
 from .check_parts import exit_problems, generation_problems, task_problems
-from .entries.engine_entry import EngineEntry
+from .entries.engine_entry import EngineEntry, Segment, Whole
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
 from .files import unsealed
 from .manifest import SCHEMA_VERSION, UNLISTED, Manifest
@@ -89,10 +89,6 @@ def is_plain_name(path: str) -> bool:
     return _PLAIN_NAME.fullmatch(path) is not None
 
 
-# What a back end must run beside whole engines, by the kind of an engine.
-_KINDS: Mapping[str, EngineKind] = {"segment": "segments", "encoder": "generation", "decode": "generation"}
-
-
 def _problems(manifest: Manifest) -> Iterable[str]:
     """Checks beyond the types: names confined to the folder, references that resolve, sane shapes."""
     files = [f.path for f in manifest.files]
@@ -125,7 +121,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"engine {engine.id}: {engine.backend} runs no engine in {engine.precision}"
         if engine.precision != precisions.get(engine.submodel, engine.precision):
             yield f"engine {engine.id}: in {engine.precision}; its submodel is in {precisions[engine.submodel]}"
-        if (needed := _KINDS.get(engine.kind.name)) is not None and needed not in BACKENDS[engine.backend].kinds:
+        if engine.kind.needs not in (None, *BACKENDS[engine.backend].kinds):
             yield f"engine {engine.id}: {engine.backend} runs no engine of kind {engine.kind.name}"
         if engine.file not in files:
             yield f"engine {engine.id}: file {engine.file!r} is not among the files"
@@ -137,7 +133,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             if least is not None and not 1 <= least < most:
                 yield f"engine {engine.id}: bucket has a range {least}..{most}; expected one that rises from 1 or more"
     for engine in manifest.engines:
-        if engine.kind.name not in ("whole", "segment"):
+        if not isinstance(engine.kind, Whole | Segment):
             yield f"engine {engine.id}: of kind {engine.kind.name}; expected it among those of generation"
     for budget in manifest.budgets:
         if budget.submodel not in precisions:

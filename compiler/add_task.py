@@ -14,25 +14,27 @@ from safetensors.numpy import save as save_bytes
 
 from ..argument_types import checked
 from ..bucket import Bucket
-from ..bundle.device_files.task_index import TaskEntry, keep_task, read_tasks, task_file
+from ..bundle.device_files.task_index import TaskEntry, TaskReceipt, keep_task, read_tasks, task_file
 from ..bundle.entries.task_entry import TasksEntry, TaskTensor
-from ..bundle.manifest import FileEntry
+from ..bundle.manifest import WEIGHTS_NAME, FileEntry
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..elastic import Submodel
-from ..errors import BundleIncompatibleError, CheckpointError, InputError
+from ..errors import BundleIncompatibleError, CheckpointError, InputError, ParityError
 from ..exporters.architecture import Task
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.universal import UniversalModel, load_universal, permute_axis, permuted_steps
 from ..profiles.compile_request import require_names
 from ..progress import Progress, silent
-from ..runtime.graphs.task_tensors import task_tensors
+from ..runtime.graphs.task_tensors import TaskTensors, task_tensors
 from ..whole_file import require_writable
+from .engines.whole import JudgedEngine
 from .graph.store import Store, laid_out, stored_name
 from .job import stated_source
 from .parity.cases import Case
+from .parity.engine_verdict import receipt_of, tolerance_of
+from .parity.reference import rule_of
 from .parity.references import References
-from .prove_task import prove_task
-from .verify import cases_of, require_same_interface
+from .verify import cases_of, judge_task, require_same_interface
 from .work.clock import Clock
 
 # By order of the spec: the step of the checkpoint that lies at each place.
@@ -110,6 +112,43 @@ def add_tasks(
         digest = hashlib.sha256(data).hexdigest()
         kept = TaskEntry(name, task_file(name, data), len(data), digest, submodels, task.facts, files, receipts)
         keep_task(bundle, kept, data)
+
+
+def prove_task(
+    bundle: Bundle, references: References, task: TaskTensors, submodels: tuple[str, ...], clock: Clock
+) -> tuple[TaskReceipt, ...]:
+    """A receipt for each engine of ``submodels`` (ids), run with the tensors of ``task`` as inputs, or in its weights.
+
+    ``references`` are those of the universal model with the same tensors, in the bundle's order.
+
+    Raises ParityError for the first engine that breaks the rule of the gate.
+    """
+    receipts = []
+    for judged in judge_task(bundle, references, task, submodels, clock):
+        engine, verdict = judged.engine, judged.verdict
+        if verdict.broken is not None:
+            limit = tolerance_of(engine, references.universal)
+            raise ParityError(
+                f"task {task.name}, engine {engine.id}: {verdict.broken.describe()}; allowed "
+                f"{rule_of(limit, engine.routing)}"
+            )
+        receipts.append(_receipt(bundle, references, judged))
+    return tuple(receipts)
+
+
+def _receipt(bundle: Bundle, references: References, judged: JudgedEngine) -> TaskReceipt:
+    engine = judged.engine
+    limit = tolerance_of(engine, references.universal)
+    receipt = receipt_of(
+        judged.verdict,
+        limit,
+        judged.cases,
+        reference=f"with the task's tensors, narrowed to {engine.submodel}, in float64",
+        rule=rule_of(limit, engine.routing),
+        graph_sha256=bundle.sha256(engine.file) or "",
+        weights_sha256=bundle.sha256(WEIGHTS_NAME) or "",
+    )
+    return TaskReceipt(engine.id, receipt)
 
 
 def _submodels(bundle: Bundle, universal: UniversalModel, name: str, task: Task) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Parity again, on a bundle's written files, through the runtime that a device uses."""
+"""Parity again, on a bundle's written files, through the runtime that a device uses; with each of its tasks too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,17 +11,20 @@ import torch
 
 from ..argument_types import checked
 from ..bucket import Bucket
-from ..bundle.entries.task_entry import BASE
+from ..bundle.device_files.task_index import read_tasks
+from ..bundle.entries.task_entry import BASE, MergedTask
 from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ParityError
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal, permute_axis
 from ..notebook import as_html
 from ..progress import Progress, silent
+from ..runtime.graphs.task_tensors import TaskTensors, read_task_tensors
 from ..runtime.load import verify_bytes
-from .engines.kinds import verify_engines
-from .engines.whole import whole_verdict
+from .engines.kinds import KINDS, verify_engines
+from .engines.whole import JudgedEngine, whole_verdict
+from .graph.passes.contract import TRANSPOSED
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .job import stated_source
@@ -29,7 +32,6 @@ from .parity.cases import Case, parity_cases
 from .parity.engine_verdict import EngineVerdict
 from .parity.reference import Reference, replayed
 from .parity.references import References
-from .prove_task import verify_tasks
 from .work.clock import Clock
 from .write_bundle import stated_entry
 
@@ -149,3 +151,52 @@ def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Cas
     encoder = universal.source.encoder
     buckets = {engine.bucket for engine in bundle.manifest.engines}
     return {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in buckets}
+
+
+def verify_tasks(
+    bundle: Bundle, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]], clock: Clock
+) -> tuple[EngineVerdict, ...]:
+    """A verdict for every task on every engine that may answer for it; ``universal`` is in the bundle's order."""
+    verdicts = []
+    for task in read_tasks(bundle):
+        tensors = read_task_tensors(bundle, task)
+        references = References(with_stored(universal, tensors), cases)
+        try:
+            for judged in judge_task(bundle, references, tensors, task.submodels, clock):
+                verdict = EngineVerdict.of(judged.engine, judged.verdict)
+                verdicts.append(replace(verdict, engine=f"{verdict.engine}, task {task.name}"))
+        except ParityError as failure:
+            verdicts.append(EngineVerdict(f"task {task.name}", (), str(failure)))
+    return tuple(verdicts)
+
+
+def judge_task(
+    bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
+) -> Iterator[JudgedEngine]:
+    """Every engine of ``submodels``, those that keep a cache too, with the tensors of ``task``: then each that it is
+    merged into.
+
+    Raises ParityError for routes that no model of these shapes can take.
+    """
+    yield from _judged_as(bundle, references, task, submodels, clock)
+    tasks = bundle.manifest.tasks
+    if tasks is not None and tasks.merged:
+        merged = bundle.with_merged(MergedTask(task.name, tasks.kind, task.arrays))
+        yield from _judged_as(merged, references, task, submodels, clock)
+
+
+def _judged_as(
+    bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
+) -> Iterator[JudgedEngine]:
+    """The engines of ``bundle`` that take ``task`` as inputs, or have it in their weights."""
+    for engine in clock.each([one for one in bundle.manifest.every_engine if one.submodel in submodels]):
+        yield from KINDS[engine.kind.name].judge(bundle, references, engine, task)
+
+
+def with_stored(universal: UniversalModel, task: TaskTensors) -> UniversalModel:
+    """``universal`` with tensors as a bundle holds them."""
+    values = {}
+    for name, array in task.arrays.items():
+        tensor = torch.from_numpy(array)
+        values[name.removesuffix(TRANSPOSED)] = tensor.T.contiguous() if name.endswith(TRANSPOSED) else tensor
+    return universal.with_parameters(values)

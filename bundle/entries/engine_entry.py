@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from ...bucket import Bucket
 from ...profiles.backends import BackendName
+from ...profiles.backends import EngineKind as Needed
 from ...profiles.precision import Precision
 
 # How an engine holds its weights, see residency.py.
@@ -88,6 +89,7 @@ class Whole:
     variants: Mapping[str, str] | None = None
 
     part: ClassVar[None] = None
+    needs: ClassVar[None] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,8 @@ class Segment:
 
     name: Literal["segment"] = "segment"
     part: str
+
+    needs: ClassVar[Needed] = "segments"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,7 @@ class Encoder:
     source_sizes: tuple[int, ...] | None = None
 
     part: ClassVar[str] = "encoder"
+    needs: ClassVar[Needed] = "generation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +132,11 @@ class Decode:
     source_sizes: tuple[int, ...] | None = None
 
     part: ClassVar[str] = "cached"
+    needs: ClassVar[Needed] = "generation"
 
 
+# ``part`` is the part of the model that an engine of the kind is, None for all of it; ``needs`` is what a back end must
+# run beside whole engines.
 EngineKind = Whole | Segment | Encoder | Decode
 
 

@@ -190,7 +190,7 @@ class EngineBuilder:
         """
         entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
         rule = stated = rule_of(limit, entry.routing)
-        outputs = judged_outputs(self.bundle.manifest, self.universal, entry.segment)
+        outputs = judged_outputs(self.bundle.manifest, self.universal, entry)
         if PRECISIONS[entry.precision].has_exact_form:
             exact = self.prove_exact(engine, submodel, cases, outputs, reference)
             stated = f"{rule}; without the rounding of activations, {exact}"

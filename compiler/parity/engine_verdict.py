@@ -54,16 +54,16 @@ def judge_engine(
     found: Sequence[Arrays],
 ) -> Verdict:
     """The outputs ``found`` on ``cases`` against PyTorch's, by the rule and the tolerance of the gate."""
-    outputs = judged_outputs(manifest, universal, engine.segment)
+    outputs = judged_outputs(manifest, universal, engine)
     return judge(reference, found, cases, outputs, tolerance_of(engine, universal))
 
 
-def judged_outputs(manifest: Manifest, universal: UniversalModel, segment: str | None) -> JudgedOutputs:
-    """The outputs of engines of ``segment``, or of whole engines for None."""
+def judged_outputs(manifest: Manifest, universal: UniversalModel, engine: EngineEntry) -> JudgedOutputs:
+    """The outputs of ``engine``, and what is known of them."""
     computed = manifest.exits.computed_from if manifest.exits else ()
     # The mask of what an encoder reads says nothing of the positions that a decoder answers.
     mask = universal.source.signature.mask if continued_input(manifest) == ids_input(manifest) else None
-    return JudgedOutputs(manifest.interface(segment)[1], computed, mask)
+    return JudgedOutputs(manifest.interface_of(engine)[1], computed, mask)
 
 
 def receipt_of(

@@ -17,7 +17,7 @@ whatever budgets choose.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import floor, isclose, isfinite
 from string import ascii_lowercase
@@ -26,7 +26,7 @@ from typing import get_args
 from ...elastic import Axis, ElasticSpec, Submodel, canonical
 from ...errors import PlanError
 from ...profiles.device_profile import DeviceProfile, PromotionOrder
-from ...profiles.precision import Precision, highest_first, in_precision
+from ...profiles.precision import Precision, highest_first
 from ...strict import nearest
 
 # What MatFormer trains; and even steps for a model whose order comes from a ranking.
@@ -131,8 +131,9 @@ def rung_labels(levels: Sequence[Level], profile: DeviceProfile) -> dict[Submode
 def in_every_precision(rungs: Sequence[Submodel], precisions: Sequence[Precision]) -> tuple[Submodel, ...]:
     """Every rung in every one of ``precisions``, the highest last, so that the last one which fits a budget is the
     largest rung, in the highest precision that it fits in."""
-    lowest_first = highest_first(precisions)[::-1]
-    return tuple(in_precision(rung, precision, precisions) for rung in rungs for precision in lowest_first)
+    _, *others = highest_first(precisions)
+    lowest_first = (*reversed(others), None)  # the highest goes without saying
+    return tuple(replace(rung, precision=precision) for rung in rungs for precision in lowest_first)
 
 
 def letters(submodels: Iterable[Submodel]) -> dict[Submodel, tuple[str, ...]]:

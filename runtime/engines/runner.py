@@ -27,7 +27,7 @@ class Runner(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
-        """Outputs in the order of ``Manifest.interface``, owned by the caller; with ``routing`` the engine's behind
+        """Outputs in the order of ``Manifest.interface_of``, owned by the caller; with ``routing`` the engine's behind
         them, in the order of its entry.
 
         ``feeds`` has every input of it at the bucket's shape, or one in its range, in the stated dtype. Thread-safe.

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ....bundle.entries.engine_entry import EngineEntry, Residency
-from ....bundle.entries.generation_entry import CACHED, ENCODER
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleIncompatibleError
 
@@ -47,7 +46,7 @@ def open_runner(
 ) -> TensorRTRunner | TensorRTCacheRunner:
     """See ``Opener.open_runner``. Raises BundleIncompatibleError where TensorRT is missing."""
     require_tensorrt(f"engine {engine.id}")
-    if engine.segment in (CACHED, ENCODER):
+    if engine.kind.needs == "generation":
         from .cached_runner import TensorRTCacheRunner
 
         return TensorRTCacheRunner(bundle, engine)

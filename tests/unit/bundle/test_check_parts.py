@@ -48,7 +48,8 @@ def test_reads_back_what_was_written(data: dict[str, Any]) -> None:
     manifest = read(data)
     assert unstructure(manifest) == data
     assert manifest.exits is not None
-    assert manifest.interface("to2") == (manifest.exits.segments[1].inputs, manifest.exits.segments[1].outputs)
+    segment = manifest.exits.segments[1]
+    assert manifest.interface_of(manifest.engines[2]) == (segment.inputs, segment.outputs)
 
 
 def without_exits(data: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from nestforge.bundle.device_files.measurements import (
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
+from nestforge.profiles.probe_host import probe_host
 from support.sealing import edit_sealed
 
 NOISE = Noise(20, 0.05, 1.01, 0.0)
@@ -31,6 +32,18 @@ HERE = HostMeasurement(
     (MeasuredEngine("ffn16@b1-s8", "packed", (MeasuredPoint(1, 8, 0.5, NOISE, 0.6),)),),
 )
 BOARD = replace(HERE, host=MeasuredHost("Cortex-A76", "aarch64", 4, "1.23.0"), threads=4)
+
+
+def test_this_host_is_known_by_what_figures_depend_on() -> None:
+    facts = probe_host()
+    assert this_host() == MeasuredHost(
+        " ".join(facts.cpu.split()), facts.architecture, facts.cores, facts.backends["onnxruntime"]
+    )
+
+
+def test_a_host_is_shown_with_what_its_figures_depend_on() -> None:
+    assert str(BOARD.host) == "Cortex-A76, 4 cores, ONNX Runtime 1.23.0"
+    assert str(MeasuredHost("Core", "x86_64", 8, others="NVIDIA L4")) == "Core, 8 cores, NVIDIA L4"
 
 
 @pytest.fixture
@@ -100,17 +113,12 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda data: data.update(schema_version=3),
         "schema_version '3', expected 1; use the nes",
     ),
-    "unknown key": (lambda data: data.update(host=1), "unknown key 'host'; did you mean 'hosts'?"),
-    "no hosts": (lambda data: data.pop("hosts"), "missing key 'hosts'"),
-    "hosts of another type": (lambda data: data.update(hosts={}), "hosts: expected a list, got a mapping"),
-    "no host": (first(host=None), "hosts[0]: host: expected a mapping, got nothing"),
     "no threads": (first(threads=0), "hosts[0]: threads: expected at least 1, got 0"),
     "a long name": (first(host={"cpu": "x" * 300, "architecture": "y", "cores": 1}), "a name of more than 200 char"),
     "another engine": (engine(engine="ffn8@b1-s8"), "hosts[0]: engine 'ffn8@b1-s8' is not in this bundle"),
     "another residency": (engine(residency="swapped"), "residency: got 'swapped'"),
     "no points": (engine(points=[]), "points of engine ffn16@b1-s8; expected every batch at every sequence once"),
     "a figure below zero": (point(p50_ms=-1), "points[0]: p50_ms: expected at least 0, got -1"),
-    "a figure that is text": (point(p50_ms="1"), "p50_ms: expected a number, got str '1'"),
     "percentiles in the wrong order": (point(p95_ms=0.1), "engine ffn16@b1-s8: p95_ms 0.1 below p50_ms 0.5"),
     "a shape that it does not take": (point(sequence=4), "engine ffn16@b1-s8 does not run at b1-s4"),
     "a shape of huge size": (point(batch=2**40), "does not run at b1099511627776-s8"),

@@ -148,7 +148,8 @@ def ranged(tmp_path: Path) -> tuple[Bundle, EngineEntry]:
 
 def segment_arrays(bundle: Bundle, shape: Bucket) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs of that segment and room for its outputs."""
-    inputs, outputs = bundle.manifest.interface("to2")
+    engine = next(engine for engine in bundle.manifest.engines if engine.segment == "to2")
+    inputs, outputs = bundle.manifest.interface_of(engine)
     room = {spec.name: np.empty(spec.shape(shape), spec.dtype) for spec in outputs}
     return random_feeds(inputs, shape, shape.tokens), room
 
@@ -186,7 +187,7 @@ def test_arrays_of_several_shapes_or_beyond_a_range_are_not_bound(ranged: tuple[
 def test_a_segment_has_an_interface_of_its_own(exits_bundle: Path, residency: Residency) -> None:
     bundle = open_bundle(exits_bundle)
     engine = next(engine for engine in bundle.manifest.engines if engine.segment == "to2")
-    feeds = random_feeds(bundle.manifest.interface("to2")[0], engine.bucket)
+    feeds = random_feeds(bundle.manifest.interface_of(engine)[0], engine.bucket)
     with runner_for(bundle, engine, residency, 1) as runner:
         state, logits, _ = runner.run(feeds)
     assert np.array_equal(state[:, 0, :3], logits)
