@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from nestforge.benchmarks import __main__ as runner
 from nestforge.benchmarks.harness import BENCHMARKS, Row, forget_what_others_made, interleaved, ratio
 
+ROOT = Path(__file__).parents[3]
 NAMES = [
     *("between", "bundle_size", "coda", "compile", "dispatch", "draft", "eager"),
     *("emit", "exit_budget", "exit_chain", "exit_eager", "exit_saving", "generate", "generate_memory"),
@@ -37,6 +39,13 @@ def run_with(monkeypatch: pytest.MonkeyPatch, rows: list[Row], *arguments: str) 
 
 def test_every_figure_of_the_table_has_a_benchmark() -> None:
     assert sorted(BENCHMARKS) == NAMES
+
+
+def test_pages_name_benchmarks_that_there_are() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"nestforge\.benchmarks ([a-z_]+)", page.read_text())}
+    assert named
+    assert named <= BENCHMARKS.keys()
 
 
 def test_without_a_name_all_run_and_a_missed_bar_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
