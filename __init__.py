@@ -51,15 +51,14 @@ if TYPE_CHECKING:
     from .runtime.generation.session import Session
     from .runtime.load import load
     from .runtime.model import ElasticModel
-    from .runtime.retrieval.index import Index
+    from .runtime.retrieval.compare import compare
+    from .runtime.retrieval.index import Index, index
     from .tools.functions import (
         bench,
         bench_requests,
         calibrate,
         calibrate_drafts,
-        compare,
         consistency,
-        index,
         measure,
         search,
     )
@@ -133,11 +132,11 @@ _HOMES = {
     "calibrate": ("tools.functions", "calibrate"),
     "calibrate_drafts": ("tools.functions", "calibrate_drafts"),
     "check_parity": ("parity.check", "check_parity"),
-    "compare": ("tools.functions", "compare"),
+    "compare": ("runtime.retrieval.compare", "compare"),
     "compile": ("compiler.compile", "compile_bundle"),
     "consistency": ("tools.functions", "consistency"),
     "convert_coda": ("compiler.convert_coda", "convert_coda"),
-    "index": ("tools.functions", "index"),
+    "index": ("runtime.retrieval.index", "index"),
     "load": ("runtime.load", "load"),
     "measure": ("tools.functions", "measure"),
     "nest": ("compiler.nest.nest", "nest"),

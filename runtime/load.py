@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,6 +98,13 @@ def load(
             model.close()
             raise
     return model
+
+
+def opened(
+    bundle: str | os.PathLike[str] | ElasticModel, residency: Residency | Literal["auto"] = "auto"
+) -> AbstractContextManager[ElasticModel]:
+    """The bundle as a model for the time of the context; a model that is open stays so."""
+    return nullcontext(bundle) if isinstance(bundle, ElasticModel) else load(bundle, residency=residency)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +28,6 @@ from ..runtime.engines.residency import Residency
 from ..runtime.exits.calibration import CalibratedPolicy, keep_policy, read_calibration
 from ..runtime.exits.policy import Compare, Rule
 from ..runtime.generation.draft_gains import HostDrafts, keep_drafts, read_drafts
-from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.options import (
     BUDGET,
     DEADLINE_MS,
@@ -43,10 +41,9 @@ from ..runtime.inputs.options import (
     THREADS,
     TRUNCATE,
 )
-from ..runtime.load import PROVIDER, RESIDENCY, load
+from ..runtime.load import PROVIDER, RESIDENCY, opened
 from ..runtime.model import ElasticModel
-from ..runtime.retrieval import Comparison, Found, Index, compare_submodels
-from ..runtime.retrieval.index import OUTPUT, QUERY_MS, K
+from ..runtime.retrieval.index import QUERY_MS, Found, Index, K
 from ..runtime.rows import Corpus
 from ..whole_file import require_writable
 from .bundle_bench import BundleBench, bench_bundle
@@ -54,38 +51,6 @@ from .traffic_bench import TrafficBench, bench_traffic
 
 PathOf = str | os.PathLike[str]
 _LARGEST = again(SUBMODEL, help="Submodel, by label or id. Default: the largest.")
-
-
-@checked
-def index(
-    bundle: PathOf | ElasticModel,
-    corpus: Corpus,
-    *,
-    ids: Sequence[str] | None = None,
-    labels: Array | Sequence[int] | None = None,
-    output: str | None = OUTPUT,
-    truncate: bool = TRUNCATE,
-    prompt: str | None = PROMPT,
-    prompt_name: str | None = PROMPT_NAME,
-    residency: Residency | Literal["auto"] = RESIDENCY,
-    progress: Progress = PROGRESS,
-) -> Index:
-    """An index of ``corpus``, texts or arrays by input name, by the universal model; ``.save(path)`` writes it.
-
-    As ``nestforge index``; ``ids`` and ``labels`` are those of ``Index.build``, which says what it raises.
-    """
-    with _opened(bundle, residency) as model:
-        return Index.build(
-            model,
-            corpus,
-            ids=ids,
-            labels=labels,
-            output=output,
-            truncate=truncate,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            progress=progress,
-        )
 
 
 @checked
@@ -109,9 +74,9 @@ def search(
 
     As ``nestforge search``; raises as ``Index.search`` does.
     """
-    opened = _index(index)
-    with _opened(bundle, residency) as model:
-        return opened.search(
+    own = index if isinstance(index, Index) else Index.load(index)
+    with opened(bundle, residency) as model:
+        return own.search(
             model,
             queries,
             k=k,
@@ -123,38 +88,6 @@ def search(
             truncate=truncate,
             prompt=prompt,
             prompt_name=prompt_name,
-        )
-
-
-@checked
-def compare(
-    bundle: PathOf | ElasticModel,
-    index: PathOf | Index,
-    queries: Corpus,
-    *,
-    k: int = K,
-    labels: Array | Sequence[int] | None = None,
-    truncate: bool = TRUNCATE,
-    prompt: str | None = PROMPT,
-    prompt_name: str | None = PROMPT_NAME,
-    progress: Progress = PROGRESS,
-) -> Comparison:
-    """The findings of every submodel in ``index``, beside its savings: ``nestforge search --compare``.
-
-    ``labels`` ``[Q]`` are the queries' classes, of an index that has labels. Raises as ``search`` does.
-    """
-    opened = _index(index)
-    with _opened(bundle, "auto") as model:
-        return compare_submodels(
-            opened,
-            model,
-            queries,
-            k=k,
-            labels=labels,
-            truncate=truncate,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            progress=progress,
         )
 
 
@@ -220,7 +153,7 @@ def bench_requests(
     As ``nestforge bench --text``: each of ``texts`` is one, else random arrays. Raises InputError for texts where the
     bundle has no tokenizer, SelectionError for a submodel or task that it does not have.
     """
-    with _opened(bundle, "auto") as model:
+    with opened(bundle) as model:
         return bench_traffic(model, submodels, concurrency, progress, texts, task)
 
 
@@ -306,13 +239,3 @@ def calibrate_drafts(
     found = measure_drafts(opened, texts, submodel=submodel, progress=progress)
     keep_drafts(opened, found)
     return found
-
-
-def _opened(
-    bundle: PathOf | ElasticModel, residency: Residency | Literal["auto"]
-) -> AbstractContextManager[ElasticModel]:
-    return nullcontext(bundle) if isinstance(bundle, ElasticModel) else load(bundle, residency=residency)
-
-
-def _index(index: PathOf | Index) -> Index:
-    return index if isinstance(index, Index) else Index.load(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,10 @@ from ...errors import InputError
 from ...progress import Progress
 from ..inputs.arrays import Array
 from ..inputs.options import PROGRESS, PROMPT, PROMPT_NAME, TRUNCATE
+from ..load import opened
 from ..model import ElasticModel
 from ..request import Request
-from ..rows import Corpus, rows_of
+from ..rows import Corpus, Rows, rows_of
 from .identity import embedding_output
 from .index import Index, K, checked_labels
 from .search import Encoded, encode, nearest
@@ -57,26 +59,40 @@ class Comparison:
 
 
 @checked
-def compare_submodels(
-    index: Index,
-    model: ElasticModel,
+def compare(
+    bundle: str | os.PathLike[str] | ElasticModel,
+    index: str | os.PathLike[str] | Index,
     queries: Corpus,
     *,
     k: int = K,
     labels: Array | Sequence[int] | None = None,
     truncate: bool = TRUNCATE,
-    progress: Progress = PROGRESS,
     prompt: str | None = PROMPT,
     prompt_name: str | None = PROMPT_NAME,
+    progress: Progress = PROGRESS,
 ) -> Comparison:
-    """Searches with every submodel of the bundle that may run here. Queries should not be rows of the corpus.
+    """The findings of every submodel here in ``index``, beside its savings: ``nestforge search --compare``.
 
-    ``labels`` ``[Q]`` are the queries' classes; the corpus's are in the index. Raises InputError, SelectionError as
-    ``Index.search`` does.
+    A bundle and an index are given by path or open. Queries should not be rows of the corpus; ``labels`` ``[Q]`` are
+    their classes, of an index that has labels. Raises InputError, SelectionError as ``Index.search`` does.
     """
-    index.check(model.bundle)
+    own = index if isinstance(index, Index) else Index.load(index)
+    with opened(bundle) as model:
+        own.check(model.bundle)
+        rows = rows_of(model, queries, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
+        return _compared(own, model, rows, k, labels, truncate, progress)
+
+
+def _compared(
+    index: Index,
+    model: ElasticModel,
+    rows: Rows,
+    k: int,
+    labels: Array | Sequence[int] | None,
+    truncate: bool,
+    progress: Progress,
+) -> Comparison:
     manifest = model.bundle.manifest
-    rows = rows_of(model, queries, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
     count = len(rows.lengths)
     wanted = None if labels is None else checked_labels(labels, count)
     if (wanted is None) != (index.labels is None):

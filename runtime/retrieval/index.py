@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ...outside_file import parse_json
 from ...progress import Progress
 from ...strict import structure, unstructure
 from ...whole_file import write_whole
+from ..engines.residency import Residency
 from ..inputs.arrays import Array
 from ..inputs.files import read_npz
 from ..inputs.options import (
@@ -36,9 +37,10 @@ from ..inputs.options import (
     SUBMODEL,
     TRUNCATE,
 )
+from ..load import RESIDENCY, opened
 from ..model import ElasticModel
 from ..request import Request
-from ..rows import Corpus, rows_of
+from ..rows import Corpus, Rows, rows_of
 from .identity import (
     INDEX_SCHEMA_VERSION,
     BuiltBy,
@@ -109,27 +111,43 @@ class Index:
     @checked
     def build(
         cls,
-        model: ElasticModel,
+        bundle: str | os.PathLike[str] | ElasticModel,
         corpus: Corpus,
         *,
         ids: Sequence[str] | None = None,
         labels: Array | Sequence[int] | None = None,
         output: str | None = OUTPUT,
         truncate: bool = TRUNCATE,
-        progress: Progress = PROGRESS,
         prompt: str | None = PROMPT,
         prompt_name: str | None = PROMPT_NAME,
+        residency: Residency | Literal["auto"] = RESIDENCY,
+        progress: Progress = PROGRESS,
     ) -> Index:
-        """Encodes ``corpus``, texts or arrays by input name with rows first, with the universal model of the bundle.
+        """An index of ``corpus``, texts or arrays by input name with rows first, by the universal model of a bundle,
+        given by its path or open; ``nestforge.index``.
 
         ``ids`` name the rows of arrays, texts are kept as they are; ``labels`` ``[N]`` are their classes. Queries may
         stand behind another prompt. Raises InputError for rows that do not fit, SelectionError where the bundle cannot
         build an index.
         """
+        with opened(bundle, residency) as model:
+            rows = rows_of(model, corpus, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
+            return cls._built(model, rows, ids, labels, output, truncate, progress)
+
+    @classmethod
+    def _built(
+        cls,
+        model: ElasticModel,
+        rows: Rows,
+        ids: Sequence[str] | None,
+        labels: Array | Sequence[int] | None,
+        output: str | None,
+        truncate: bool,
+        progress: Progress,
+    ) -> Index:
         bundle = model.bundle
         spec = embedding_output(bundle.manifest, output)
         universal = universal_of(bundle.manifest).id
-        rows = rows_of(model, corpus, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
         if ids is not None and rows.texts is not None:
             raise InputError("ids: texts are kept as they are; ids are for arrays")
         entries = rows.texts if ids is None else tuple(ids)
@@ -257,6 +275,9 @@ class Index:
     def __repr__(self) -> str:
         rows, width = self.embeddings.shape
         return f"Index({self.name!r}: {rows} rows x {width} by {self.identity.submodel} of {self.identity.model})"
+
+
+index = Index.build
 
 
 def checked_labels(labels: Array | Sequence[int], rows: int) -> Array:

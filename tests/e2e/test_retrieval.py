@@ -13,7 +13,8 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.retrieval import Index, compare_submodels
+from nestforge.runtime.retrieval.compare import compare
+from nestforge.runtime.retrieval.index import Index
 from support.tiny_compile import save_tiniest
 from support.tiny_models import add_pooling
 
@@ -29,7 +30,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 import nestforge
-from nestforge.runtime.retrieval import Index
+from nestforge.runtime.retrieval.index import Index
 with nestforge.load(sys.argv[1], residency="shared") as model:
     Index.build(model, sys.argv[3:]).save(sys.argv[2])
     print(Index.load(sys.argv[2]).search(model, sys.argv[3:], k=1, submodel="XL").ids[:, 0].tolist())
@@ -57,7 +58,7 @@ def test_a_device_without_torch_builds_and_searches(bundle: Path, tmp_path: Path
 
 def test_every_submodel_answers_nearer_the_more_it_keeps(bundle: Path, index: Index) -> None:
     with nestforge.load(bundle, threads=1) as model:
-        comparison = compare_submodels(index, model, [f"{text} of" for text in TEXTS], k=3)
+        comparison = compare(model, index, [f"{text} of" for text in TEXTS], k=3)
     assert len(comparison.submodels) == len(open_bundle(bundle).manifest.submodels)
     assert comparison.submodels[0].recall_at_k == 1
     flops = [each.flops for each in comparison.submodels]

@@ -13,13 +13,13 @@ from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.files import read_array_file
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
-from ...runtime.retrieval import Comparison, Found, Index
-from ...runtime.retrieval.index import MAX_BYTES
+from ...runtime.retrieval.compare import Comparison, compare
+from ...runtime.retrieval.index import MAX_BYTES, Found, Index, index
 from ...runtime.rows import Corpus
 from ...runtime.summary import ShortNames
 from ...whole_file import require_new
 from ..console import in_options, print_facts, print_json, print_table, say, working
-from ..functions import compare, index, search
+from ..functions import search
 from ..options import (
     bundle_argument,
     field_options,
@@ -45,7 +45,7 @@ Examples:
 @path_option("--data", "NPZ file with an array per input, rows first, and perhaps 'labels' of the rows.")
 @path_option("--output", "New file to write the index to.", "path", required=True)
 @overwrite_option
-@field_options(index, "output", "truncate", "prompt", "prompt_name", "residency")
+@field_options(Index.build, "output", "truncate", "prompt", "prompt_name", "residency")
 @json_option
 def index_command(
     bundle: Path,

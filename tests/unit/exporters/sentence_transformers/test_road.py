@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.errors import InputError
-from nestforge.runtime.retrieval import Index
+from nestforge.runtime.retrieval.index import Index
 from support.gated_decoders import save_text_decoder
 from support.sentence_folders import HIDDEN, TEXTS, Layout, their_vectors
 from support.tiny_compile import board

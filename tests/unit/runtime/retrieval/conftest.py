@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.retrieval import Index
+from nestforge.runtime.retrieval.index import Index
 from numpy.typing import NDArray
 
 

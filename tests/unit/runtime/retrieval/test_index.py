@@ -12,8 +12,9 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.retrieval import Index, compare_submodels
 from nestforge.runtime.retrieval import index as index_module
+from nestforge.runtime.retrieval.compare import compare
+from nestforge.runtime.retrieval.index import Index
 
 Feeds = Callable[..., dict[str, Any]]
 Reference = Callable[..., dict[str, Any]]
@@ -199,9 +200,9 @@ def test_an_embedding_without_direction_is_refused(model: ElasticModel, feeds: F
 
 @pytest.mark.parametrize("k", [0, -1, True, 2.0])
 def test_refuses_k(model: ElasticModel, index: Index, feeds: Feeds, k: Any) -> None:
-    for ask in (index.search, partial(compare_submodels, index)):  # type: ignore[var-annotated]
+    for ask in (partial(index.search, model), partial(compare, model, index)):
         with pytest.raises(InputError, match=r"k: expected (a whole number, 1 or above|int), got"):
-            ask(model, feeds(2, 8), k=k)
+            ask(feeds(2, 8), k=k)
 
 
 def test_more_than_there_are_is_all(model: ElasticModel, index: Index, feeds: Feeds) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import ParityReceipt
 from nestforge.errors import InputError, OutputError
-from nestforge.runtime.retrieval import Index
 from nestforge.runtime.retrieval import index as index_file
 from nestforge.runtime.retrieval.identity import BuiltBy, IndexIdentity
+from nestforge.runtime.retrieval.index import Index
 
 
 def made(entries: tuple[str, ...] | None, labels: bool = False) -> Index:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.errors import InputError
 from nestforge.runtime.model import ElasticModel
-from nestforge.runtime.retrieval import Index, compare_submodels
 from nestforge.runtime.retrieval import search as nearest_module
+from nestforge.runtime.retrieval.compare import compare
+from nestforge.runtime.retrieval.index import Index
 from nestforge.runtime.retrieval.search import nearest, unit
 from numpy.typing import NDArray
 
@@ -23,7 +24,7 @@ Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 def test_figures_are_those_of_the_searches(model: ElasticModel, index: Index, feeds: Feeds) -> None:
     queries = feeds(12, 8, seed=5)
     events: list[tuple[str, int, int]] = []
-    comparison = compare_submodels(index, model, queries, k=4, progress=lambda *event: events.append(event))
+    comparison = compare(model, index, queries, k=4, progress=lambda *event: events.append(event))
     assert (comparison.k, comparison.queries, comparison.truncated) == (4, 12, 0)
     universal, small = comparison.submodels
     assert (universal.submodel, universal.labels) == ("ffn32", ("XL",))
@@ -46,7 +47,7 @@ def test_flops_saved_are_of_the_engines_that_ran(bundle: Path, index: Index, fee
 
     edit_manifest(bundle, edit)
     with nestforge.load(bundle, threads=1) as model:
-        comparison = compare_submodels(index, model, feeds(3, 8))
+        comparison = compare(model, index, feeds(3, 8))
     assert [(each.flops, round(each.flops_saved, 9)) for each in comparison.submodels] == [(1000, 0), (600, 0.4)]
 
 
@@ -54,7 +55,7 @@ def test_accuracy_is_of_the_nearest_rows_label(model: ElasticModel, feeds: Feeds
     labels = np.arange(30) % 3
     index = Index.build(model, feeds(30, 8), labels=labels)
     queries, wanted = feeds(9, 8, seed=5), np.zeros(9, np.int64)
-    comparison = compare_submodels(index, model, queries, labels=wanted)
+    comparison = compare(model, index, queries, labels=wanted)
     for each in comparison.submodels:
         first = index.search(model, queries, k=1, submodel=each.submodel).ids[:, 0]
         assert each.accuracy == np.mean(labels[first] == 0)
@@ -62,15 +63,15 @@ def test_accuracy_is_of_the_nearest_rows_label(model: ElasticModel, feeds: Feeds
 
 def test_progress_is_a_function(model: ElasticModel, index: Index, feeds: Feeds) -> None:
     with pytest.raises(InputError, match="progress: expected a function, got None"):
-        compare_submodels(index, model, feeds(2, 8), progress=None)  # type: ignore[arg-type]
+        compare(model, index, feeds(2, 8), progress=None)  # type: ignore[arg-type]
 
 
 def test_labels_on_one_side_alone_are_refused(model: ElasticModel, index: Index, feeds: Feeds) -> None:
     with pytest.raises(InputError, match="labels: index has none; label the corpus and the queries, or neither"):
-        compare_submodels(index, model, feeds(2, 8), labels=np.array([0, 1]))
+        compare(model, index, feeds(2, 8), labels=np.array([0, 1]))
     labelled = Index.build(model, feeds(3, 8), labels=np.array([0, 1, 2]))
     with pytest.raises(InputError, match="labels: the list of queries has none"):
-        compare_submodels(labelled, model, feeds(2, 8))
+        compare(model, labelled, feeds(2, 8))
 
 
 def test_submodels_that_may_not_run_here_are_left_out(
@@ -83,7 +84,7 @@ def test_submodels_that_may_not_run_here_are_left_out(
 
     edit_manifest(bundle, edit)
     with nestforge.load(bundle, threads=1) as model:
-        assert [each.submodel for each in compare_submodels(index, model, feeds(2, 8)).submodels] == ["ffn32"]
+        assert [each.submodel for each in compare(model, index, feeds(2, 8)).submodels] == ["ffn32"]
 
 
 # Few different vectors: many rows are equal, and many scores tie.

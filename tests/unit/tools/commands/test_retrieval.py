@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.retrieval import Index
+from nestforge.runtime.retrieval.index import Index
 from support.commands import error_of, json_of, nestforge
 from support.tokenizer_files import WORDS
 
