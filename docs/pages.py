@@ -151,7 +151,7 @@ def _type(hint: Any, bounds: Mapping[str, Any], own: set[str]) -> str:
 
 
 def _class(name: str) -> Any:
-    """What ``MODULE.NAME`` or ``MODULE.CLASS.METHOD`` names."""
+    """The object that ``MODULE.NAME`` or ``MODULE.CLASS.METHOD`` names."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(f"nestforge.{module}"), attribute)

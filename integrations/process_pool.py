@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..runtime.device.threads import threads_or_default
@@ -28,18 +28,8 @@ class Part(NamedTuple):
     cut: int
 
 
-class Infers(Protocol):
-    """A model in a process of a pool: it is asked for texts and counts the ones that it cut."""
-
-    truncated: int
-
-    def inferred(self, texts: list[Any], asked: Any) -> Any:
-        """See ``Embedder.inferred``."""
-        ...
-
-
-Opens = Callable[[ElasticModel], Any]  # returns an ``Infers``
-_opened: Infers | None = None  # in a process of a pool
+Opens = Callable[[ElasticModel], Any]  # of an ``Embedder``
+_opened: Any = None  # it, in a process of a pool
 
 
 class ProcessPool:

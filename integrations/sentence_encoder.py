@@ -201,7 +201,7 @@ class SentenceEncoder(Embedder):
         return self.max_seq_length
 
     def get_embedding_dimension(self) -> int:
-        """How many numbers a vector has."""
+        """Width of a vector."""
         return self._width(None)
 
     def get_sentence_embedding_dimension(self) -> int:

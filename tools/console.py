@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, as JSON, plain text or Rich; progress and remarks on stderr.
+"""Output of commands: results on stdout, as JSON, plain text or Rich; progress and remarks on stderr.
 
 Everything goes through here, so that no name from a file drives the terminal or fakes a line.
 """

@@ -171,7 +171,7 @@ def _is_path(alternatives: Sequence[Any]) -> bool:
 
 
 def _value_type(stated: Mapping[str, Any], alternatives: Sequence[Any]) -> Any:
-    """How a value of one of these types is read."""
+    """The reader of a value of one of these types."""
     for one in alternatives:
         if one in _TYPES:
             return _TYPES[one]

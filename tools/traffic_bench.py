@@ -122,7 +122,7 @@ def bench_traffic(
 
 
 def lengths_of(counts: Sequence[int], found: int) -> Lengths:
-    """How texts of so many tokens are distributed, in bands that double: up to 16, 32, 64 and so on."""
+    """Distribution of token counts, in bands that double: up to 16, 32, 64 and so on."""
     middle, high = np.percentile(counts, [50, 95])
     bands, least, most = [], 1, _FIRST_BAND
     while least <= max(counts):
@@ -147,7 +147,7 @@ def _traffic(
     task: str | None,
 ) -> Traffic:
     def ask(request: _Sent) -> int:
-        """How many texts of the request were cut."""
+        """Number of texts of the request that were cut."""
         return len(model(request, submodel=submodel, truncate=isinstance(request, str), task=task).truncated)
 
     for request in warm_ups:

@@ -51,7 +51,7 @@ class ExitAnswers:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """How rows were answered: ``index`` (exit), ``predicted`` (class) and ``flops``, int64 ``[n]`` each."""
+    """Answers of rows: ``index`` (exit), ``predicted`` (class) and ``flops``, int64 ``[n]`` each."""
 
     index: Array
     predicted: Array
@@ -202,7 +202,7 @@ class ExitBench:
         return np.repeat(each, [given.batch for given in shapes])
 
     def answer(self, requests: Sequence[dict[str, Array]], policy: ExitPolicy) -> Answers:
-        """How the chain answers these requests."""
+        """The chain's answers to these requests."""
         runs = [self.chain.run(feeds, policy) for feeds in requests]
         return Answers(
             np.concatenate([run.index for run in runs]),
@@ -211,7 +211,7 @@ class ExitBench:
         )
 
     def answer_whole(self, requests: Sequence[dict[str, Array]]) -> Answers:
-        """How the whole engine answers these requests."""
+        """The whole engine's answers to these requests."""
         exits, specs = self._bundle.manifest.exits, self._bundle.manifest.outputs
         assert exits is not None
         logits = [spec.name for spec in specs].index(exits.logits)

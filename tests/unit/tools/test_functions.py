@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nestforge
-import numpy as np
 import pytest
-from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.engines import measure as measuring
-from nestforge.runtime.exits.calibration import read_calibration
-from nestforge.tools import bundle_bench, functions, traffic_bench
-from support.exit_bundles import timed_once, write_arrays
+from nestforge.tools import functions
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 TEXTS = ["a fox", "the dog", "a fox and a dog", "the lazy dog", "the fox is lazy"]
@@ -25,14 +19,6 @@ TEXTS = ["a fox", "the dog", "a fox and a dog", "the lazy dog", "the fox is lazy
 def encoder(tmp_path: Path) -> Path:
     """A bundle with an embedding, a tokenizer and two submodels."""
     return Path(shutil.copytree(GOLDEN / "bundle-texts", tmp_path / "encoder.bundle"))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic_bench, "_SECONDS", 0.0)
-    monkeypatch.setattr(bundle_bench, "_SECONDS", 0.0)
-    monkeypatch.setattr(measuring, "_ROUND_SECONDS", 0.0)
-    monkeypatch.setattr(measuring, "others_now", lambda seconds: 0.0)
 
 
 def test_every_function_is_a_public_name() -> None:
@@ -76,26 +62,6 @@ def test_arguments_of_another_type_are_one_line(case: str, encoder: Path) -> Non
     assert "\n" not in str(failure.value)
 
 
-def test_measurements_are_kept(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = nestforge.measure(encoder, threads=1, force=True)
-    kept = json.loads((encoder / "measurements.json").read_text())
-    assert len(kept["hosts"]) == 1
-    assert result.measurement.threads == 1
-    monkeypatch.setattr(measuring, "others_now", lambda seconds: 0.9)
-    with pytest.raises(nestforge.MeasurementError, match="other programs use 90% of the CPUs"):
-        nestforge.measure(encoder)
-
-
-def test_benches(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nestforge.runtime.engines.measure import MemoryUse
-
-    monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1, 2))
-    engines = nestforge.bench(encoder, ["50%"])
-    assert {row.engine.split("@")[0] for row in engines.engines} == {"ffn16-heads1"}
-    requests = nestforge.bench_requests(encoder, ["50%"], texts=TEXTS, concurrency=2)
-    assert [row.submodel for row in requests.submodels] == ["ffn16-heads1"]
-
-
 def test_consistency_of_texts_in_a_list_and_in_a_file(encoder: Path, tmp_path: Path) -> None:
     texts = [f"{'a ' * n}fox" for n in range(1, 25)]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
@@ -107,16 +73,3 @@ def test_consistency_of_texts_in_a_list_and_in_a_file(encoder: Path, tmp_path: P
         nestforge.consistency(encoder, text=["a", 3])  # type: ignore[list-item]
     with pytest.raises(nestforge.InputError, match=r"^text: 1 different texts, one per line; expected at least 20"):
         nestforge.consistency(encoder, text=["a"])
-
-
-def test_a_calibration_is_kept_as_the_default(tmp_path: Path) -> None:
-    from support.exit_bundles import write_exits_bundle
-
-    bundle = write_exits_bundle(tmp_path / "exits.bundle")
-    rows = write_arrays(tmp_path / "rows.npz", 60)
-    with timed_once():
-        policy: Any = nestforge.calibrate(bundle, rows, "mean_flops<=80 %", name="lean")
-    kept = read_calibration(open_bundle(bundle))
-    assert kept is not None
-    assert kept.defaults == {policy.submodel: "lean"}
-    assert np.isfinite(policy.measured.quality)

@@ -1,4 +1,4 @@
-"""What a wheel holds and what a fresh clone installs."""
+"""Contents of a wheel, and packages of a fresh clone."""
 
 from __future__ import annotations
 

@@ -16,23 +16,27 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.calibrate import calibrate as calibrate_exits
-from nestforge.runtime.calibrate import measure as measure_exits
 from nestforge.runtime.calibrate.calibrate import Fitter, calibrate
 from nestforge.runtime.calibrate.simulate import Observed, SegmentCosts, parse_budget
 from nestforge.runtime.exits.calibration import CalibratedPolicy
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.arrays import Array
-from support.exit_bundles import every_exit, make_rows, write_arrays, write_exits_bundle, write_text_bundle, write_texts
+from support.exit_bundles import (
+    every_exit,
+    make_rows,
+    timed_once,
+    write_arrays,
+    write_exits_bundle,
+    write_text_bundle,
+    write_texts,
+)
 
 ROWS = 150
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """How long things take is not looked at here, so each is timed once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_TIMED_RUNS", "_MIN_ROUNDS", "_MAX_ROUNDS"):
-            patch.setattr(measure_exits, name, 1)
+    with timed_once():
         yield
 
 
@@ -123,14 +127,6 @@ def test_figures_are_of_one_pace(bundle: Bundle, rows: Path, monkeypatch: pytest
     assert [each.costs.p95_latency_ms for each in (found.whole, found.held_out_whole)] == pytest.approx([4.0, 4.0])
 
 
-@pytest.mark.parametrize("batch", [3, 8])
-def test_requests_of_several_rows(bundle: Bundle, rows: Path, batch: int) -> None:
-    policy = calibrate(bundle, rows, parse_budget("mean_flops<=4000"), batch=batch, threads=1)
-    assert policy.measured.costs.mean_flops == pytest.approx(policy.simulated.costs.mean_flops)
-    assert policy.measured.histogram == policy.simulated.histogram
-    assert policy.measured.costs.mean_flops <= 4000
-
-
 def test_over_a_range_the_engines_do_what_the_simulation_says(tmp_path: Path, rows: Path) -> None:
     bundle = open_bundle(write_exits_bundle(tmp_path / "b", [Bucket(8, 16, 1, 1)]))
     policy = calibrate(bundle, rows, parse_budget("mean_flops<=70%"), batch=3, threads=1)
@@ -140,12 +136,18 @@ def test_over_a_range_the_engines_do_what_the_simulation_says(tmp_path: Path, ro
     assert set(policy.engines) == {f"depth4{part}@b1_8-s1_16" for part in ("", ".to1", ".to2", ".to4")}
 
 
-def test_batches_that_leave_together(bundle: Bundle, rows: Path) -> None:
-    policy = calibrate(bundle, rows, parse_budget("mean_flops<=5500"), batch=4, rule="batch_max", threads=1)
-    assert policy.policy().rule == "batch_max"
+@pytest.mark.parametrize(
+    ("limit", "options"),
+    [(4000, {"batch": 3}), (4000, {"batch": 8}), (5500, {"batch": 4, "rule": "batch_max"})],
+    ids=str,
+)
+def test_requests_of_several_rows(bundle: Bundle, rows: Path, limit: int, options: dict[str, Any]) -> None:
+    policy = calibrate(bundle, rows, parse_budget(f"mean_flops<={limit}"), threads=1, **options)
+    assert policy.policy().rule == options.get("rule", "per_row")
+    assert policy.measured.costs.mean_flops == pytest.approx(policy.simulated.costs.mean_flops)
+    assert policy.measured.costs.mean_flops <= limit
     assert policy.measured.histogram == policy.simulated.histogram
     assert sum(policy.histogram[:2]) > 0
-    assert policy.measured.costs.mean_flops <= 5500
 
 
 def test_without_labels_quality_is_agreement(bundle: Bundle, tmp_path: Path) -> None:
@@ -234,19 +236,15 @@ def test_a_share_of_latency_is_of_the_whole_engine_timed_in_turns(
     ("options", "message"),
     [
         ({"batch": 9}, "batch 9: larger than every bucket"),
+        ({"batch": 8}, "5 rows are less than one request of 8; send more, or choose smaller"),
         ({"submodel": "depth9"}, "no submodel 'depth9' in this bundle"),
         ({"name": "off"}, "name 'off': expected a letter"),
     ],
 )
-def test_requests_that_make_no_sense(bundle: Bundle, rows: Path, options: dict[str, Any], message: str) -> None:
+def test_requests_that_make_no_sense(bundle: Bundle, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    few = write_arrays(tmp_path / "rows.npz", 5)
     with pytest.raises((InputError, SelectionError), match=message):
-        calibrate(bundle, rows, parse_budget("mean_flops<=3000"), threads=1, **options)
-
-
-def test_less_than_one_request(bundle: Bundle, tmp_path: Path) -> None:
-    path = write_arrays(tmp_path / "rows.npz", 5)
-    with pytest.raises(InputError, match="5 rows are less than one request of 8; send more, or choose smaller"):
-        calibrate(bundle, path, parse_budget("mean_flops<=3000"), batch=8, threads=1)
+        calibrate(bundle, few, parse_budget("mean_flops<=3000"), threads=1, **options)
 
 
 def test_models_without_exits(tiny_bundle: Path, rows: Path) -> None:
@@ -323,7 +321,7 @@ def test_a_machine_whose_pace_changes_does_not_change_the_thresholds(
 def test_a_share_is_reached_whatever_the_pace(
     monkeypatch: pytest.MonkeyPatch, metric: str, pace: list[float], slower: list[float]
 ) -> None:
-    """Of the whole engine's 3 ms, which the chain's own time, measured with it, is compared with."""
+    """A share of the whole engine's 3 ms, with which the chain's own time is compared."""
     fitter = drifting_fitter(monkeypatch, "70 %", slower, pace)
     fitter.budget = replace(fitter.budget, metric=metric)
     fit = fitter.fit()

@@ -59,12 +59,6 @@ def test_any_submodel_answers_and_says_so(
     assert found.reason == (f"submodel {submodel} asked for" if submodel else "no limit asked: the largest submodel")
 
 
-def test_a_row_finds_itself(model: ElasticModel, index: Index, feeds: Feeds) -> None:
-    found = index.search(model, feeds(30, 8), k=1)
-    assert found.ids[:, 0].tolist() == list(range(30))
-    np.testing.assert_allclose(found.scores, 1, atol=1e-6)
-
-
 def test_limits_choose_for_one_query(bundle: Path, model: ElasticModel, index: Index, feeds: Feeds) -> None:
     with nestforge.load(bundle, threads=1) as fresh:
         assert index.search(fresh, feeds(4, 8), latency_ms=1).reason.startswith("measured here 0.4 ms <= 1 ms")
@@ -110,13 +104,6 @@ def test_texts_go_by_length_to_buckets_and_are_kept(model: ElasticModel) -> None
     assert (found.entries, found.ids.tolist()) == (((TEXTS[7],),), [[7]])
     by_arrays = index.search(model, {"input_ids": np.array([[1, 5, 2]]), "attention_mask": np.ones((1, 3), np.int64)})
     assert by_arrays.ids.tolist() == index.search(model, ["nest"]).ids.tolist()
-
-
-def test_the_order_of_the_corpus_does_not_matter(model: ElasticModel) -> None:
-    texts = list(dict.fromkeys(TEXTS))
-    here, there = (Index.build(model, corpus).search(model, TEXTS[:6], k=4) for corpus in (texts, texts[::-1]))
-    np.testing.assert_allclose(here.scores, there.scores, atol=1e-6)
-    assert [row[0] for row in here.entries or ()] == [row[0] for row in there.entries or ()]
 
 
 def test_long_texts_are_refused_or_cut(model: ElasticModel) -> None:
@@ -191,22 +178,11 @@ def test_ids_are_for_arrays(model: ElasticModel) -> None:
         Index.build(model, ["a"], ids=["b"])
 
 
-def test_an_embedding_without_direction_is_refused(model: ElasticModel, feeds: Feeds) -> None:
-    inputs = feeds(3, 8)
-    inputs["attention_mask"][1] = 0
-    with pytest.raises(InputError, match="row 1: output total is zero or not finite"):
-        Index.build(model, inputs)
-
-
 @pytest.mark.parametrize("k", [0, -1, True, 2.0])
 def test_refuses_k(model: ElasticModel, index: Index, feeds: Feeds, k: Any) -> None:
     for ask in (partial(index.search, model), partial(compare, model, index)):
         with pytest.raises(InputError, match=r"k: expected (a whole number, 1 or above|int), got"):
             ask(feeds(2, 8), k=k)
-
-
-def test_more_than_there_are_is_all(model: ElasticModel, index: Index, feeds: Feeds) -> None:
-    assert index.search(model, feeds(1, 8), k=99).ids.shape == (1, 30)
 
 
 def set_output(data: dict[str, Any]) -> None:

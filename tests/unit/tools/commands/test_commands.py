@@ -182,20 +182,8 @@ def test_verify_shows_engines_whose_figures_are_not_finite(compiled: Any, monkey
     assert re.search(r"^b +differs +- +- +-$", text.stdout, re.MULTILINE)
     as_json = nestforge(*arguments, "--json")
     assert as_json.exit_code == 1
-    assert [engine["outputs"] for engine in json.loads(as_json.stdout)["engines"]] == [
-        [
-            {
-                "name": "logits",
-                "max_abs": None,
-                "max_rel": None,
-                "min_cosine": -1.0,
-                "max_rms": None,
-                "float32_max_abs": 0.0,
-                "float32_rms": 0.0,
-            }
-        ],
-        [],
-    ]
+    (figures,), none = [engine["outputs"] for engine in json.loads(as_json.stdout)["engines"]]
+    assert (figures["max_abs"], figures["min_cosine"], none) == (None, -1.0, [])
 
 
 def test_run_on_text(compiled: Any) -> None:
@@ -247,21 +235,6 @@ def test_run_refuses(compiled: Any, tmp_path: Path) -> None:
     for arguments in (text[:2], [*text, "--inputs", "x.npz"], [*text, "--budget", "a", "--latency-ms", "1"]):
         assert nestforge(*arguments).exit_code == 2
     assert nestforge(*text, "--latency-ms", "0").exit_code == 2
-
-
-@pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04cut"], ids=["empty", "text", "cut"])
-def test_run_refuses_inputs_that_are_no_npz(compiled: Any, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "in.npz"
-    path.write_bytes(content)
-    assert error_of("run", compiled.bundle, "--inputs", path) == (
-        f"{path}: expected an NPZ file of plain arrays, as numpy.savez writes it"
-    )
-
-
-def test_run_never_unpickles(compiled: Any, tmp_path: Path) -> None:
-    np.savez(tmp_path / "in.npz", input_ids=np.array([{}], dtype=object))
-    assert "expected an NPZ file of plain arrays" in error_of("run", compiled.bundle, "--inputs", tmp_path / "in.npz")
-    assert "cannot be read" in error_of("run", compiled.bundle, "--inputs", tmp_path / "none.npz")
 
 
 def test_bench_puts_predicted_beside_measured(compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -392,7 +365,7 @@ def test_mixnmatch_plans_in_the_highest_precision(
     planned: list[Any] = []
 
     class Planned(Exception):
-        """What comes after is PyTorch's in float32, whatever the precision."""
+        """The rest is PyTorch's in float32, whatever the precision."""
 
     def stop(source: Any) -> None:
         planned.append(source)
