@@ -118,6 +118,24 @@ def parse_json(raw: bytes | str, strict: bool = True) -> Any:
     return data
 
 
+def versioned_json(
+    raw: bytes, version: int, where: str, mend: str, error: Callable[[str], Exception]
+) -> dict[str, Any]:
+    """The JSON object of a file of nestforge's own, of schema ``version``. Raises ``error(message)``, which ends with
+    ``mend``, for anything else."""
+    try:
+        data = parse_json(raw)
+    except ValueError as failure:
+        raise error(f"{where}: not JSON ({failure}); {mend}") from failure
+    stated = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or type(stated) is not int or stated != version:
+        raise error(
+            f"{where}: schema_version {str(stated)[:80]!r}, expected {version}; use the nestforge release that wrote "
+            f"it, or {mend}"
+        )
+    return data
+
+
 def _check_depth(data: object) -> None:
     level: list[Any] = [data] if isinstance(data, (dict, list)) else []
     for _ in range(_MAX_DEPTH):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..bucket import MAX_TOKENS, Bucket
 from ..errors import BundleFormatError, PlanError
-from ..outside_file import parse_json
+from ..outside_file import versioned_json
 from ..profiles.backends import BACKENDS
 from ..profiles.precision import PRECISIONS, in_precision
 from ..strict import structure
@@ -270,14 +270,4 @@ def _repeated(what: str, names: Iterable[str]) -> Iterable[str]:
 def _versioned_json(raw: bytes, where: str) -> dict[str, Any]:
     if len(raw) > MAX_JSON_BYTES:
         raise BundleFormatError(f"{where}: {len(raw)} bytes, more than the {MAX_JSON_BYTES} allowed")
-    try:
-        data = parse_json(raw)
-    except ValueError as failure:
-        raise BundleFormatError(f"{where}: not JSON ({failure})") from failure
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or type(version) is not int or version != SCHEMA_VERSION:
-        raise BundleFormatError(
-            f"{where}: schema_version {str(version)[:80]!r}, expected {SCHEMA_VERSION}; "
-            "open it with the nestforge release that wrote it, or compile again"
-        )
-    return data
+    return versioned_json(raw, SCHEMA_VERSION, where, "compile again", BundleFormatError)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ...errors import BundleCorruptError, BundleFormatError, OutputError
-from ...outside_file import parse_json
+from ...outside_file import versioned_json
 from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host
 from ...strict import structure
@@ -71,16 +71,7 @@ def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | N
     if not os.path.lexists(path):
         return None
     raw = read_json(bundle.path, name)
-    try:
-        data = parse_json(raw)
-    except ValueError as failure:
-        raise BundleFormatError(f"{path}: not JSON ({failure}); {mend}") from failure
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if type(version) is not int or version != DEVICE_SCHEMA_VERSION:
-        raise BundleFormatError(
-            f"{path}: schema_version {str(version)[:80]!r}, expected {DEVICE_SCHEMA_VERSION}; use the nestforge "
-            f"release that wrote it, or {mend}"
-        )
+    data = versioned_json(raw, DEVICE_SCHEMA_VERSION, str(path), mend, BundleFormatError)
     return unsealed(raw, data, str(path), mend)
 
 
@@ -150,10 +141,8 @@ def with_record(records: Sequence[R], new: R, path: Path) -> tuple[R, ...]:
     return tuple(sorted([*others, new], key=lambda each: (str(each.host), each.threads)))
 
 
-def record_problems(schema_version: int, records: Sequence[HostRecord]) -> Iterator[str]:
+def record_problems(records: Sequence[HostRecord]) -> Iterator[str]:
     """Checks of such a file beyond its types."""
-    if schema_version != DEVICE_SCHEMA_VERSION:
-        yield f"schema_version {schema_version}, expected {DEVICE_SCHEMA_VERSION}"
     if len(records) > _MAX_HOSTS:
         yield f"{len(records)} hosts, expected at most {_MAX_HOSTS}"
     if len({(each.host, each.threads) for each in records}) < len(records):

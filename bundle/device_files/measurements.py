@@ -98,7 +98,7 @@ def keep_measurement(bundle: Bundle, measurement: HostMeasurement) -> Path:
 def _problems(found: Measurements, bundle: Bundle) -> Iterable[str]:
     """Checks beyond the types: engines that exist, shapes that they have, one figure for each."""
     engines = {engine.id: engine for engine in bundle.manifest.timed_engines}
-    yield from record_problems(found.schema_version, found.hosts)
+    yield from record_problems(found.hosts)
     for number, measurement in enumerate(found.hosts):
         where = f"hosts[{number}]"
         if len({(each.engine, each.residency) for each in measurement.engines}) < len(measurement.engines):

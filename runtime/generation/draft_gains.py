@@ -171,7 +171,7 @@ def _problems(found: DraftCalibration, bundle: Bundle) -> Iterable[str]:
     """Checks beyond the types: engines and submodels that exist, and shares of them."""
     generation = bundle.manifest.generation
     engines = {engine.id: engine.submodel for engine in generation.engines} if generation else {}
-    yield from record_problems(found.schema_version, found.hosts)
+    yield from record_problems(found.hosts)
     for number, each in enumerate(found.hosts):
         where = f"hosts[{number}]"
         for engine in (*(time.engine for time in each.times), *(draft.target for draft in each.drafts)):

@@ -19,7 +19,7 @@ import numpy as np
 from ...argument_types import again, checked, option
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
-from ...outside_file import parse_json
+from ...outside_file import versioned_json
 from ...progress import Progress
 from ...strict import structure, unstructure
 from ...whole_file import write_whole
@@ -298,16 +298,7 @@ def check_size(rows: int, width: int, entries: Sequence[str] | None) -> None:
 def _identity(path: Path, raw: Array | None) -> IndexIdentity:
     if raw is None or raw.dtype != np.uint8 or raw.ndim != 1 or raw.size > _MAX_IDENTITY_BYTES:
         raise InputError(f"{path}: not an index of `nestforge index`; {_REMEDY}")
-    try:
-        data = parse_json(raw.tobytes())
-    except ValueError as failure:
-        raise InputError(f"{path}: identity: not JSON ({failure}); {_REMEDY}") from failure
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if type(version) is not int or version != INDEX_SCHEMA_VERSION:
-        raise InputError(
-            f"{path}: schema_version {str(version)[:80]!r}, expected {INDEX_SCHEMA_VERSION}; use the nestforge "
-            f"release that wrote it, or {_REMEDY}"
-        )
+    data = versioned_json(raw.tobytes(), INDEX_SCHEMA_VERSION, f"{path}: identity", _REMEDY, InputError)
     identity = structure(IndexIdentity, data, f"{path}: identity", lambda problem: InputError(f"{problem}; {_REMEDY}"))
     for problem in identity_problems(identity):
         raise InputError(f"{path}: identity: {problem}; {_REMEDY}")

@@ -209,7 +209,7 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a later schema": (
         lambda d: d.update(schema_version=SCHEMA_VERSION + 1),
-        f"schema_version '{SCHEMA_VERSION + 1}', expected {SCHEMA_VERSION}; open it",
+        f"schema_version '{SCHEMA_VERSION + 1}', expected {SCHEMA_VERSION}; use the nestforge",
     ),
 }
 

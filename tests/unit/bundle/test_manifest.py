@@ -115,7 +115,7 @@ REFUSED: list[tuple[str, Edit, str]] = [
     (
         "newer schema",
         lambda d: d.update(schema_version=2),
-        "schema_version '2', expected 1; open it",
+        "schema_version '2', expected 1; use the nestforge release that wrote it, or comp",
     ),
     (
         "range that falls",

@@ -103,7 +103,7 @@ def test_refuses_an_unknown_schema_and_an_escape(
     with pytest.raises(BundleFormatError, match=r"'\.\./outside' may leave the bundle"):
         open_bundle(own_bundle)
     edit_manifest(own_bundle, lambda data: data.update(schema_version=99))
-    with pytest.raises(BundleFormatError, match="schema_version '99', expected 1; open it"):
+    with pytest.raises(BundleFormatError, match="schema_version '99', expected 1; use the nestforge release"):
         open_bundle(own_bundle)
 
 
