@@ -23,7 +23,7 @@ from .checkpoints.config import known_keys
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _MAX_RANK = 2**16
-# What may have any value: how training went, who wrote the file, and what the tensors say as well.
+# Keys with any value: how training went, the file's author, and what the tensors say as well.
 _OF_TRAINING = frozenset(
     [
         *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
@@ -33,10 +33,10 @@ _OF_TRAINING = frozenset(
 )
 # The others begin from another base than the one that they name.
 _INITIAL = (True, False, "gaussian", "orthogonal", "eva")
-# Of a pattern: names alone, in which PEFT escapes nothing. Other regular expressions are not run.
+# Names in a pattern, in which PEFT escapes nothing. Other regular expressions are not run.
 _LITERAL = re.compile(r"\^?[\w.-]+")
 _PREFIX = "base_model.model."
-# What the names of a pair beside an embedding end in.
+# Ends of names of a pair beside an embedding.
 _OF_EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
 _OF_BASE = ".base_layer."
 _HEAD = "lm_head"

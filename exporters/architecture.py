@@ -213,7 +213,7 @@ def hash_of(tensors: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-# What is computed in one of several equal ways, to variant, to its operations; the first is what figures without a
+# Computations that have several equal ways, to variant, to its operations; the first is what figures without a
 # device count.
 Variants = Mapping[str, Mapping[str, Sequence[Op]]]
 

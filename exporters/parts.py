@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # plans are made without torch
 # Rows that continue together at most, and new tokens of one row.
 MOST_ROWS = 64
 MOST_NEW_TOKENS = 512
-# Of a head's size, for the operator that reads the cache.
+# A divisor of a head's size, for the operator that reads the cache.
 SIZE_MULTIPLE = 8
 
 
@@ -125,7 +125,7 @@ class Exits(ABC):
 
     @abstractmethod
     def every_exit(self, module: torch.nn.Module) -> torch.nn.Module:
-        """``module`` with the outputs of all its segments, in order: one pass, nothing cut. What a chain must equal."""
+        """``module`` with the outputs of all its segments, in order: one uncut pass, which a chain must equal."""
 
 
 def chosen_exits(exits: Sequence[int], wanted: Sequence[int] | None) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from .source import ModelSource, open_source
 if TYPE_CHECKING:  # plans are made without torch, unless of slices
     import torch
 
-# What config.json of a slice may say otherwise: widths, which are compared as axes; how training went; who wrote it.
+# Keys in which a slice may differ: widths, which are compared as axes; how training went; names and versions.
 _KEYS_THAT_MAY_DIFFER = frozenset(
     [
         *("intermediate_size", "n_inner", "d_ff", "num_hidden_layers", "nested", "granularities"),

@@ -13,7 +13,7 @@ from .checkpoints.checkpoint import Checkpoint
 
 IDS, MASK, TYPE_IDS, WRITTEN_IDS = "input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"
 TOKENS = ("batch", "sequence")
-# Of static buckets in place of a range.
+# Sequences of static buckets in place of a range.
 _USUAL_SEQUENCES = (32, 128)
 
 

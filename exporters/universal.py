@@ -1,9 +1,9 @@
 """The universal model in torch: loaded, narrowed to any submodel without copying weights, its axes ordered once.
 
 FFN neurons and attention heads may be permuted without changing the function: the rows that produce a step and the
-columns that consume it move together, so ordered by importance a submodel is always a prefix. What moves together is
-what the spec slices by one axis, so nothing here knows any architecture. Where layers are independent, each has an
-order of its own.
+columns that consume it move together, so ordered by importance a submodel is always a prefix. The spec slices such
+parameters by one axis, so nothing here knows any architecture. Where layers are independent, each has an order of its
+own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Early exits on labelled texts: accuracy per exit, accuracy and latency over thresholds, who leaves where.
+"""Early exits on labelled texts: accuracy per exit, accuracy and latency over thresholds, rows leaving at each exit.
 
-Everything is asked of the runtime as a user would ask it, one text a request.
+The runtime answers requests of one text, as a user would send them.
 """
 
 from __future__ import annotations

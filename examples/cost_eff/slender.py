@@ -60,7 +60,7 @@ def schedule(whole: Target, final: Target, steps: int) -> list[Target]:
 
 
 def most_important(importance: Importance, target: Target) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Ids that stay, per layer and ascending: heads, channels. Of equal ones the first stay."""
+    """Ids that stay, per layer and ascending: heads, channels; the first of equal ones."""
 
     def best(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
         orders = (torch.argsort(layer, descending=True, stable=True) for layer in scores)

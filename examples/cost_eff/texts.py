@@ -32,7 +32,7 @@ Part = Literal["train", "calibration", "test"]
 PARTS: tuple[Part, ...] = ("train", "calibration", "test")
 TokenCount = Callable[[Sequence[str]], Sequence[int]]  # with the special tokens
 
-# Of every hundred modules.
+# Modules of every hundred.
 _HELD_OUT = {"calibration": 12, "test": 12}
 _SPECIAL = 2  # tokens that open and close a text
 _IDENTIFIER = re.compile(r"[a-z][A-Z]|[_0-9`=()<>\[\]{}/\\|*]|\w\.\w")  # within a word
@@ -182,14 +182,14 @@ def _texts_by_part(
 def _packed(paragraphs: Iterable[tuple[str, int]], most_tokens: int) -> list[str]:
     """Paragraphs, each with its tokens, joined in order while they fit; one too long by itself is left out."""
     texts: list[str] = []
-    room = 0
+    left = 0
     for paragraph, tokens in paragraphs:
-        if tokens - _SPECIAL <= room:
+        if tokens - _SPECIAL <= left:
             texts[-1] += f" {paragraph}"
-            room -= tokens - _SPECIAL
+            left -= tokens - _SPECIAL
         elif tokens <= most_tokens:
             texts.append(paragraph)
-            room = most_tokens - tokens
+            left = most_tokens - tokens
     return texts
 
 

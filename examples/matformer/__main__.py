@@ -33,7 +33,7 @@ MODELS = {
 }
 BUDGETS = 8
 WRITER = "writer"
-# Of its levels trained alone, as drafts beside its own.
+# Levels trained alone, as drafts beside its own.
 ALONE = ("S", "M")
 _TEXTS = 200  # for the agreement of drafts
 

@@ -49,7 +49,7 @@ LANGUAGE_CONFIG = MatformerConfig(
 )
 LANGUAGE_RECIPE = Recipe(steps=300, batch=8, rate=4e-3, decay=0.1)
 
-# What generates: nearly all of its weights are FFN, so that a step of a small level takes a fraction of the largest's.
+# Nearly all weights of the model that generates are FFN: a step of a small level takes a fraction of the largest's.
 WRITER_CONFIG = replace(
     LANGUAGE_CONFIG,
     hidden_size=256,

@@ -76,7 +76,7 @@ class Checkpoint:
 
     def header(self, tensor: str, shape: Sequence[int], says: str = CONFIG_SAYS) -> TensorHeader:
         """The header of a ``tensor``. Raises CheckpointError for one that is missing, holds no floating-point numbers,
-        or is not of the ``shape`` that ``says`` who states it."""
+        or is not of the ``shape``; ``says`` names its source."""
         header = self.tensors.get(tensor)
         if header is None:
             raise self.lacks(tensor)
@@ -225,7 +225,7 @@ def compare_with_headers(
 
     ``names`` maps a parameter to its tensor, for every tensor of the files; by default they are called alike.
     Parameters that ``unused`` names may be there too: published files carry them for other classes of the model.
-    ``says`` names who states the shapes.
+    ``says`` names the source of the shapes.
     """
     names = {name: name for name in checkpoint.tensors} if names is None else names
     for parameter, shape in shapes.items():

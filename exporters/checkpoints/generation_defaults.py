@@ -150,7 +150,7 @@ def _sampling(stated: _Stated, where: str) -> Sampling:
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _TOKENS_FILE = "special_tokens_map.json"
-# Of several templates; others are for tools and retrieval.
+# The one of several templates; others are for tools and retrieval.
 _DEFAULT = "default"
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _MOST_BYTES_PER_LETTER = 4

@@ -168,7 +168,7 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """The tensors of ``checkpoint`` that have these names and shapes, in float32.
 
-    Raises CheckpointError if one is missing, is not of the shape that ``says`` who states it, or is not finite.
+    Raises CheckpointError if one is missing, has another shape than its source ``says``, or is not finite.
     """
     checkpoint.require_weights()
     for name, shape in shapes.items():

@@ -46,7 +46,7 @@ _PROBE_TEXTS = (
 )
 _REMEDY = f"if tokenizer.json alone is right, take {SETTINGS_FILE} away: tokenizer.json is then trusted as it is"
 _CONVERT = "write a tokenizer.json into the folder: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-# Of a tokenizer's added tokens; some have thousands that are not used.
+# Added tokens of a tokenizer that are tried; some have thousands that are not used.
 _MAX_ADDED_TOKENS = 64
 
 

@@ -74,7 +74,7 @@ _PRE_TRAINING = replace(
     layers={**_BERT_TOKENS.layers, **_NEXT_SENTENCE.layers},
     pooled=True,
 )
-# Of each token, how likely another model put it there.
+# The likelihood of each token that another model put it there.
 _REPLACED_TOKENS = Head(
     {"logits": ("sequence",)},
     {

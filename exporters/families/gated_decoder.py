@@ -2,7 +2,7 @@
 
 Axis per layer: ``ffn``, the neurons that gate and up make and down reads. One full-sequence pass answers at every
 position; attention is causal, so what pads a text on its right changes nothing before it and no mask is needed. Modules
-of sentence-transformers pool those tokens that a mask names. What Gemma 3n adds is in gemma3n.py.
+of sentence-transformers pool those tokens that a mask names. Parts that Gemma 3n adds are in gemma3n.py.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ CLASSES: dict[str, dict[str, str | None]] = {
 }
 # Tokens in front of the patches: [CLS], and in DeiT the distillation token.
 _FRONT_TOKENS = {"vit": ("cls_token",), "deit": ("cls_token", "distillation_token")}
-# What folders carry for other classes than the one that config.json names.
+# Tensors for other classes than the one that config.json names.
 _UNUSED_TENSOR = re.compile(
     r"(?:.+\.)?(?:pooler\..+|embeddings\.mask_token)|(?:(?:cls_|distillation_)?classifier|decoder\.0)\.(?:weight|bias)"
 )

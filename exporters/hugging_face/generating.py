@@ -29,7 +29,7 @@ from ..modules.cached_attention import (
 )
 
 _NAME = "nestforge"
-# What attention of every layer is while a pass lasts, by query, key, value and the keywords of its class.
+# Attention of every layer while a pass lasts, by query, key, value and the keywords of its class.
 _attending: list[Callable[..., torch.Tensor]] = []
 
 

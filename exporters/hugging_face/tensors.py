@@ -27,9 +27,9 @@ def norm_shapes(name: str, width: int) -> dict[str, Shape]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-# What to replace in a name, and by what; in this order.
+# Parts of a name and their replacements, in this order.
 Renamings = Sequence[tuple[str, str]]
-# Of TensorFlow's days; bert-base-uncased is still published so.
+# Names of TensorFlow's days; bert-base-uncased is still published so.
 _LEGACY_RENAMINGS: Renamings = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 ROTARY_BASE = 10_000.0
 
-# What is done to queries and keys [B, A, S, D] for their positions.
+# A change of queries and keys [B, A, S, D] for their positions.
 Positions = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -56,7 +56,7 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
     return x * cos.to(x.dtype) + torch.cat((second, first), dim=-1) * sin.to(x.dtype)
 
 
-# What queries read of keys and values, all [B, A, S, D], given what is added to scores.
+# Attention of queries over keys and values, all [B, A, S, D], given an addend of scores.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 

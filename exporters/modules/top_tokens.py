@@ -1,6 +1,6 @@
 """Who scores highest along the last dimension, and how much worse than that a choice is which something else made.
 
-Of equal scores the lower index comes first, in torch as in every engine (ONNX states this of TopK, torch does not).
+Equal scores rank by index, the lower first, in torch as in every engine (ONNX states this of TopK, torch does not).
 Shapes: ``T`` tokens that are scored, ``C`` of them that are chosen, any dimensions before.
 """
 

@@ -24,7 +24,7 @@ from .text_settings import read_model_config
 HEAD = "sentence_head"
 _TRANSFORMER_KIND = "Transformer"
 # Where the classes have stood from version 0.2 to 6.2, such as sentence_transformers.models.Pooling; sparse encoders,
-# cross encoders and multi-vector encoders have rooms of their own.
+# cross encoders and multi-vector encoders have packages of their own.
 _TYPE_NAME = re.compile(
     r"sentence_transformers(?:\.models|\.base\.modules|\.sentence_transformer\.modules)(?:\.\w+)?\.(\w+)"
 )

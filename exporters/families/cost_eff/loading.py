@@ -19,7 +19,7 @@ from ...universal import permuted_steps, step_blocks
 from .config import CostEffArchitecture
 from .model import CostEffModel, EveryExit
 
-# Of a layer, in float32: sums in another order.
+# Error of one layer in float32: sums in another order.
 _LIMIT_PER_LAYER = 1e-5
 
 

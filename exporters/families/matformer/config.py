@@ -12,7 +12,7 @@ from ...checkpoints.own_folder import OwnConfig
 Activation = Literal["gelu", "squared_relu"]
 Position = Literal["rotary", "relative_bias"]
 
-# What MatFormer trains for FFNs; for heads the paper takes even steps.
+# Levels that MatFormer trains for FFNs; for heads the paper takes even steps.
 _DEFAULT_GRANULARITIES = {"ffn": (0.125, 0.25, 0.5, 1.0), "heads": (0.25, 0.5, 0.75, 1.0)}
 
 

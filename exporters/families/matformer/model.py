@@ -60,7 +60,7 @@ class MatformerLM(torch.nn.Module):
         return logits
 
 
-# Of every LayerNorm: torch's own, and that of the vision transformers that MatViT follows.
+# Epsilons of LayerNorms: torch's own, and that of the vision transformers that MatViT follows.
 _LANGUAGE_EPS, _VISION_EPS = 1e-5, 1e-6
 
 
