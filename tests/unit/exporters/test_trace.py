@@ -2,19 +2,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from pathlib import Path
 
-import onnx_ir as ir
 import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.errors import ExportError
 from nestforge.exporters.signature import Signature
-from nestforge.exporters.source import open_source
 from nestforge.exporters.trace import Trace, quiet_export, torchlib_read_once, trace
-from nestforge.exporters.universal import load_universal
-from support.tiny_compile import save_tiniest
 from torch.onnx._internal.exporter import _registration
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -111,14 +106,6 @@ def test_what_does_not_export_is_one_line(module: torch.nn.Module) -> None:
     assert message.startswith(f"{type(module).__name__} at b2-s5: torch.onnx.export failed: ")
     assert "\n" not in message
     assert failure.value.__cause__ is not None
-
-
-def test_a_trace_is_the_same_every_time(tmp_path: Path) -> None:
-    model = load_universal(open_source(save_tiniest(tmp_path / "m", num_hidden_layers=1)))
-    once, again = (trace(model.module, model.source.signature, Bucket(1, 4), 20) for _ in range(2))
-    assert once.module_outputs == again.module_outputs
-    texts = [ir.to_proto(traced.model).SerializeToString(deterministic=True) for traced in (once, again)]
-    assert texts[0] == texts[1]
 
 
 def export(**options: object) -> bytes:

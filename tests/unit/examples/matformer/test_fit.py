@@ -19,17 +19,10 @@ from nestforge.examples.matformer.fit import (
     train,
 )
 from nestforge.examples.matformer.recipe import (
-    DIGITS_CONFIG,
-    DIGITS_RECIPE,
-    LANGUAGE_CONFIG,
-    LANGUAGE_RECIPE,
-    WRITER_CONFIG,
-    WRITER_RECIPE,
     Recipe,
 )
 from nestforge.examples.matformer.tasks import DigitsTask, LanguageTask, Task
 from nestforge.examples.training import Record, side_by_side
-from nestforge.exporters.families.matformer.config import NestedConfig
 from nestforge.exporters.families.matformer.model import load_model
 from nestforge.exporters.source import open_source
 from torch.nn import functional
@@ -58,16 +51,6 @@ def test_every_level_learns(language: LanguageTask) -> None:
         assert quality(task, model, data.validation, [width] * LAYERS)["loss"] < before - 1
 
 
-def test_the_same_seed_gives_the_same_weights(task: Task) -> None:
-    results = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        model = task.model(task.config)
-        fit(task, model, task.data(), 4, 3, [2, 16, 4, 8])
-        results.append(model.state_dict())
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
-
-
 def test_a_step_moves_neurons_of_larger_levels_by_weight_decay_alone(task: Task) -> None:
     model = task.model(task.config)
     before = {name: data.clone() for name, data in model.state_dict().items()}
@@ -94,32 +77,6 @@ def test_quality_is_the_mean_over_all_targets(language: LanguageTask, digits: Di
         assert figures["loss"] == pytest.approx(expected, rel=1e-5)
         assert whole == pytest.approx(expected, rel=1e-5)
         assert figures["accuracy"] == (logits.argmax(-1) == rows.targets).double().mean().item()
-
-
-@pytest.mark.parametrize("recipe", [LANGUAGE_RECIPE, DIGITS_RECIPE, WRITER_RECIPE])
-def test_levels_and_probabilities(recipe: Recipe) -> None:
-    assert recipe.levels == {"S": 0.125, "M": 0.25, "L": 0.5, "XL": 1.0}
-    assert recipe.probabilities == (0.20, 0.22, 0.24, 0.34)
-    assert recipe.universal_steps == 4 * recipe.steps
-    assert recipe.widths(256) == {"S": 32, "M": 64, "L": 128, "XL": 256}
-
-
-@pytest.mark.parametrize("config", [LANGUAGE_CONFIG, DIGITS_CONFIG, WRITER_CONFIG])
-def test_configurations_make_models_that_say_what_was_trained(config: NestedConfig) -> None:
-    assert config.problem() is None
-    assert config.nested
-    assert config.granularities == {"ffn": (0.125, 0.25, 0.5, 1.0)}
-
-
-def test_nearly_all_weights_of_the_model_that_writes_are_ffn() -> None:
-    assert WRITER_CONFIG.intermediate_size == 16 * WRITER_CONFIG.hidden_size
-    assert LANGUAGE_CONFIG.intermediate_size == 4 * LANGUAGE_CONFIG.hidden_size
-    assert DIGITS_CONFIG.intermediate_size == 4 * DIGITS_CONFIG.hidden_size
-
-
-def test_the_language_model_has_the_ladder_of_the_papers_models() -> None:
-    assert LANGUAGE_CONFIG.num_hidden_layers == 16
-    assert LANGUAGE_CONFIG.vocab_size == 256
 
 
 def test_a_universal_run_publishes_what_it_measured(task: Task, tmp_path: Path) -> None:

@@ -113,14 +113,6 @@ def test_tensors_that_the_class_would_pass_over_are_refused(copy: Callable[[str]
         open_source(path.parent)
 
 
-def test_two_tensors_for_one_parameter_are_refused(copy: Callable[[str], Path]) -> None:
-    path = copy("bert") / "model.safetensors"
-    weights = load_file(path)
-    save_file({**weights, "bert.pooler.dense.bias": weights["pooler.dense.bias"] + 1}, path, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"are both parameter pooler\.dense\.bias; keep one of them$"):
-        open_source(path.parent)
-
-
 @pytest.mark.parametrize(("kind", "expected"), [("bert", 0), ("llama", 0)])
 def test_padding(copy: Callable[[str], Path], kind: str, expected: int) -> None:
     folder = copy(kind)

@@ -16,6 +16,7 @@ from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gated_decoder import FAMILY
+from nestforge.exporters.families.gated_decoder import LAYOUTS as KINDS
 from nestforge.exporters.families.gemma3n import Gemma3nParts
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import ModelSource, open_source
@@ -148,70 +149,38 @@ def test_neurons_may_be_ordered_without_changing_the_function(tmp_path: Path, mo
     assert not torch.equal(universal.parameters()["model.layers.0.mlp.gate_proj.weight"], gate)
 
 
-def test_parameters_of_a_submodel_by_hand(llama: Path) -> None:
-    source = open_source(llama)
-    per_layer = 2 * (16 * 16 + 16) + 16 * 16  # rows and biases of gate and up, columns of down
-    assert source.parameters(source.spec.universal()) - source.parameters(source.spec.parse("ffn16")) == 2 * per_layer
-
-
-# Parameters that the publishers' own pages state, from the configurations in the files they publish.
-PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
-    "Llama-2-7b": (
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096}
-        | {"num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
-        | {"max_position_embeddings": 4096},
-        6_738_415_616,
-    ),
+_KEYS = (
+    *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "max_position_embeddings"),
+)
+_TIED = {"tie_word_embeddings": True}
+_LONGROPE = {
+    "original_max_position_embeddings": 4096,
+    "sliding_window": 262144,
+    "rope_scaling": {"type": "longrope"},
+}
+# Parameters that the publishers' own pages state, from the configurations in the files they publish: _KEYS, and others.
+PUBLISHED: dict[str, tuple[tuple[str | int, ...], dict[str, Any], int]] = {
+    "Llama-2-7b": (("llama", 32000, 4096, 32, 32, 32, 11008, 4096), {}, 6_738_415_616),
     "Llama-3.2-1B": (
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 2048}
-        | {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192}
-        | {"max_position_embeddings": 131072, "tie_word_embeddings": True, "rope_scaling": {"rope_type": "llama3"}},
+        ("llama", 128256, 2048, 16, 32, 8, 8192, 131072),
+        {**_TIED, "rope_scaling": {"rope_type": "llama3"}},
         1_235_814_400,
     ),
-    "Mistral-7B-v0.1": (
-        {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096}
-        | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
-        | {"max_position_embeddings": 32768, "sliding_window": 4096},
-        7_241_732_096,
-    ),
-    "Qwen2.5-0.5B": (
-        {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "hidden_size": 896}
-        | {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}
-        | {"max_position_embeddings": 32768, "tie_word_embeddings": True},
-        494_032_768,
-    ),
-    "Qwen3-0.6B": (
-        {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 1024}
-        | {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
-        | {"intermediate_size": 3072, "max_position_embeddings": 40960, "tie_word_embeddings": True},
-        596_049_920,
-    ),
-    "Phi-3-mini-128k": (
-        {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "vocab_size": 32064, "hidden_size": 3072}
-        | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192}
-        | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "sliding_window": 262144}
-        | {"rope_scaling": {"type": "longrope"}},
-        3_821_079_552,
-    ),
-    "gemma-2-2b": (
-        {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "vocab_size": 256000, "hidden_size": 2304}
-        | {"num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
-        | {"intermediate_size": 9216, "max_position_embeddings": 8192},
-        2_614_341_888,
-    ),
-    "gemma-3-1b": (
-        {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "vocab_size": 262144}
-        | {"hidden_size": 1152, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1}
-        | {"head_dim": 256, "intermediate_size": 6912, "max_position_embeddings": 32768},
-        999_885_952,
-    ),
+    "Mistral-7B-v0.1": (("mistral", 32000, 4096, 32, 32, 8, 14336, 32768), {"sliding_window": 4096}, 7_241_732_096),
+    "Qwen2.5-0.5B": (("qwen2", 151936, 896, 24, 14, 2, 4864, 32768), _TIED, 494_032_768),
+    "Qwen3-0.6B": (("qwen3", 151936, 1024, 28, 16, 8, 3072, 40960), {**_TIED, "head_dim": 128}, 596_049_920),
+    "Phi-3-mini-128k": (("phi3", 32064, 3072, 32, 32, 32, 8192, 131072), _LONGROPE, 3_821_079_552),
+    "gemma-2-2b": (("gemma2", 256000, 2304, 26, 8, 4, 9216, 8192), {"head_dim": 256}, 2_614_341_888),
+    "gemma-3-1b": (("gemma3_text", 262144, 1152, 26, 4, 1, 6912, 32768), {"head_dim": 256}, 999_885_952),
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_of_published_models(name: str) -> None:
-    config, parameters = PUBLISHED[name]
-    source = untrained(config)
+    values, others, parameters = PUBLISHED[name]
+    generating = next(each for each in KINDS[str(values[0])].classes if each.endswith("ForCausalLM"))
+    source = untrained({**dict(zip(_KEYS, values, strict=True)), **others, "architectures": [generating]})
     assert source.parameters(source.spec.universal()) == parameters
 
 

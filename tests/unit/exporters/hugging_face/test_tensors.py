@@ -8,7 +8,7 @@ import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint, TensorHeader
-from nestforge.exporters.hugging_face.tensors import distance_bucket, linear_shapes, norm_shapes, parameter_names
+from nestforge.exporters.hugging_face.tensors import distance_bucket, parameter_names
 from transformers.models.t5.modeling_t5 import T5Attention
 
 
@@ -46,16 +46,3 @@ def test_distances_fall_into_the_buckets_of_t5(buckets: int) -> None:
     assert found == oracle.tolist()
     half, last = buckets // 2, buckets - 1
     assert (found[half - 1], found[half], found[127], found[128], max(found)) == (half - 1, half, last, last, last)
-
-
-def shapes_of(layer: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    return {f"layer.{name}": tuple(parameter.shape) for name, parameter in layer.named_parameters()}
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer(bias: bool) -> None:
-    assert linear_shapes("layer", 3, 5, bias) == shapes_of(torch.nn.Linear(3, 5, bias))
-
-
-def test_a_layer_norm() -> None:
-    assert norm_shapes("layer", 7) == shapes_of(torch.nn.LayerNorm(7))
