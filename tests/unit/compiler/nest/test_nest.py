@@ -20,7 +20,7 @@ from nestforge.compiler.work import staging as staging_module
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import BundleCorruptError, CheckpointError, InputError, NestforgeError, OutputError, PlanError
 from nestforge.exporters.source import open_source
-from nestforge.exporters.universal import load_universal
+from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.strict import unstructure
 from safetensors.torch import load_file, save_file
 from support.cost_eff_models import save_tiny as save_tiny_exits
@@ -303,6 +303,14 @@ def test_a_loss_that_is_not_finite_stops_the_training(
     )
 
 
+def written_back(universal: UniversalModel, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of ``folder/out``, which is written."""
+    refuse_unwritable(universal)
+    (folder / "out").mkdir()
+    write_folder(universal, {"ffn": (0.5, 1.0)}, Stage(folder / "out", folder))
+    return load_file(folder / "out" / "model.safetensors")
+
+
 def test_sharded_weights_become_one_file_and_only_companions_are_copied(tmp_path: Path) -> None:
     model = save_tiny_encoder(tmp_path / "model")
     weights = load_file(model / "model.safetensors")
@@ -323,16 +331,12 @@ def test_sharded_weights_become_one_file_and_only_companions_are_copied(tmp_path
     save_file({"linear.weight": torch.ones(8, 32)}, model / "2_Dense" / "model.safetensors")
     (model / "onnx").mkdir()
     (model / "onnx" / "model.onnx").write_text("x")
-    (tmp_path / "out").mkdir()
-    universal = load_universal(open_source(model))
-    refuse_unwritable(universal)  # the modules behind the model are not trained, so their files stay
-    write_folder(universal, {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
+    written = written_back(load_universal(open_source(model)), tmp_path)  # modules behind it are not trained
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {
         *("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "modules.json"),
         *("pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
     }
-    written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == weights.keys()
     assert all(torch.equal(written[name], weights[name]) for name in weights)
 
@@ -341,12 +345,9 @@ def test_parameters_that_share_a_tensor_are_written_into_it(tmp_path: Path) -> N
     folder = save_decoder(tmp_path / "model", "phi3")
     universal = load_universal(open_source(folder))
     universal.parameters()["model.layers.0.mlp.up_proj.weight"].data += 1
-    refuse_unwritable(universal)
-    (tmp_path / "out").mkdir()
-    write_folder(universal, {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
+    written = written_back(universal, tmp_path)
     expected = load_file(folder / "model.safetensors")
     expected["model.layers.0.mlp.gate_up_proj.weight"][32:] += 1
-    written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], expected[name]) for name in expected)
 
@@ -356,9 +357,7 @@ def test_what_the_module_has_not_is_kept_as_it_was(tmp_path: Path) -> None:
     weights = load_file(model / "model.safetensors")
     more = {"cls.seq_relationship.weight": torch.ones(2, 32).half(), "embeddings.position_ids": torch.arange(40)}
     save_file({**weights, **more}, model / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "out").mkdir()
-    write_folder(load_universal(open_source(model)), {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
-    written = load_file(tmp_path / "out" / "model.safetensors")
+    written = written_back(load_universal(open_source(model)), tmp_path)
     assert written["cls.seq_relationship.weight"].dtype == torch.float32
     assert torch.equal(written["embeddings.position_ids"], torch.arange(40))
 
@@ -373,10 +372,7 @@ def test_a_weight_is_written_back_under_the_name_that_the_files_give_it(tmp_path
     universal = load_universal(open_source(model))
     for parameter in universal.parameters().values():
         parameter.data += 1
-    refuse_unwritable(universal)
-    (tmp_path / "out").mkdir()
-    write_folder(universal, {"ffn": (0.5, 1.0)}, Stage(tmp_path / "out", tmp_path))
-    written = load_file(tmp_path / "out" / "model.safetensors")
+    written = written_back(universal, tmp_path)
     assert written.keys() == stored.keys()
     assert all(torch.equal(written[name], tensor + 1) for name, tensor in stored.items())
 

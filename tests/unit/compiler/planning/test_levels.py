@@ -63,32 +63,6 @@ def test_rounding_is_nearest_at_least_one_and_stated() -> None:
     assert full.rounding == ()
 
 
-def test_width_below_one_multiple_stays_whole() -> None:
-    assert [level.submodel["layers.0.ffn"] for level in levels(spec_of(ffn=24), None, 64)] == [24, 24, 24, 24]
-
-
-@pytest.mark.parametrize(
-    ("fractions", "message"),
-    [
-        ({}, "levels: expected fractions for at least one of ffn, heads, got none"),
-        ({"fnn": [1]}, "levels: this model has no axis kind 'fnn'; did you mean 'ffn'?"),
-        ({"ffn": []}, "levels: ffn: expected fractions that increase from above 0 to 1, got []"),
-        ({"ffn": [0.5, 0.5, 1]}, "levels: ffn: expected fractions that increase from above 0 to 1, got [0.5, 0.5, 1]"),
-        ({"ffn": [0.5, 0.75]}, "levels: ffn: expected fractions that increase from above 0 to 1, got [0.5, 0.75]"),
-        ({"ffn": [0, 1]}, "levels: ffn: expected fractions that increase from above 0 to 1, got [0, 1]"),
-        ({"ffn": [float("nan"), 1]}, "levels: ffn: expected fractions that increase from above 0 to 1, got [nan, 1]"),
-        (
-            {"ffn": [0.5, 1], "heads": [1]},
-            "levels: expected equally many fractions for every axis kind, but ffn has 2, heads has 1",
-        ),
-    ],
-)
-def test_refusals(fractions: dict[str, list[float]], message: str) -> None:
-    with pytest.raises(PlanError) as failure:
-        levels(spec_of(), fractions, 8)
-    assert str(failure.value) == message
-
-
 @given(
     st.integers(1, 4096),
     st.integers(1, 64),
@@ -152,30 +126,39 @@ def test_a_choice_is_the_nearest_by_what_it_keeps() -> None:
     assert most.submodel.id == "coda.reduction2"  # half of the tokens is nearer to 0.7 than all, though 1 is to 1 / 0.7
 
 
+RISING = "levels: ffn: expected fractions that increase from above 0 to 1, got "
+APART = "expected fractions that lead to different values"
+
+
 @pytest.mark.parametrize(
     ("spec", "fractions", "message"),
     [
+        (spec_of(), {}, "levels: expected fractions for at least one of ffn, heads, got none"),
+        (spec_of(), {"fnn": [1]}, "levels: this model has no axis kind 'fnn'; did you mean 'ffn'?"),
+        (spec_of(), {"ffn": []}, f"{RISING}[]"),
+        (spec_of(), {"ffn": [0.5, 0.5, 1]}, f"{RISING}[0.5, 0.5, 1]"),
+        (spec_of(), {"ffn": [0.5, 0.75]}, f"{RISING}[0.5, 0.75]"),
+        (spec_of(), {"ffn": [0, 1]}, f"{RISING}[0, 1]"),
+        (spec_of(), {"ffn": [float("nan"), 1]}, f"{RISING}[nan, 1]"),
         (
-            ElasticSpec((Axis("coda.reduction", 1, (8, 4, 1)),), ()),
-            {"coda.reduction": [0.25, 0.3, 1]},
-            "levels: coda.reduction 0.25 and coda.reduction 0.3 are both coda.reduction4; expected fractions that lead "
-            "to different values",
+            spec_of(),
+            {"ffn": [0.5, 1], "heads": [1]},
+            "levels: expected equally many fractions for every axis kind, but ffn has 2, heads has 1",
         ),
+        (spec_of(), {"ffn": [0.5, 0.5 + 1e-9, 1]}, f"levels: ffn 0.5 and ffn 0.5 are both 50%; {APART}"),
         (
             choices(depth=(2, 4, 6)),
             {"depth": [0.3, 0.35, 1]},
-            "levels: depth 0.3 and depth 0.35 are both depth2; expected fractions that lead to different values",
+            f"levels: depth 0.3 and depth 0.35 are both depth2; {APART}",
         ),
         (
-            spec_of(),
-            {"ffn": [0.5, 0.5 + 1e-9, 1]},
-            "levels: ffn 0.5 and ffn 0.5 are both 50%; expected fractions that lead to different values",
+            choices(reduction=(8, 4, 1)),
+            {"reduction": [0.25, 0.3, 1]},
+            f"levels: reduction 0.25 and reduction 0.3 are both reduction4; {APART}",
         ),
     ],
 )
-def test_levels_that_could_not_be_told_apart_are_refused(
-    spec: ElasticSpec, fractions: dict[str, list[float]], message: str
-) -> None:
+def test_fractions_that_are_refused(spec: ElasticSpec, fractions: dict[str, list[float]], message: str) -> None:
     with pytest.raises(PlanError) as failure:
         levels(spec, fractions, 8)
     assert str(failure.value) == message
@@ -227,12 +210,6 @@ def test_which_layers_each_order_promotes(order: PromotionOrder, expected: list[
     assert ["".join("#" if layer in layers else "." for layer in range(4)) for layers in raised] == expected
 
 
-@pytest.mark.parametrize("order", PROMOTION_ORDERS)
-@pytest.mark.parametrize(("layers", "rungs"), [(12, 37), (16, 49), (24, 73)])
-def test_rungs_of_the_papers_depths(layers: int, rungs: int, order: PromotionOrder) -> None:
-    assert len(ladder(levels(encoder(layers, ffn=512, heads=0, nested=True).spec, None, 64), order)) == rungs
-
-
 @given(st.integers(1, 24), st.integers(1, 5), st.sampled_from(PROMOTION_ORDERS))
 def test_every_ladder_of_every_order_rises(layers: int, count: int, order: PromotionOrder) -> None:
     source = encoder(layers, ffn=640, heads=10)
@@ -259,17 +236,6 @@ def test_layers_of_different_sizes_rise_too(sizes: list[int], order: PromotionOr
         assert all(smaller[axis.name] <= larger[axis.name] for axis in spec.axes), "no layer is ever demoted"
 
 
-def test_the_order_of_a_rung() -> None:
-    steps = levels(encoder(layers=6, ffn=64, heads=0).spec, {"ffn": [0.5, 1]}, 8)
-    third = {order: ladder(steps, order)[3].id for order in PROMOTION_ORDERS}
-    assert third == {
-        "increasing": "ffn32x3_64x3",
-        "decreasing": "ffn64x3_32x3",
-        "up-down": "ffn32x2_64x3_32x1",
-        "down-up": "ffn64x1_32x3_64x2",
-    }
-
-
 def test_the_highest_precision_of_a_rung_comes_last() -> None:
     rungs = ladder(levels(encoder(layers=1).spec, {"ffn": [0.5, 1]}, 8))
     assert [rung.id for rung in in_every_precision(rungs, ["fp16", "int4", "fp32"])] == [
@@ -291,14 +257,6 @@ def test_rungs_count_the_layers_that_were_promoted() -> None:
     found = next(rung for rung, own in labels.items() if "50%+1" in own)
     assert found is not None
     assert found.by_kind()["ffn"] == [128, 128, 256]
-
-
-def test_another_precision_than_the_highest_is_in_the_label() -> None:
-    spec = encoder(layers=2).spec
-    profile = replace(PROFILE, precisions=("fp32", "int8"))
-    labels = rung_labels(levels(spec, {"ffn": [0.5, 1]}, 8), profile)
-    names = ["50%.int8", "50%", "50%+1.int8", "50%+1", "100%.int8", "100%"]
-    assert [own for (own,) in labels.values()] == names
 
 
 def test_what_was_asked_for_beside_the_ladder_gets_letters_in_that_order() -> None:

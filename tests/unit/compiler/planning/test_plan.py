@@ -269,13 +269,6 @@ def test_corrections_replace_predictions_and_the_plan_says_so() -> None:
     assert corrected.budgets[0].submodel != "ffn256-heads4"
 
 
-def test_corrections_cover_every_bucket_or_none() -> None:
-    with pytest.raises(ValueError, match="one for every bucket"):
-        plan_for(
-            encoder(), device({"full": BudgetSpec()}), corrections={(Bucket(1, 32), "fp32"): Correction(1, 1, 1, 1)}
-        )
-
-
 def test_submodels_asked_for_are_candidates_that_budgets_do_not_choose() -> None:
     source = encoder(layers=2)
     wanted = [source.spec.parse(text) for text in ("ffn256x1_192x1-heads4", "ffn72-heads1", "ffn64-heads1")]
@@ -374,11 +367,12 @@ def test_a_narrower_precision_moves_fewer_bytes_and_is_never_predicted_slower() 
         assert low.predicted_ms < high.predicted_ms
 
 
-def test_corrections_cover_every_precision() -> None:
+def test_corrections_cover_every_bucket_and_precision_or_none() -> None:
     source, profile = in_precisions("fp32", "int8", full=BudgetSpec())
-    half = {(bucket, "fp32"): Correction(1, 1, 1, 1) for bucket in profile.buckets}
-    with pytest.raises(ValueError, match="every bucket and precision"):
-        plan_for(source, profile, corrections=half)
+    first, _ = profile.buckets
+    for missing in ({(bucket, "fp32") for bucket in profile.buckets}, {(first, "fp32"), (first, "int8")}):
+        with pytest.raises(ValueError, match="one for every bucket and precision"):
+            plan_for(source, profile, corrections=dict.fromkeys(missing, Correction(1, 1, 1, 1)))
 
 
 def test_a_budget_that_nothing_keeps_names_what_comes_closest_in_any_precision() -> None:

@@ -128,46 +128,45 @@ def test_angles_that_differ_by_head_or_row_are_not_those_of_tokens() -> None:
         assert turned_heads(reader(ir.from_proto(proto)), 0) is None
 
 
+_ANGLES = """
+  at = Unsqueeze ({positions}, two)
+  number = Cast <to = 1> (at)
+  half = Mul (number, rates)
+{more}  angles = Concat <axis = -1> (half, half)
+  cosine = Cos (angles)
+  c = Mul (cosine, scale)
+  sine = Sin (angles)
+  s = Mul (sine, scale)
+  cu = Unsqueeze (c, one)
+  su = Unsqueeze (s, one)
+"""
+_TURN = """
+  {x}t = Transpose <perm = [0, 2, 1, 3]> ({x})
+  {x}1 = Slice ({x}t, zero, middle, three{step})
+  {x}2 = Slice ({x}t, middle, end, three{step})
+  {x}n = Neg ({x}2)
+  {x}r = Concat <axis = -1> ({x}n, {x}1)
+  {x}c = Mul ({x}t, cu)
+  {x}s = Mul ({x}r, su)
+  {x}a = Add ({x}c, {x}s)
+  {x}b = Transpose <perm = [0, 2, 1, 3]> ({x}a)
+  {x}f = Reshape ({x}b, {flat})
+"""
+
+
 # Two rows with three new tokens, two heads of 8; values are the keys before they are turned. The operator over the
 # cache is replaced by what shows its inputs.
 ROTARY = """
 <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
 agraph (int64[2, 3] ids, int64[2, 3] positions, float[2, 3, 2, 8] q, float[2, 3, 2, 8] k) => (float[2, 3, 16] y)
 <float[4] rates = {1.0, 0.5, 0.25, 0.1}, float[4] others = {1.0, 0.4, 0.2, 0.1}, float scale = {1.2},
- int64[1] last = {2}, int64[1] heads = {1}, int64[1] width = {3}, int64[3] flat = {2, 3, 16},
+ int64[1] two = {2}, int64[1] one = {1}, int64[1] three = {3}, int64[3] flat = {2, 3, 16},
  int64[1] zero = {0}, int64[1] middle = {4}, int64[1] end = {9223372036854775807}, int64[1] step = {1}>
 {
-  at = Unsqueeze (positions, last)
-  number = Cast <to = 1> (at)
-  half = Mul (number, rates)
-  other = Mul (number, others)
-  angles = Concat <axis = -1> (half, half)
-  cosine = Cos (angles)
-  c = Mul (cosine, scale)
-  sine = Sin (angles)
-  s = Mul (sine, scale)
-  cu = Unsqueeze (c, heads)
-  su = Unsqueeze (s, heads)
-  qt = Transpose <perm = [0, 2, 1, 3]> (q)
-  q1 = Slice (qt, zero, middle, width, step)
-  q2 = Slice (qt, middle, end, width, step)
-  qn = Neg (q2)
-  qr = Concat <axis = -1> (qn, q1)
-  qc = Mul (qt, cu)
-  qs = Mul (qr, su)
-  qa = Add (qc, qs)
-  qb = Transpose <perm = [0, 2, 1, 3]> (qa)
-  qf = Reshape (qb, flat)
-  kt = Transpose <perm = [0, 2, 1, 3]> (k)
-  k1 = Slice (kt, zero, middle, width, step)
-  k2 = Slice (kt, middle, end, width, step)
-  kn = Neg (k2)
-  kr = Concat <axis = -1> (kn, k1)
-  kc = Mul (kt, cu)
-  ks = Mul (kr, su)
-  ka = Add (kc, ks)
-  kb = Transpose <perm = [0, 2, 1, 3]> (ka)
-  kf = Reshape (kb, flat)
+"""
+ROTARY += _ANGLES.format(positions="positions", more="  other = Mul (number, others)\n")
+ROTARY += _TURN.format(x="q", step=", step", flat="flat") + _TURN.format(x="k", step="", flat="flat")
+ROTARY += """
   y = com.microsoft.GroupQueryAttention (qf, kf)
 }
 """
@@ -246,36 +245,10 @@ step (int64[batch, sequence] input_ids, int64[batch, sequence] position_ids, flo
  int64[1] zero = {0}, int64[1] middle = {16}, int64[1] end = {9223372036854775807}, int64[3] wide = {0, 0, 64},
  int64[3] narrow = {0, 0, 32}>
 {
-  at = Unsqueeze (position_ids, two)
-  number = Cast <to = 1> (at)
-  half = Mul (number, rates)
-  angles = Concat <axis = -1> (half, half)
-  cosine = Cos (angles)
-  c = Mul (cosine, scale)
-  sine = Sin (angles)
-  s = Mul (sine, scale)
-  cu = Unsqueeze (c, one)
-  su = Unsqueeze (s, one)
-  qt = Transpose <perm = [0, 2, 1, 3]> (q)
-  q1 = Slice (qt, zero, middle, three)
-  q2 = Slice (qt, middle, end, three)
-  qn = Neg (q2)
-  qr = Concat <axis = -1> (qn, q1)
-  qc = Mul (qt, cu)
-  qs = Mul (qr, su)
-  qa = Add (qc, qs)
-  qb = Transpose <perm = [0, 2, 1, 3]> (qa)
-  qf = Reshape (qb, wide)
-  kt = Transpose <perm = [0, 2, 1, 3]> (k)
-  k1 = Slice (kt, zero, middle, three)
-  k2 = Slice (kt, middle, end, three)
-  kn = Neg (k2)
-  kr = Concat <axis = -1> (kn, k1)
-  kc = Mul (kt, cu)
-  ks = Mul (kr, su)
-  ka = Add (kc, ks)
-  kb = Transpose <perm = [0, 2, 1, 3]> (ka)
-  kf = Reshape (kb, narrow)
+"""
+TURNED += _ANGLES.format(positions="position_ids", more="")
+TURNED += _TURN.format(x="q", step="", flat="wide") + _TURN.format(x="k", step="", flat="narrow")
+TURNED += """
   y, key, value = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1, local_window_size = -1>
     (qf, kf, v, past_key, past_value, last, total)
 }
