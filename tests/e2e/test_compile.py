@@ -31,7 +31,7 @@ from nestforge.compiler.graph import make_template
 from nestforge.compiler.graph.store import read_store, recover_order
 from nestforge.compiler.graph.template import Template
 from nestforge.compiler.verify import verify_bundle
-from nestforge.errors import BundleCorruptError, OutputError, ParityError, SliceError
+from nestforge.errors import BundleCorruptError, ParityError, SliceError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.probe_host import _fingerprint, probe_host
@@ -289,13 +289,6 @@ def test_other_arguments_do_not_go_on_where_these_stopped(model: Path, tmp_path:
         compile_bundle(model, other, tmp_path / "out", include="budgets", progress=Interrupted(at=12))
     assert work["traced_template"] == 2
     assert not list((tmp_path / "out.partial").glob("*b2-s8*"))
-
-
-def test_a_finished_bundle_is_never_overwritten(compiled: Any) -> None:
-    before = contents(compiled.bundle)
-    with pytest.raises(OutputError, match=r"tiny.bundle: exists already; choose another `output` or `overwrite=True`"):
-        compile_bundle(compiled.model, output=compiled.bundle, **compiled.arguments)
-    assert contents(compiled.bundle) == before
 
 
 @pytest.fixture(scope="module")

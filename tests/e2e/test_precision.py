@@ -246,16 +246,16 @@ def test_a_published_slice_is_one_in_the_highest_precision(tmp_path: Path, wide:
     assert {submodel.precision for submodel in bundle.manifest.submodels} == {"fp32"}
 
 
-@pytest.mark.parametrize("stage", ["quality", "prove", "verify"])
-def test_a_compile_in_bfloat16_goes_on_wherever_it_was_stopped(tmp_path: Path, wide: Path, stage: str) -> None:
+def test_a_compile_in_bfloat16_goes_on_wherever_it_was_stopped(tmp_path: Path, wide: Path) -> None:
     """Its proof graphs lie in the working folder, where a later run finds them."""
+    for stage in ("quality", "prove", "verify"):
 
-    def stop(reached: str, done: int, _total: int) -> None:
-        if (reached, done) == (stage, 0):
-            raise KeyboardInterrupt
+        def stop(reached: str, done: int, _total: int, stage: str = stage) -> None:
+            if (reached, done) == (stage, 0):
+                raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        compiled(wide, tmp_path / "b", "bf16", backend="tensorrt", progress=stop)
+        with pytest.raises(KeyboardInterrupt):
+            compiled(wide, tmp_path / "b", "bf16", backend="tensorrt", progress=stop)
     resumed = compiled(wide, tmp_path / "b", "bf16", backend="tensorrt")
     assert {path.name for path in resumed.glob("*.onnx")} == {e.file for e in open_bundle(resumed).manifest.engines}
     assert verify_bundle(resumed, wide)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nestforge
 import numpy as np
@@ -15,9 +16,8 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError
 from nestforge.runtime.retrieval.compare import compare
 from nestforge.runtime.retrieval.index import Index
-from support.tiny_compile import save_tiniest
-from support.tiny_models import add_pooling
 
+OTHER = Path(__file__).parents[1] / "golden" / "bundle-ranges"
 TEXTS = ["the quick fox", "a lazy dog", "the budget of a model", "run the engine", "shape and time", "compile a test"]
 
 WITHOUT_TORCH = """
@@ -37,10 +37,10 @@ with nestforge.load(sys.argv[1], residency="shared") as model:
 """
 
 
-@pytest.fixture(scope="module")
-def bundle(model: Path, profile: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def bundle(compiled: Any) -> Path:
     """Every level at two buckets."""
-    return compile_bundle(model, profile, tmp_path_factory.mktemp("retrieval") / "tiny.bundle", text=text)
+    return Path(compiled.bundle)
 
 
 @pytest.fixture
@@ -79,9 +79,6 @@ def test_a_bundle_compiled_again_from_the_same_weights_answers(
     assert found.submodel == "ffn8-heads1"
 
 
-def test_another_universal_is_refused(index: Index, profile: Path, text: Path, tmp_path: Path) -> None:
-    folder = save_tiniest(tmp_path / "other", vocab_size=60)
-    add_pooling(folder)
-    other = compile_bundle(folder, profile, tmp_path / "other.bundle", text=text, include="budgets")
-    with nestforge.load(other, threads=1) as model, pytest.raises(InputError, match="built by another universal model"):
+def test_another_universal_is_refused(index: Index) -> None:
+    with nestforge.load(OTHER, threads=1) as model, pytest.raises(InputError, match="built by another universal model"):
         index.search(model, TEXTS)
