@@ -296,7 +296,7 @@ class WeightBytes:
 
     @property
     def held(self) -> int:
-        """What an open engine keeps in memory for its weights."""
+        """Bytes that an open engine holds in memory for its weights."""
         return self.stored + self.widened
 
     def __add__(self, other: WeightBytes) -> WeightBytes:

@@ -24,12 +24,12 @@ from .whole import JudgedEngine, judge_whole, verify_whole
 
 
 def _nothing(*_: object) -> Iterator[EngineVerdict]:
-    """Of an engine that is built or verified with another."""
+    """For an engine that is built or verified with another."""
     yield from ()
 
 
 def _no_task(*_: object) -> Iterator[JudgedEngine]:
-    """Of an engine that takes none, or is judged with another."""
+    """For an engine that takes none, or is judged with another."""
     yield from ()
 
 

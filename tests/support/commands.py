@@ -14,7 +14,7 @@ def nestforge(*arguments: object, stdin: str | None = None) -> Result:
 
 
 def shown(*arguments: object) -> str:
-    """What a command that succeeds prints."""
+    """Output of a command that succeeds."""
     result = nestforge(*arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -35,7 +35,7 @@ def error_of(*arguments: object) -> str:
 
 
 def usage_of(*arguments: object) -> str:
-    """What stderr says of wrong usage, exit code 2."""
+    """The line on stderr about wrong usage, exit code 2."""
     result = nestforge(*arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     return result.stderr

@@ -152,7 +152,7 @@ def test_families_describe_without_torch() -> None:
 
 
 def test_the_name_of_a_back_end_or_provider_is_tested_nowhere() -> None:
-    """What differs between them is in their entries (profiles/backends.py, onnxruntime_gpu/provider.py)."""
+    """Differences between them are in their entries (profiles/backends.py, onnxruntime_gpu/provider.py)."""
     names = {"onnxruntime", "openvino", "tensorrt", "cuda", "cpu"}
     for module, path in FILES.items():
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""What calls have taken, wherever an interrupt comes."""
+"""Everything that calls have taken is given back, wherever an interrupt comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manifest may say of exits, generation and tasks, and what a list of tasks may."""
+"""Exits, generation and tasks in a manifest, and lists of tasks: accepted, or refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_reads_back_what_was_written(data: dict[str, Any]) -> None:
 
 
 def without_exits(data: dict[str, Any]) -> None:
-    """What a model without an entropy has: whole engines."""
+    """A model without an entropy: whole engines."""
     data.pop("exits")
     data["engines"] = [engine for engine in data["engines"] if engine["kind"]["name"] == "whole"]
 

@@ -104,7 +104,7 @@ def test_what_a_bundle_says_of_its_quality() -> None:
 
 
 def test_heads_of_a_cache_and_of_a_prompt_are_narrow_each_for_itself() -> None:
-    """Of a translation model with layout width_first, whose decoder has one layer; as they wrote then."""
+    """A translation model with layout width_first, whose decoder has one layer; as they wrote then."""
     with nestforge.load(GOLDEN / "bundle-narrow-heads") as model:
         entry = model.bundle.manifest.generation
         assert entry is not None

@@ -155,7 +155,7 @@ def test_a_session_keeps_the_keys_of_one_task(bundle: Path) -> None:
 
 
 def test_a_cap_is_quoted_as_it_was_stated(bundle: Path) -> None:
-    """What tasks take is counted beside sessions, under the cap that the caller gave."""
+    """Memory of tasks is counted beside sessions, under the cap that the caller gave."""
     taken = sum(task.bytes for task in read_tasks(open_bundle(bundle))) / 1e6
     with nestforge.load(bundle, memory_mb=0.4) as model:
         assert model.generate._engines._memory is not None

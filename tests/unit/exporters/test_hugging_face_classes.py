@@ -55,7 +55,7 @@ def feeds_of(universal: UniversalModel) -> dict[str, torch.Tensor]:
 
 
 def transformers_answer(folder: Path, feeds: dict[str, torch.Tensor]) -> Any:
-    """What transformers' own class makes of the folder: the class that config.json names, else AutoModel's."""
+    """Answers of transformers' own class for the folder: the class that config.json names, else AutoModel's."""
     import transformers
 
     named = json.loads((folder / "config.json").read_text()).get("architectures")

@@ -174,7 +174,7 @@ def test_a_slice_is_of_the_same_family_and_has_weights(source: ModelSource, publ
 
 
 def test_encoders_have_slices_too(tmp_path: Path) -> None:
-    """What is compared follows from the axes alone."""
+    """The axes alone say which tensors are compared."""
     universal = save_tiny_encoder(tmp_path / "bert")
     part = save_tiny_encoder(tmp_path / "part", intermediate_size=24)
     whole = load_file(universal / "model.safetensors")

@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def with_drafts_and_plans(folder: Path) -> None:
-    """What `measure`, `calibrate` and `build` add to a bundle that generates."""
+    """Files that `measure`, `calibrate` and `build` add to a bundle that generates."""
     bundle, here = open_bundle(folder), (this_host(), 2, "2026-11-22T10:00:00+00:00")
     keep_measurement(bundle, HostMeasurement(*here, ()))
     keep_drafts(bundle, HostDrafts(*here, 5, (), ()))

@@ -1,4 +1,4 @@
-"""What engines take while a model answers, followed on runs of made-up durations."""
+"""Times of engines while a model answers, followed on runs of made-up durations."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def runs(choose: Any, count: int, ratio: float, request: Request = FAST) -> list
 
 
 def test_figures_that_are_five_times_too_large_correct_themselves(three: Manifest) -> None:
-    """What the smallest shows holds for the largest, which has not run: 4 ms are stated for it, and 0.8 are right."""
+    """A factor of the smallest holds for the largest, which has not run: 4 ms are stated for it, and 0.8 are right."""
     chooser = dispatcher(three)
     answered = runs(chooser.choose, 6, 0.2)
     assert answered == ["small"] * 4 + ["large"] * 2, "the first run is not counted, three are enough"

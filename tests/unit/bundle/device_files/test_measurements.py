@@ -1,4 +1,4 @@
-"""What hosts measured themselves: kept by host, sealed, and refused where it is damaged or of another bundle."""
+"""Measurements of hosts: stored by host, sealed, and refused where it is damaged or of another bundle."""
 
 from __future__ import annotations
 

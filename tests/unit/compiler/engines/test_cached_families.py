@@ -90,7 +90,7 @@ def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_relative_bias_is_that_of_the_model(tmp_path: Path) -> None:
-    """Of MatLM: a bias by distance and head, added to scores over the cache."""
+    """MatLM's: a bias by distance and head, added to scores over the cache."""
     folder = save_tiny_matlm(tmp_path / "m", position="relative_bias")
     model, tokens = load_model(folder), [5, 7, 9]
     with torch.no_grad():

@@ -97,7 +97,7 @@ def test_int8_has_a_scale_and_a_zero_point_for_each_output() -> None:
 @given(st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
 def test_two_products_with_int8_weights_fit_in_16_bits(seed: int) -> None:
-    """Of activations in uint8: what processors without VNNI need."""
+    """For activations in uint8, which processors without VNNI need."""
     largest = int(np.abs(encode(weights(4, 50, seed=seed), "w.int8").astype(int)).max())
     assert largest == 63
     assert 2 * 255 * largest <= np.iinfo(np.int16).max

@@ -110,7 +110,7 @@ def test_emission_is_deterministic_and_survives_a_round_trip(bench: Workbench, t
 
 
 def test_a_traced_submodel_is_views_of_the_same_store(bench: Workbench) -> None:
-    """What the compiler falls back to when it cannot slice: its graph needs no template of the universal model."""
+    """The fallback where a model cannot be sliced: its graph needs no template of the universal model."""
     submodel = bench.model.spec.parse("ffn24_64x2-heads3")
     traced = traced_template(bench.model, bench.model.narrow(submodel), bench.model.source.signature, BUCKET, opset=20)
     _close(bench, submodel.id, traced)
@@ -200,7 +200,7 @@ def test_tables_lie_in_the_store_under_the_names_of_their_contents(decoder: Work
 
 
 def test_a_table_that_the_store_does_not_have_is_the_engines_own(decoder: Workbench) -> None:
-    """Of a submodel that was traced by itself, after the store was written."""
+    """A submodel that was traced by itself, after the store was written."""
     without = {name: stored for name, stored in decoder.store.items() if name not in decoder.template.tables}
     tables = sum(table.nbytes for table in decoder.template.tables.values())
     assert private_bytes(decoder.template, without) == decoder.template.private_bytes + tables

@@ -55,7 +55,7 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scale_of(reference: np.ndarray) -> float:
-    """Of one part: its rms, at least 1 where so few numbers may all be small by chance."""
+    """Scale of one part: its rms, at least 1 where so few numbers may all be small by chance."""
     return max(1.0 if reference.size < 16 else 0.0, float(np.sqrt(np.mean(reference * reference))))
 
 
@@ -77,7 +77,7 @@ def test_a_relative_limit_alone_is_polygraphys(pair: tuple[np.ndarray, np.ndarra
 def test_with_both_limits_the_rule_lies_between_two_of_polygraphys(
     pair: tuple[np.ndarray, np.ndarray], log_atol: float, log_rtol: float
 ) -> None:
-    """What "abs or rel" accepts "abs + rel" accepts too; what that accepts, "abs or rel" does with both doubled."""
+    """ "abs + rel" accepts all that "abs or rel" does; all that it accepts, "abs or rel" does with both doubled."""
     (reference, found), atol, rtol = pair, 10**log_atol, 10**log_rtol
     ours = within(reference, found, limits(atol, rtol, ANY_ANGLE))
     if polygraphy_passes(reference, found, atol * scale_of(reference), rtol):

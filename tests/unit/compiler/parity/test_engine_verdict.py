@@ -113,7 +113,7 @@ FIGURES = ParityOutput("y", 0.5, 0.5, 0.9, 0.1, 0.0, 0.0)
 
 
 def refusal(builder: EngineBuilder, verdict: Verdict) -> str | None:
-    """What is said of a sound engine under ``verdict``."""
+    """The message about a sound engine under ``verdict``."""
     whole, cases = builder.universal.spec.universal(), builder.cases[BUCKET]
     engine = builder.emit("one", "one.onnx", whole, BUCKET)
     reference = builder.references.of(whole)

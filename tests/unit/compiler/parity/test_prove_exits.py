@@ -89,7 +89,7 @@ def test_a_chain_that_lets_no_row_leave_is_found_or_nothing_is_proved(error: flo
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize("off", [1e-3, np.nan])
 def test_a_row_is_composed_within_its_own_rounding(row: int, off: float) -> None:
-    """What PyTorch's float32 is off by in the first row alone widens the limit of no other."""
+    """An error of PyTorch's float32 in the first row alone widens the limit of no other."""
     index, order = np.zeros(2, int), np.arange(2)
     logits, limit = np.ones((2, 3)), tolerance_for("fp32", 2)
     other = logits.copy()

@@ -63,7 +63,7 @@ def test_an_encoder_that_answers_otherwise_is_refused_and_leaves_nothing(folder:
 
 
 def test_a_decoder_that_reads_another_prompt_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What both read is what the encoder's graph makes of each row's own prompt."""
+    """Both read the output of the encoder's graph for each row's own prompt."""
     from nestforge.compiler.parity import cached_cases
 
     bundle = open_bundle(folder / "t5" / "plans")

@@ -55,7 +55,7 @@ def installed() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, installed: dict[str, Any]) -> dict[str, list[str]]:
-    """What mypy says, by release, of our modules as they would be with that release; one run for all of them."""
+    """Findings of mypy, by release, in our modules as they would be with that release; one run for all of them."""
     ours = {path.relative_to(ROOT).as_posix(): path.read_text() for path in importers("tensorrt")}
     # As a record holds it.
     surfaces = {"installed": touched(installed, ours.values()), **RECORDED, "mistakes": installed}

@@ -1,4 +1,4 @@
-"""What surrounds a build: progress, profile shapes, the command line, the inspector's answer, cases."""
+"""Parts around a build: progress, profile shapes, the command line, the inspector's answer, cases."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def rows(count: int = 8) -> Rows:
 
 @torch.no_grad()
 def loss(model: CodaEncoder) -> float:
-    """Of all reductions that training draws."""
+    """For all reductions that training draws."""
     found = 0.0
     for model.reduction in (5, 2, 1):
         found += float(torch.nn.functional.cross_entropy(model(rows().inputs), rows().targets))
@@ -52,7 +52,7 @@ def test_a_task_moves_adapters_routers_scales_and_the_classifier_alone(
 
 
 def test_what_the_routers_choose() -> None:
-    """Of single pixels: every layer's gates, and how many of the chosen ones have ink."""
+    """For single pixels: every layer's gates, and how many of the chosen ones have ink."""
     pixels = {**OF_IMAGES, "image": replace(OF_IMAGES["image"], channels=1, patch_height=1, patch_width=1)}
     single = tiny_coda(coda_config(**{**SETTINGS, **pixels}))
     for ink, expected in ((1.0, 1.0), (0.0, 0.0)):

@@ -30,7 +30,7 @@ RECIPE = Recipe(steps=2, batch=4, window=16, decoder_rate=1e-2, encoder_rate=1e-
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """Of the models, which lie in folders of their names beside this file's ``stdlib``."""
+    """For the models, which lie in folders of their names beside this file's ``stdlib``."""
     folder = tmp_path_factory.mktemp("demo")
     stdlib = folder / "stdlib"
     stdlib.mkdir()

@@ -1,4 +1,4 @@
-"""What is learnt, and figures that are means over all hidden bytes."""
+"""Training learns, and figures are means over all hidden bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config.json may say that is refused: one line that names the key, on the command line too."""
+"""Refusals of config.json: one line that names the key, on the command line too."""
 
 from __future__ import annotations
 

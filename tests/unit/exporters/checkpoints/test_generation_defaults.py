@@ -1,4 +1,4 @@
-"""What a folder states about generation, against transformers' ``GenerationConfig`` of the folder."""
+"""Generation defaults of a folder, against transformers' ``GenerationConfig`` of the folder."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_the_encoder_alone_reads_a_folder_of_the_whole(folder: Path, tmp_path: P
 
 
 def test_sentence_transformers_modules_stand_behind_the_encoder(tmp_path: Path) -> None:
-    """Of a folder of the whole too, as sentence-transformers reads it."""
+    """From a folder of the whole too, as sentence-transformers reads it."""
     folder = edit_config(save_t5(tmp_path / "m"), hidden_size=16)
     add_pooling(folder)
     universal = load_universal(open_source(folder))

@@ -138,7 +138,7 @@ def test_a_window_is_what_the_class_has(model_type: str, stated: dict[str, Any],
 
 
 def windows_of_the_class(config: dict[str, Any]) -> list[int | None]:
-    """What each layer's attention is given."""
+    """Inputs of each layer's attention."""
     given: list[int | None] = []
 
     def attend(_module: Any, query: torch.Tensor, *_others: Any, **how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is not understood in a folder of sentence-transformers stops the import in one line that names it."""
+"""Unknown parts of a folder of sentence-transformers stop the import in one line that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says of texts reaches the manifest's ``text`` entry, or is refused."""
+"""Settings of texts in a folder of sentence-transformers reach the manifest's ``text`` entry, or are refused."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class TimedRunner:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Of each round in order: the engine's name, runs to warm up, and the least number of timed ones."""
+    """Each round in order: the engine's name, runs to warm up, and the least number of timed ones."""
     order: list[tuple[str, int, int]] = []
 
     def fake(call: Any, *, warmup: int, min_runs: int, **_: Any) -> list[float]:

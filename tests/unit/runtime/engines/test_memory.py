@@ -1,4 +1,4 @@
-"""What is open under a cap."""
+"""Engines that are open under a cap."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def by_tokens(*buckets: Bucket) -> BatchPlanner:
 
 
 def fixed(costs: Mapping[Bucket, float]) -> BatchPlanner:
-    """Of engines that cost the same whatever they run."""
+    """For engines that cost the same whatever they run."""
     return BatchPlanner({bucket: lambda _, cost=cost: cost for bucket, cost in costs.items()})
 
 

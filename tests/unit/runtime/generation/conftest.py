@@ -40,5 +40,5 @@ def model(llama_bundle: Path) -> Iterator[ElasticModel]:
 
 @pytest.fixture(scope="package")
 def greedy(llama: Path) -> Callable[[list[int], int], list[int]]:
-    """What transformers generates behind a prompt, the most likely token each time."""
+    """Text of transformers behind a prompt, the most likely token each time."""
     return partial(transformers_greedy, llama)

@@ -1,4 +1,4 @@
-"""What a session takes, and where its cache lies."""
+"""Memory of sessions, and the place of their caches."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ MANY = 40  # rows of 256 tokens, which take more than one engine does
 
 @pytest.fixture
 def all_mb(llama_bundle: Path) -> float:
-    """What all engines that generate take packed, and a cache of a few tokens."""
+    """Bytes of all engines that generate, packed, and of a cache of a few tokens."""
     with load(llama_bundle) as model:
         entry = model.bundle.manifest.generation
         assert entry is not None
@@ -132,7 +132,7 @@ def writers_in(model: ElasticModel, rows: int) -> list[str]:
 
 
 def test_a_cache_that_is_gone_leaves_room_for_more_engines(llama_bundle: Path, all_mb: float) -> None:
-    """What may be open is not what the first call could open for good."""
+    """Engines that may be open are decided by every call, not by the first for good."""
     with load(llama_bundle, memory_mb=all_mb, threads=1) as model:
         tight = writers_in(model, MANY)
         assert 0 < len(tight) < 4

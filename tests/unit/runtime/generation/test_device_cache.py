@@ -129,7 +129,7 @@ def array(device: HostDevice, tensor: DeviceArray) -> np.ndarray:
 
 
 def require_equal_sources(host: Source, there: DeviceSource) -> None:
-    """Of every row the tokens that count."""
+    """The valid tokens of every row."""
     assert (there.heads, there.sizes, there.bytes) == (host.heads, host.sizes, host.bytes)
     assert list(there.counts) == list(host.counts) == ["source_lengths"]
     np.testing.assert_array_equal(there.lengths, host.lengths)

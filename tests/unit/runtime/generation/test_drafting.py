@@ -115,7 +115,7 @@ def test_auto_is_the_targets_own(model: ElasticModel) -> None:
 
 
 def run_times(monkeypatch: pytest.MonkeyPatch, steps_ms: dict[str, float], check_ms: float) -> None:
-    """What StepTimes has of every step and check."""
+    """Records of StepTimes for every step and check."""
     monkeypatch.setattr(StepTimes, "is_known", lambda *_: True)
     monkeypatch.setattr(StepTimes, "expected_ms", lambda _, engine, rows: steps_ms[engine.submodel])
     monkeypatch.setattr(StepTimes, "expected_checks_ms", lambda _, engine, most: [10.0] + [check_ms] * (most - 1))
@@ -379,7 +379,7 @@ def test_no_more_is_drafted_than_may_be_picked(model: ElasticModel, monkeypatch:
 
 
 def test_twins_compute_the_same(twins: ElasticModel) -> None:
-    """What the tests above take for granted."""
+    """Assumptions of the tests above."""
     ids = np.array([[5, 7, 9, 11]])
     entries = twins.bundle.manifest.largest_first
     largest, smallest = (

@@ -1,4 +1,4 @@
-"""What may be asked of a model that generates, and the lines that refuse the rest."""
+"""Requests to a model that generates, and the lines that refuse the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session believes to be in its cache, and what it does not compute again."""
+"""Tokens that a session holds to be in its cache, and does not compute again."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def of_heads() -> Iterator[ElasticModel]:
 
 
 def alone(model: ElasticModel, submodel: str, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    """What a submodel writes of each prompt in a session of nobody else's."""
+    """A submodel's text behind each prompt in a session of its own."""
     return [model.generate(prompt, submodel=submodel, max_tokens=6).rows[0].tokens for prompt in prompts]
 
 
@@ -231,7 +231,7 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-fewer-heads"
 
 @pytest.fixture(scope="module")
 def engines() -> tuple[EngineEntry, EngineEntry]:
-    """Of all heads, and of fewer."""
+    """Submodels of all heads, and of fewer."""
     generation = open_bundle(GOLDEN).manifest.generation
     assert generation is not None
     whole = next(engine for engine in generation.engines if engine.kind.cache_heads is None)

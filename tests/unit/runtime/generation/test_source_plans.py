@@ -214,7 +214,7 @@ def test_memory_of_a_prompt_grows_with_the_longest_and_its_run_is_never_captured
 
 
 def test_what_prompts_take_is_counted(plans: tuple[ElasticModel, World]) -> None:
-    """Of each row, and of the one that is read beside them."""
+    """For each row, and for the one that is read beside them."""
     model, _ = plans
     entry = model.bundle.manifest.generation
     assert entry is not None

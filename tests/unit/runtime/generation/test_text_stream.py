@@ -85,7 +85,7 @@ def test_an_end_id_ends_the_row_with_all_that_was_held() -> None:
 
 
 def test_a_stop_string_in_what_the_end_sets_free_counts() -> None:
-    """Of a run of byte tokens nothing is certain before it ends."""
+    """Nothing of a run of byte tokens is certain before it ends."""
     ids = [byte_fallback().token_to_id(name) for name in ("a", "<0x62>", "<0xC3>", "<0xA9>", "<0x63>")]
     for last in ([], [byte_fallback().token_to_id(END)]):
         stream = TextStream(byte_fallback(), Stops(frozenset(last), ("é",)))
@@ -125,7 +125,7 @@ LETTERS = st.sampled_from("aé€日😀 \n.'") | st.characters(codec="utf-8")
 
 @st.composite
 def tokens(draw: st.DrawFn, tokenizer: Tokenizer) -> list[int]:
-    """Of texts, of any ids, and of ids that belong to no token."""
+    """For texts, any ids, and ids that belong to no token."""
     ids = st.integers(0, tokenizer.get_vocab_size() + 3)
     text = (st.sampled_from(docstrings()) | st.text(LETTERS, max_size=20)).map(lambda text: tokenizer.encode(text).ids)
     parts = draw(st.lists(text | st.lists(ids, max_size=8), max_size=4))

@@ -114,7 +114,7 @@ FULL, SLIDING = CachedLayer(1, 8), CachedLayer(2, 8, window=5)
 
 
 def written(cache: Cache, row: int, position: int, tokens: int, drafted: int = 0) -> None:
-    """What a run does: room, and then each new token, by its number in the text, at its place."""
+    """Steps of a run: room, and then each new token, by its number in the text, at its place."""
     cache.make_room(row, position, tokens, drafted)
     assert cache.window is not None
     for tensor, slides in zip(cache.tensors, cache.slides, strict=True):

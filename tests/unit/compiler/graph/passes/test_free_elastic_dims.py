@@ -139,7 +139,7 @@ def test_a_table_of_heads_is_spread_over_positions() -> None:
 
 
 def test_what_is_repeated_and_what_is_regrouped_on_the_way_keep_their_order() -> None:
-    """Of 12 rows that are 3 times 4, the 3 are slower, which no extent says."""
+    """12 rows are 3 times 4, the 3 slower, which no extent says."""
     model = _model("""
     <ir_version: 10, opset_import: ["" : 20]>
     rows (float[2, 32] x, float[2, 3, 4, 5] p) => (float[2, 3, 4] y)

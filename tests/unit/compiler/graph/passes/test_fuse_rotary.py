@@ -181,7 +181,7 @@ def fused(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, Counter[str]]:
 
 
 def run(model: onnx.ModelProto, positions: int = 2) -> np.ndarray:
-    """What the queries are minus what the keys are, at the positions of so many rows."""
+    """Queries minus keys, at the positions of so many rows."""
     model.graph.node[-1].op_type, model.graph.node[-1].domain = "Sub", ""
     rng = np.random.default_rng(0)
     feeds = {name: rng.standard_normal((2, 3, 2, 8)).astype(np.float32) for name in ("q", "k")}

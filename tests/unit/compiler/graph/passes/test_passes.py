@@ -43,7 +43,7 @@ IDLE = {"note_modules", "drop_open_masks", "fold_tables", "fuse_rotary", "rows_a
 
 @dataclass
 class Report:
-    """What one pass did to each kind of graph: whether it changed it, and what of its contract it broke."""
+    """Effect of one pass on each kind of graph: whether it changed it, and what of its contract it broke."""
 
     changed: dict[str, bool] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)

@@ -25,7 +25,7 @@ def magnitudes(*arrays: np.ndarray) -> Magnitudes:
 
 
 def error(array: np.ndarray, scale: float) -> float:
-    """What int8 leaves over, squared and summed."""
+    """Error of int8, squared and summed."""
     return float(np.square(np.clip(np.rint(array / scale), -128, 127) * scale - array).sum())
 
 

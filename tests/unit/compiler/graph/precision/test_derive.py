@@ -1,4 +1,4 @@
-"""What each derivation computes is tested beside the passes; here that every precision has one, and which."""
+"""Every precision has its derivation; their numbers are tested beside the passes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def stored(proto: onnx.ModelProto, tensors: dict[str, np.ndarray]) -> onnx.Model
 
 
 def integers(proto: onnx.ModelProto, folder: Path) -> np.ndarray:
-    """What its QuantizeLinear makes of x, less the zero point."""
+    """Output of its QuantizeLinear for x, less the zero point."""
     quantise = next(node for node in proto.graph.node if node.op_type == "QuantizeLinear")
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)

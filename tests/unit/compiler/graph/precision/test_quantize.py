@@ -49,7 +49,7 @@ def encoded(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def rounded(x: np.ndarray, scale: float) -> np.ndarray:
-    """What int8 with zero point 0 makes of ``x``."""
+    """``x`` in int8 with zero point 0."""
     return np.clip(np.rint(x / np.float32(scale)), -128, 127) * np.float32(scale)
 
 

@@ -274,7 +274,7 @@ def test_settings_that_make_no_model(
 
 
 def test_the_reference_is_the_family_s_own(made: dict[str, tuple[Path, Conversion]]) -> None:
-    """What transformers answers here is what a compile of the original is compared with."""
+    """A compile of the original is compared with the same answers of transformers."""
     folder, found = made["bert"]
     inputs = encoder_inputs(found, 6)
     module = load_universal(open_source(folder)).module

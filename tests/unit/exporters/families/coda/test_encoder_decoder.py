@@ -194,7 +194,7 @@ class Prompt:
 
 @pytest.mark.parametrize("reduction", [8, 16])
 def test_a_prompt_is_traced_at_large_reductions(tmp_path: Path, reduction: int) -> None:
-    """Of which short prompts have one token computed, and longer ones more."""
+    """Short prompts have one token computed, and longer ones more."""
     model = tiny_pair(pair_config(encoder_config(reduction=reduction, reductions=(reduction, 1))))
     module = SourceEncoder(lower(Answering(model), BY_INDEX).model)
     ir.save(trace(module, Prompt(), Bucket(1, 24, None, 1), opset=20).model, tmp_path / "m.onnx")

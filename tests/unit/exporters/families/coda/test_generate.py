@@ -28,7 +28,7 @@ PROFILE = board(budgets={"full": {}}, buckets=["2x8"])
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Of the folder ``m``, which was made of the T5 v1.1 ``t5``."""
+    """The bundle of the folder ``m``, which was made of the T5 v1.1 ``t5``."""
     folder = tmp_path_factory.mktemp("coda-t5")
     converted_t5(save_small_t5(folder / "t5", **V1_1), folder / "m")
     return open_bundle(nestforge.compile(folder / "m", PROFILE, folder / "b", generate=True, measure=False))
@@ -106,7 +106,7 @@ def test_verify_runs_all_of_it_again(bundle: Bundle) -> None:
 
 
 def test_tokens_that_the_module_would_not_select_are_named(bundle: Bundle, tmp_path: Path) -> None:
-    """Of a model whose router says the opposite: of the encoder's engine, and not of the decoder's."""
+    """For a model whose router says the opposite: the encoder's engine fails, and not the decoder's."""
     folder = shutil.copytree(bundle.path.with_name("m"), tmp_path / "m")
     weights = load_file(folder / "model.safetensors")
     weights["encoder.layers.0.router.weight"] *= -1

@@ -151,7 +151,7 @@ def norm_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def attended(
     layer: Layer, asking: torch.Tensor, read: torch.Tensor, bias: torch.Tensor, hidden_keys: torch.Tensor
 ) -> torch.Tensor:
-    """Of one row, head by head: ``asking`` [q, d] and ``read`` [m, d], ``bias`` [A, q, m], ``hidden_keys`` [m]."""
+    """One row, head by head: ``asking`` [q, d] and ``read`` [m, d], ``bias`` [A, q, m], ``hidden_keys`` [m]."""
     parts, size, config = layer.attention, 8, layer.config
     query, key, value = (part.weight for part in (parts.query, parts.key, parts.value))
     heads = []

@@ -1,4 +1,4 @@
-"""What a pass costs: the multiply-adds of the reference's table for T5 v1.1 (512 tokens, adapters of 64)."""
+"""Costs of a pass: the multiply-adds of the reference's table for T5 v1.1 (512 tokens, adapters of 64)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ PARALLEL = ("parallel", "sequential")
 
 
 def layer_macs(config: CodaConfig, reduction: int) -> int:
-    """Of the layers, in the variants that read and write by index."""
+    """For the layers, in the variants that read and write by index."""
     submodel = elastic_spec(config).submodel({"coda.reduction": reduction})
     moved = [op for options in variant_ops(config, submodel, BUCKET).values() for op in next(iter(options.values()))]
     return macs([*forward_ops(config, submodel, BUCKET), *moved])

@@ -84,7 +84,7 @@ def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(checkpoint: Path, reduction: int, prompt: list[int], count: int) -> list[int]:
-    """What the module writes greedily, by passes over both texts."""
+    """The module's greedy text, by passes over both texts."""
     model = load_model(checkpoint)
     model.encoder.reduction = reduction
     read, text = torch.tensor([prompt]), [0]

@@ -122,7 +122,7 @@ def test_narrower_submodels_have_segments_and_slices_are_proven(tmp_path: Path) 
 
 
 def test_the_same_inputs_give_the_same_bundle(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the deepest submodel, whose engine and segments are all that is traced at a bucket but shorter copies."""
+    """For the deepest submodel, whose engine and segments are all that is traced at a bucket but shorter copies."""
 
     def compiled(folder: Path) -> dict[str, bytes]:
         shutil.copytree(bundle.with_suffix(""), folder / "m")

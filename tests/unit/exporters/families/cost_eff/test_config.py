@@ -1,4 +1,4 @@
-"""What a folder may not say: one line for each contradiction, raised on opening."""
+"""Contradictions of a folder: one line each, raised on opening."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_axes_levels_and_signature(source: ModelSource) -> None:
 
 
 def test_running_a_prefix_is_the_narrowed_module(universal: UniversalModel) -> None:
-    """What training runs at a level is what the compiler deploys."""
+    """Training runs at a level the very submodel that the compiler deploys."""
     narrowed = universal.narrow(universal.spec.parse("ffn8x1_16x1-heads1x1_2x1"))
     found = universal.module.model(IMAGES, widths=[8, 16], heads=[1, 2])
     for expected, output in zip(narrowed(IMAGES), found, strict=True):

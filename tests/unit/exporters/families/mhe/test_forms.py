@@ -183,7 +183,7 @@ IDS = torch.randint(0, 40, (64, 24), generator=DRAW)
 
 
 def spreads(model: Any, given: tuple[torch.Tensor, ...]) -> list[float]:
-    """What each sublayer's heads add to the keys of a pass, the largest less the smallest."""
+    """Numbers that each sublayer's heads add to the keys of a pass, the largest less the smallest."""
     found: list[float] = []
 
     def watch(attention: Any, made: Any) -> None:

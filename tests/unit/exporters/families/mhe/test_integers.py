@@ -87,7 +87,7 @@ def test_every_form_passes_the_gate(compiled: Compiled, kind: str, form: str) ->
 
 
 def test_forms_of_one_kind_answer_alike(compiled: Compiled) -> None:
-    """What is left between them is the rounding of other matrices."""
+    """The rounding of other matrices is left between them."""
     feeds = {"input_ids": np.arange(16).reshape(2, 8), "attention_mask": np.ones((2, 8), np.int64)}
     answers = []
     for form in ("normal", "expanded", "literal"):

@@ -56,7 +56,7 @@ def test_a_cache_of_narrow_heads_is_narrow(decoder: Bundle) -> None:
 
 
 def test_it_writes_what_the_model_writes_and_a_session_starts_anew_for_another_size(decoder: Bundle) -> None:
-    """Of one size, submodels continue each other's cache."""
+    """Submodels of one size continue each other's cache."""
     model, prompt = load_model(decoder.path.with_name("m")), [3, 1, 4, 1, 5]
     ids = list(prompt)
     for _ in range(6):

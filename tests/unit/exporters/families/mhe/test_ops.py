@@ -91,7 +91,7 @@ def test_fewer_heads_cost_less() -> None:
 
 @pytest.mark.parametrize("attention", ["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"])
 def test_a_prompt_and_a_step_are_parts_of_a_pass(attention: str) -> None:
-    """Of one row of one token on each side: the encoder with what the decoder reads of it, and one step behind."""
+    """One row of one token on each side: the encoder with what the decoder reads of it, and one step behind."""
     config = pair_config(attention=attention, num_decoder_layers=2)
     whole, one = elastic_spec(config).universal(), Bucket(1, 1)
     forms = variant_ops(config, whole, one)

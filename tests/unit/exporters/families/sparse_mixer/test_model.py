@@ -128,7 +128,7 @@ def test_lengths_that_the_model_does_not_serve_are_refused() -> None:
 
 
 def test_pads_mix_and_are_routed_and_only_attention_hides_them() -> None:
-    """What stands at a pad changes with its type; a token sees the change unless every layer attends densely."""
+    """The state at a pad changes with its type; a token sees the change unless every layer attends densely."""
     changed = TYPES.clone()
     changed[1, 11:] = 1 - changed[1, 11:]
     attending = {"attention_layers": (0, 1, 2, 3)}
@@ -309,7 +309,7 @@ def test_shares_are_those_of_the_given_routes() -> None:
 
 
 def test_later_layers_are_judged_behind_the_given_routes() -> None:
-    """What a layer decides follows from the routes before it, so those that were given make its own."""
+    """A layer's routes follow from those before it, so the given ones make its own."""
     model = model_of("experts")
     own = own_routes(model)
     given = {**own, "routes.1": own["routes.1"].flip(1).contiguous()}

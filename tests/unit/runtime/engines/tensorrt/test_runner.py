@@ -261,7 +261,7 @@ def test_a_plan_of_another_engine_is_refused(bundle: Bundle, world: World) -> No
 def test_lanes_are_made_and_closed_under_the_devices_lock(
     bundle: Bundle, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What allocates or frees memory of the GPU in any thread breaks a capture that ONNX Runtime has under way there;
+    """Allocating or freeing memory of the GPU in any thread breaks a capture that ONNX Runtime has under way there;
     the runs themselves take no turns."""
     engine = bundle.manifest.engines[0]
     list_plan(bundle, engine)
