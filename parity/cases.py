@@ -64,10 +64,13 @@ def text_shapes(longest: int, traced: Sequence[int] = ()) -> list[Shape]:
     return list({(s.rows, s.length, s.hidden, s.tokens, s.types): s for s in shapes}.values())
 
 
-def make_cases(export: Export, inputs: Sequence[Match], facts: Facts, seed: int) -> list[Trial]:
+def make_cases(
+    export: Export, inputs: Sequence[Match], facts: Facts, seed: int, needs: Sequence[Port] = ()
+) -> list[Trial]:
     """The cases of ``export`` by the model's names, always the same for one seed. Where scales were fixed on examples,
     numbers at the ends of what is legal are left out: examples have none."""
     ports = {match.model: port for match in inputs if (port := export.port(match.name)) is not None}
+    ports = {port.name: port for port in needs} | ports
     if IDS in ports or any(name.endswith(IDS) for name in ports):
         return _text_cases(ports, facts, seed, export.traced)
     found = _number_cases(ports, facts, seed)

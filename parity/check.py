@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +21,7 @@ from .export import Export, open_exports
 from .locate import Fault, locate
 from .match import Match, match_inputs, match_outputs
 from .model import Model, open_model
+from .steps import in_pieces, part_of, past_of, run_steps
 from .verdict import Figures, Rule, hidden_out, is_luck_possible, own_rounding, remeasured, simulated
 
 _MOST_INPUT_BYTES = 2**32
@@ -133,13 +133,15 @@ def _check(
     seed: int,
     progress: Progress,
 ) -> GraphReport:
+    model = part_of(model, export)
     inputs = match_inputs(export, model.inputs, given)
-    trials = [*make_cases(export, inputs, model.facts, seed), *_users(own, inputs)]
+    trials = make_cases(export, inputs, model.facts, seed, model.needs)
+    trials = [*(in_pieces(trials) if past_of(export) else trials), *_users(own, inputs)]
     expected, refused = _expected(model, trials, progress)
     trials = [trial for trial in trials if trial.name in expected]
     if not trials:
         raise InputError(f"{model.label}: answers none of the cases: {next(iter(refused.values()))}")
-    answered, failures = _answered(export, inputs, trials, progress)
+    answered, failures = _answered(export, model, inputs, trials, progress)
     if not answered:
         raise InputError(f"{export.label}: answers none of {len(trials)} cases: {failures[0].said}")
     first = next(iter(answered))
@@ -209,14 +211,14 @@ def exported(export: Export, inputs: Sequence[Match], trial: Trial) -> dict[str,
 
 
 def _answered(
-    export: Export, inputs: Sequence[Match], trials: Sequence[Trial], progress: Progress
+    export: Export, model: Model, inputs: Sequence[Match], trials: Sequence[Trial], progress: Progress
 ) -> tuple[dict[str, dict[str, Array]], list[Failure]]:
     found: dict[str, dict[str, Array]] = {}
     failures = []
     for number, trial in enumerate(trials):
         progress("export", number, len(trials))
         try:
-            found[trial.name] = export.run(exported(export, inputs, trial))
+            found[trial.name] = run_steps(export, exported(export, inputs, trial), trial, model)
         except InputError as failure:
             failures.append(Failure(trial.name, str(failure)))
     return found, failures
@@ -242,7 +244,7 @@ def _judged(
             wanted, got = (hidden_out(each, mask) for each in (expected[trial.name][output], array))
             own = owns[trial.name, output]
             if rule.has_fixed_scales:
-                own = reduce(Rounding.worst, [each for (_, name), each in owns.items() if name == output])
+                own = rule.of_fixed_scales([each for (_, name), each in owns.items() if name == output])
             figures = rule.judge(trial.name, output, wanted, got, own)
             if not figures.is_right and not rule.simulates and is_luck_possible(figures):
                 figures = _after_luck(model, rule, trial, figures, wanted, got, own)

@@ -12,6 +12,7 @@ from .cases import MASK, Trial
 from .export import Export, Value
 from .match import Match
 from .model import Model
+from .steps import with_no_past
 from .verdict import Rule, hidden_out
 
 
@@ -31,11 +32,14 @@ class Found:
         self.mask = trial.feeds.get(MASK)
         self.outputs = outputs
         feeds = {match.name: trial.feeds[match.model].astype(_dtype(export, match.name)) for match in inputs}
+        whole = with_no_past(export, feeds)
         try:
-            self.values = [value for value in export.values(feeds) if np.isfinite(value.array).all()]
+            shown = export.values(whole)
         except InputError:  # a graph that runs as a whole alone
-            self.values = []
-        answers = export.run(feeds)
+            shown = []
+        given = [Value(name, name, "input", None, array) for name, array in feeds.items() if array.dtype.kind == "f"]
+        self.values = [value for value in [*given, *shown] if np.isfinite(value.array).all()]
+        answers = export.run(whole)
         self.answers = {match.model: self.counted(answers[match.name]) for match in outputs}
         self._by_size: dict[tuple[int, bool], tuple[Array, list[Value]]] = {}
 

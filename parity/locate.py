@@ -70,7 +70,10 @@ def locate(
         return _of_failure(export, model, failures[0].said, by_cases)
     trial = min((t for t in trials if t.name in wrong - failed), key=lambda t: (t.tokens < 4, t.tokens))
     by_weights = audit(export, model, rule)
-    return Search(export, model, rule, inputs, outputs, trial).fault(by_cases, by_weights)
+    search = Search(export, model, rule, inputs, outputs, trial)
+    if trial.pieces and search.is_right_at_once:
+        return Fault("the cache", "a cache that is read or written at another place")
+    return search.fault(by_cases, by_weights)
 
 
 def _of_failure(export: Export, model: Model, said: str, by_cases: str | None) -> Fault:
@@ -90,6 +93,15 @@ def _nodes(export: Export) -> Sequence[Any]:
 
 class Search(Found):
     """The search on one wrong case."""
+
+    @property
+    def is_right_at_once(self) -> bool:
+        """Whether a decoder answers the whole sequence rightly without a cache."""
+        passed = self.model.answer(self.trial.feeds)
+        with self.model.wide() as wide:
+            expected = wide(self.trial.feeds)
+        pairs = [(self.counted(expected[name]), self.counted(passed[name]), got) for name, got in self.answers.items()]
+        return all(same(wanted, got, self.rule, rounding(wanted, own)) for wanted, own, got in pairs)
 
     def fault(self, by_cases: str | None, by_weights: tuple[str, str] | None) -> Fault:
         recorder = Recorder(self.model)
@@ -113,7 +125,7 @@ class Search(Found):
             there[event] = found is not None and same(wanted, found[1], self.rule, own)
             if found is not None and there[event]:
                 claimed.add(found[0].name)
-        first = self._first(recorder, passed, there)
+        first = self._first(recorder, there)
         shown = tuple((str(each), float(error)) for each, error in errors.items() if each.side == "out")
         if first is None:
             kind = by_weights[1] if by_weights else by_cases
@@ -129,10 +141,10 @@ class Search(Found):
         kind = kind or by_cases or _by_type(self.model, module)
         return Fault(stage_of(module), kind, event.side, *node, *values, errors=shown)
 
-    def _first(self, recorder: Recorder, passed: Mapping[Event, Array], there: Mapping[Event, bool]) -> Event | None:
+    def _first(self, recorder: Recorder, there: Mapping[Event, bool]) -> Event | None:
         """The first missing value that matters and that no value which is there depends on."""
         wrong = [match.model for match in self.outputs]
-        _, answers = recorder.watch(self.trial.feeds)
+        before, answers = recorder.watch(self.trial.feeds)
         tried = 0
         for place, event in enumerate(there):
             if there[event]:
@@ -142,7 +154,7 @@ class Search(Found):
                 return event
             moved, moved_answers = recorder.watch(self.trial.feeds, nudge=event)
             later = list(there)[place + 1 :]
-            if any(there[each] and _differs(passed[each], moved.get(each)) for each in later if each in moved):
+            if any(there[each] and _differs(before[each], moved.get(each)) for each in later if each in moved):
                 continue
             if any(_differs(answers[name], moved_answers.get(name)) for name in wrong):
                 return event

@@ -26,6 +26,7 @@ from ..exporters.hugging_face.transformers_model import load_transformers
 from ..exporters.sentence_transformers.head import SentenceHead, load_head
 from ..exporters.sentence_transformers.read_modules import read_modules
 from ..runtime.inputs.arrays import Array, Arrays
+from .export import Port
 
 Named = dict[str, torch.Tensor]
 # Of every module: the attribute under which wrappers hold it.
@@ -56,6 +57,8 @@ class Model:
     facts: Facts = field(default_factory=Facts)
     files: tuple[Path, ...] = ()
     folder: Path | None = None
+    # What it takes and an export may leave out.
+    needs: tuple[Port, ...] = ()
 
     def answer(self, feeds: Arrays, module: torch.nn.Module | None = None) -> dict[str, Array]:
         """Outputs of a pass in float32, of ``module`` in the place of its own."""

@@ -37,6 +37,7 @@ _PASSES = 8
 # Beyond so many times what PyTorch itself is off by, no pass with moved weights explains a difference.
 _BEYOND_LUCK = 64.0
 _BLOCK = 128
+_CLIPPED = 2.0
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -82,6 +83,12 @@ class Rule:
     def has_fixed_scales(self) -> bool:
         """Whether one set of scales serves every input, so that the widest decides what all are off by."""
         return self.simulates and self.precision == "int8"
+
+    def of_fixed_scales(self, owns: Sequence[Rounding]) -> Rounding:
+        """What may differ where scales were fixed on examples: the worst of all cases, and twice of it, since other
+        inputs are clipped, which is not simulated."""
+        largest, rms = max(own.largest for own in owns), max(own.rms_of_all for own in owns)
+        return Rounding(_CLIPPED * largest, _CLIPPED * rms)
 
     def __str__(self) -> str:
         if self.tolerance is not None:

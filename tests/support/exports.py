@@ -322,11 +322,54 @@ def transformers_exporter(model: Any, family: Family, path: Path) -> Path:
     return path.parent
 
 
+class Cached(Module):
+    """A decoder that takes a cache and returns one."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, *past: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = [(past[place], past[place + 1]) for place in range(0, len(past), 2)]
+        cache = transformers.DynamicCache(ddp_cache_data=pairs)
+        found = self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        layers = found.past_key_values.layers
+        return found.logits, *(each for layer in layers for each in (layer.keys, layer.values))
+
+
+def cached(model: Any, family: Family, path: Path) -> None:
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = config.hidden_size // config.num_attention_heads
+    kinds = [f"{layer}.{kind}" for layer in range(config.num_hidden_layers) for kind in ("key", "value")]
+    past = [torch.randn(_ROWS, heads, 4, size) for _ in kinds]
+    names = ["input_ids", "attention_mask", *(f"past_key_values.{kind}" for kind in kinds)]
+    axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "total"}}
+    with torch.no_grad():
+        torch.onnx.export(
+            Cached(model),
+            (torch.randint(3, 64, (_ROWS, 3)), torch.ones(_ROWS, 7, dtype=torch.int64), *past),
+            str(path),
+            dynamo=False,
+            opset_version=17,
+            input_names=names,
+            output_names=["logits", *(f"present.{kind}" for kind in kinds)],
+            dynamic_axes={**axes, **{name: {0: "batch", 2: "past"} for name in names[2:]}},
+        )
+
+
+def encoder_part(model: Any, family: Family, path: Path) -> None:
+    text = Family(family.type, family.cls, family.config)
+    torchscript(model.get_encoder(), text, path)
+
+
 EXPORTERS: dict[str, Callable[[Any, Family, Path], Path | None]] = {
     "torchscript": torchscript,
     "static": static,
     "dynamo": dynamo,
     "transformers": transformers_exporter,
+    "cached": cached,
+    "encoder": encoder_part,
 }
 Feeds = list[dict[str, np.ndarray]]
 
@@ -612,6 +655,8 @@ def _right() -> list[Recipe]:
     found = [Recipe(family, family) for family in FAMILIES]
     found += [Recipe(f"{family} by dynamo", family, "dynamo") for family in ("bert", "llama", "vit", "gpt2")]
     found += [Recipe(f"{family} by transformers", family, "transformers") for family in ("bert", "qwen3")]
+    found += [Recipe(f"{family} with a cache", family, "cached") for family in ("gpt2", "llama", "qwen3")]
+    found += [Recipe(f"{family}, its encoder", family, "encoder") for family in ("t5", "bart")]
     found += [Recipe("bert static", "bert", "static")]
     for rewrite in REWRITES:
         for family in ("bert", "vit"):
@@ -927,6 +972,16 @@ def _wrong() -> list[Recipe]:
             at=(f"{E}.0.output",),
             kind="residual",
         ),
+        Recipe("cache off by one", "gpt2", "cached", _shift_cache, at=("the cache",), kind="cache"),
+        Recipe("cache off by one, llama", "llama", "cached", _shift_cache, at=("the cache",), kind="cache"),
+        Recipe(
+            "bias dropped, with a cache",
+            "gpt2",
+            "cached",
+            zero_bias("transformer.h.1.mlp.c_fc"),
+            at=("transformer.h.1.mlp.c_fc",),
+            kind="bias",
+        ),
         Recipe(
             "gain dropped",
             "llama",
@@ -990,6 +1045,19 @@ def _wrong() -> list[Recipe]:
             kind="scale",
         ),
     ]
+
+
+def _shift_cache(model: Any) -> None:
+    """What a step reads of the values before it lies one place off."""
+
+    def change(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        cache = kwargs.get("past_key_values")
+        if cache is not None:
+            for layer in cache.layers:
+                layer.values = layer.values.roll(1, 2)
+        return args, kwargs
+
+    model.register_forward_pre_hook(change, with_kwargs=True)
 
 
 def _untied(old: Any) -> Module:
