@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ..argument_types import checked
+from ..bundle.manifest import MANIFEST_NAME
 from ..compiler.parity.compare import Rounding
 from ..errors import InputError
 from ..progress import Progress, silent
 from ..runtime.inputs.arrays import Array, Arrays
 from ..runtime.inputs.files import read_npz
-from .cases import MASK, Trial, make_cases
+from .cases import IDS, MASK, Trial, make_cases
 from .export import Export, open_exports
 from .locate import Fault, locate
 from .match import Match, match_inputs, match_outputs
 from .model import Model, open_model
+from .served import SENTENCES, TEXTS, BundleExport, ServerExport, is_url, text_trials
 from .steps import in_pieces, part_of, past_of, run_steps
 from .verdict import Figures, Rule, hidden_out, is_luck_possible, own_rounding, remeasured, simulated
 
@@ -70,12 +72,15 @@ class ParityReport:
 
     export: str
     against: str
-    seed: int
+    settings: Mapping[str, Any]
     graphs: tuple[GraphReport, ...]
+    files: tuple[str, ...]
+    model_files: tuple[str, ...]
+    verdict: bool
 
     @property
     def is_right(self) -> bool:
-        return all(graph.is_right for graph in self.graphs)
+        return self.verdict
 
     @property
     def line(self) -> str:
@@ -101,6 +106,7 @@ def check_parity(
     *,
     map: Mapping[str, str] | None = None,
     inputs: Mapping[str, Array] | None = None,
+    texts: Sequence[str] | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     preset: Literal["strict", "deploy"] | None = None,
@@ -109,19 +115,37 @@ def check_parity(
 ) -> ParityReport:
     """Whether ``export`` answers as the model ``against`` does, and where it goes wrong if it does not.
 
-    ``map`` says which name of the export is which of the model's, ``inputs`` adds a case of the user's arrays by the
-    model's names. ``library`` holds custom operators. As ``nestforge parity``. Raises InputError or CheckpointError
-    where nothing can be judged.
+    ``map`` says which name of the export is which of the model's; ``inputs`` adds a case of arrays by the model's
+    names, ``texts`` cases of texts by its tokenizer. ``library`` holds custom operators. As ``nestforge parity``.
+    Raises InputError or CheckpointError where nothing can be judged.
     """
-    opened = open_exports(Path(export), None if library is None else Path(library))
+    opened = _opened(export, None if library is None else Path(library))
     model = open_model(Path(against) if isinstance(against, str) else against)
     reports = []
     for number, one in enumerate(opened):
         progress("graphs", number, len(opened))
         rule = Rule(one.precision, model.facts.depth, tolerance, preset)
-        reports.append(_check(one, model, rule, map or {}, inputs, seed, progress))
+        reports.append(_check(one, model, rule, map or {}, inputs, texts, seed, progress))
         one.close()
-    return ParityReport(str(export), model.label, seed, tuple(reports))
+    library = None if library is None else str(library)
+    settings = {"map": dict(map or {}), "seed": seed, "tolerance": tolerance, "preset": preset, "library": library}
+    return ParityReport(
+        str(export),
+        model.label,
+        settings,
+        tuple(reports),
+        tuple(str(file) for one in opened for file in one.files),
+        tuple(str(file) for file in model.files),
+        all(report.is_right for report in reports),
+    )
+
+
+def _opened(export: str | Path, library: Path | None) -> list[Export]:
+    if is_url(str(export)):
+        return [ServerExport(str(export))]
+    if (Path(export) / MANIFEST_NAME).is_file():
+        return [BundleExport(Path(export))]
+    return open_exports(Path(export), library)
 
 
 def _check(
@@ -130,13 +154,20 @@ def _check(
     rule: Rule,
     given: Mapping[str, str],
     own: Mapping[str, Array] | None,
+    texts: Sequence[str] | None,
     seed: int,
     progress: Progress,
 ) -> GraphReport:
     model = part_of(model, export)
-    inputs = match_inputs(export, model.inputs, given)
-    trials = make_cases(export, inputs, model.facts, seed, model.needs)
-    trials = [*(in_pieces(trials) if past_of(export) else trials), *_users(own, inputs)]
+    if isinstance(export, ServerExport):
+        inputs = [Match(TEXTS, TEXTS, "texts")]
+        trials = text_trials(model, export, texts or SENTENCES)
+    else:
+        inputs = match_inputs(export, model.inputs, given)
+        trials = make_cases(export, inputs, model.facts, seed, model.needs)
+        trials = [*(in_pieces(trials) if past_of(export) else trials), *_users(own, inputs)]
+        if {match.model for match in inputs} >= {IDS, MASK} and not past_of(export):
+            trials += text_trials(model, export, texts or ())
     expected, refused = _expected(model, trials, progress)
     trials = [trial for trial in trials if trial.name in expected]
     if not trials:
@@ -145,6 +176,8 @@ def _check(
     if not answered:
         raise InputError(f"{export.label}: answers none of {len(trials)} cases: {failures[0].said}")
     first = next(iter(answered))
+    if isinstance(export, ServerExport) and (problem := export.width_problem(answered[first], expected[first])):
+        raise InputError(problem)
     outputs, unmatched = match_outputs(export, answered[first], expected[first], given)
     answered = {case: {m.model: arrays[m.name] for m in outputs} for case, arrays in answered.items()}
     figures = _judged(model, rule, [trial for trial in trials if trial.name in answered], expected, answered)
@@ -206,7 +239,8 @@ def exported(export: Export, inputs: Sequence[Match], trial: Trial) -> dict[str,
     for match in inputs:
         port = export.port(match.name)
         assert port is not None
-        found[match.name] = np.ascontiguousarray(trial.feeds[match.model].astype(port.dtype))
+        array = trial.feeds[match.model]
+        found[match.name] = array if port.dtype == "str" else np.ascontiguousarray(array.astype(port.dtype))
     return found
 
 

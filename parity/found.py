@@ -16,6 +16,11 @@ from .steps import with_no_past
 from .verdict import Rule, hidden_out
 
 
+def typed(array: Array, dtype: str) -> Array:
+    """``array`` as an export takes it; texts as they are."""
+    return array if dtype == "str" else np.ascontiguousarray(array.astype(dtype))
+
+
 class Found:
     """``values`` are none where the kind of export shows none."""
 
@@ -31,7 +36,7 @@ class Found:
         self.export, self.model, self.rule, self.trial = export, model, rule, trial
         self.mask = trial.feeds.get(MASK)
         self.outputs = outputs
-        feeds = {match.name: trial.feeds[match.model].astype(_dtype(export, match.name)) for match in inputs}
+        feeds = {match.name: typed(trial.feeds[match.model], _dtype(export, match.name)) for match in inputs}
         whole = with_no_past(export, feeds)
         try:
             shown = export.values(whole)

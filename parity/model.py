@@ -26,11 +26,13 @@ from ..exporters.hugging_face.transformers_model import load_transformers
 from ..exporters.sentence_transformers.head import SentenceHead, load_head
 from ..exporters.sentence_transformers.read_modules import read_modules
 from ..runtime.inputs.arrays import Array, Arrays
-from .export import Port
+from .export import Export, Port, open_exports
 
 Named = dict[str, torch.Tensor]
 # Of every module: the attribute under which wrappers hold it.
 WRAPPER = "model."
+# Tokens that any vocabulary has, of a reference that does not say how many it has.
+_FEW_TOKENS = 64
 _SPARE = 2.0  # times the float64 copy that must be free in memory
 
 
@@ -112,7 +114,8 @@ class Wide:
 
 
 def _tensors(feeds: Arrays) -> Named:
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
+    numbers = {name: array for name, array in feeds.items() if array.dtype != object}  # texts are for servers
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in numbers.items()}
 
 
 def _arrays(found: Named) -> dict[str, Array]:
@@ -123,6 +126,8 @@ def open_model(model: Path | str | torch.nn.Module) -> Model:
     """MODEL in PyTorch. Raises CheckpointError or InputError."""
     if isinstance(model, torch.nn.Module):
         return of_module(model)
+    if Path(model).suffix in (".onnx", ".xml"):
+        return _of_export(open_exports(model)[0])
     return _of_folder(open_checkpoint(Path(model)))
 
 
@@ -140,6 +145,29 @@ def _inputs_of(module: torch.nn.Module) -> tuple[str, ...]:
     switches = ("use_cache", "return_dict", "past_key_values", "labels", "logits_to_keep")
     named = [each.name for each in taken if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     return tuple(name for name in named if name not in switches and not name.startswith("output_"))
+
+
+class Asked(torch.nn.Module):
+    """Another export as the reference; it computes in its own precision, whatever is asked of a module."""
+
+    def __init__(self, export: Export) -> None:
+        super().__init__()
+        self._export = [export]
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Asked:
+        return self
+
+    def call(self, given: Named) -> Named:
+        """Outputs by name."""
+        export = self._export[0]
+        types = {port.name: port.dtype for port in export.inputs}
+        found = export.run({name: tensor.numpy().astype(types[name]) for name, tensor in given.items()})
+        return {name: torch.from_numpy(array) for name, array in found.items()}
+
+
+def _of_export(export: Export) -> Model:
+    names = tuple(port.name for port in export.inputs)
+    return Model(export.label, Asked(export), names, Asked.call, Facts(vocabulary=_FEW_TOKENS), export.files)
 
 
 class Wrapped(torch.nn.Module):

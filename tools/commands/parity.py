@@ -9,7 +9,7 @@ import click
 
 from ...errors import NestforgeError
 from ..console import in_options, let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
-from ..options import json_option, once_each
+from ..options import json_option, once_each, path_option, read_text_lines
 
 if TYPE_CHECKING:
     from ...parity.check import GraphReport
@@ -20,6 +20,9 @@ _EXAMPLES = """\b
 Examples:
   nestforge parity model.onnx --against MODEL
   nestforge parity onnx_folder --against MODEL --preset deploy
+  nestforge parity http://localhost:8080/embed --against MODEL --text texts.txt
+  nestforge parity model.onnx --against MODEL --save receipt.json --save page.html --save junit.xml
+  nestforge parity --receipt receipt.json
   nestforge parity model.onnx --against MODEL --map tokens=input_ids --inputs mine.npz
 """
 
@@ -37,8 +40,8 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # click's own annotatio
 
 
 @click.command("parity", epilog=_EXAMPLES)
-@click.argument("export")
-@click.option("--against", metavar="MODEL", required=True, help="Model folder that the export was made of.")
+@click.argument("export", required=False)
+@click.option("--against", metavar="MODEL", help="Model folder that the export was made of, or another export.")
 @click.option(
     "--map",
     type=_Pair(),
@@ -59,39 +62,59 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # click's own annotatio
     help="strict: the rule of fp32, whatever the precision; deploy: cosine and largest element of every row.",
 )
 @click.option("--library", type=click.Path(path_type=Path), help="Shared library with the export's custom operators.")
+@path_option("--text", "UTF-8 file of texts, one a line: more cases.")
+@path_option(
+    "--save",
+    "Keep what was found: a receipt (.json), a page (.html) or JUnit's report (.xml). Repeatable.",
+    multiple=True,
+)
+@path_option("--receipt", "Check again what a receipt claims; takes no EXPORT.")
 @json_option
 def parity_command(
-    export: str,
-    against: str,
+    export: str | None,
+    against: str | None,
     map: dict[str, str],
     inputs: Path | None,
     seed: int,
     tolerance: float | None,
     preset: str | None,
     library: Path | None,
+    text: Path | None,
+    save: tuple[Path, ...],
+    receipt: Path | None,
     as_json: bool,
 ) -> None:
     """Check an export of any tool against its model.
 
-    EXPORT is an ONNX file or a folder of them. Exit code 0: it is right; 1: it differs; 2: wrong usage, or it could not
-    be judged.
+    EXPORT is an ONNX file or a folder of them, an OpenVINO IR, a bundle, or the URL of an embeddings server. Exit code
+    0: it is right; 1: it differs; 2: wrong usage, or it could not be judged.
     """
+    if (receipt is None) == (export is None or against is None):
+        raise click.UsageError("expected EXPORT and --against, or --receipt alone")
     let_waiting_threads_sleep()
     try:
         from ...parity.check import check_parity, read_inputs
+        from ...parity.receipt import recheck, write
 
         with working() as progress:
-            report = check_parity(
-                export,
-                against,
-                map=map,
-                inputs=None if inputs is None else read_inputs(inputs),
-                seed=seed,
-                tolerance=tolerance,
-                preset=preset,  # type: ignore[arg-type]  # click has checked it
-                library=library,
-                progress=progress,
+            report = (
+                recheck(receipt)
+                if receipt is not None
+                else check_parity(
+                    str(export),
+                    str(against),
+                    map=map,
+                    inputs=None if inputs is None else read_inputs(inputs),
+                    texts=None if text is None else read_text_lines(text).texts,
+                    seed=seed,
+                    tolerance=tolerance,
+                    preset=preset,  # type: ignore[arg-type]  # click has checked it
+                    library=library,
+                    progress=progress,
+                )
             )
+        for path in save:
+            write(report, path)
     except NestforgeError as failure:
         say(f"nestforge: error: {in_options(str(failure))}", err=True)
         raise click.exceptions.Exit(_UNJUDGED) from failure

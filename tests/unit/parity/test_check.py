@@ -38,11 +38,6 @@ def named(name: str) -> Recipe:
     return next(recipe for recipe in RECIPES if recipe.name == name)
 
 
-@pytest.fixture(scope="session")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
-    return Zoo(tmp_path_factory.mktemp("zoo"))
-
-
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_exports_pass(zoo: Zoo, name: str) -> None:
     recipe = named(name)

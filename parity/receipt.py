@@ -1,0 +1,162 @@
+"""What a check found, kept: a receipt in JSON that can be checked again, a page in HTML, a report in JUnit's XML.
+
+A receipt is ``{"format": 1, "report": ..., "settings": ..., "versions": ..., "files": {path: {"bytes", "sha256"}}}``;
+``report`` has the fields of ``ParityReport``, null for numbers that are not finite. docs/tasks/check-an-export.md lists
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from ..errors import InputError
+from ..exporters.checkpoints.checkpoint import sha256_of
+from ..notebook import as_html
+from ..outside import printable
+from ..outside_file import read_file
+from ..strict import unstructure
+from ..whole_file import write_whole
+from .check import GraphReport, ParityReport, check_parity
+
+_FORMAT = 1
+_MOST_BYTES = 2**26
+_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnxruntime", "openvino", "numpy")
+_WORST = 12
+# Of the picture, in pixels.
+_BAR, _LABEL, _WIDTH = 14, 360, 420
+
+
+def write(report: ParityReport, path: Path) -> None:
+    """Writes the form that the suffix of ``path`` names: ``.json``, ``.html`` or ``.xml``. Raises InputError for
+    another, OutputError."""
+    forms = {".json": as_receipt, ".html": as_page, ".xml": as_junit}
+    if path.suffix not in forms:
+        raise InputError(f"{path}: expected a name that ends in {', '.join(forms)}")
+    content = forms[path.suffix](report).encode()
+    write_whole(path, lambda stream: stream.write(content), "what the check found")
+
+
+def as_receipt(report: ParityReport) -> str:
+    data = {
+        "format": _FORMAT,
+        "report": unstructure(report),
+        "settings": dict(report.settings),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "files": {file: _facts(Path(file)) for file in (*report.files, *report.model_files)},
+    }
+    return json.dumps(_finite(data), indent=2)
+
+
+def recheck(path: Path) -> ParityReport:
+    """The check of a receipt, made again on the same files with the same settings.
+
+    Raises InputError for a file that is no receipt, for files that have changed, and where the verdict is another.
+    """
+    try:
+        data = json.loads(read_file(path, _MOST_BYTES, InputError))
+        stated, files = data["report"], data["files"]
+        settings = {name: data["settings"][name] for name in ("map", "seed", "tolerance", "preset", "library")}
+        export, against, verdict = stated["export"], stated["against"], bool(stated["verdict"])
+        if data["format"] != _FORMAT:
+            raise ValueError(f"format {data['format']}")
+        hashes = {file: facts["sha256"] for file, facts in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as failure:
+        raise InputError(f"{path}: is no receipt of `nestforge parity` ({failure})") from failure
+    for file, expected in hashes.items():
+        if not Path(file).is_file() or sha256_of(Path(file)) != expected:
+            raise InputError(f"{path}: {file} is not the file of the receipt any more")
+    report = check_parity(export, against, **settings)
+    if report.is_right != verdict:
+        raise InputError(f"{path}: claims {'parity' if verdict else 'a difference'}, which is not so: {report.line}")
+    return report
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _facts(file: Path) -> dict[str, object]:
+    return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def as_page(report: ParityReport) -> str:
+    """One HTML page without scripts: the verdict, the worst cases, and of a wrong export the error by module."""
+    parts = [f"<h1>{_text(report.line)}</h1>"]
+    for graph in report.graphs:
+        worst = sorted(graph.figures, key=lambda figure: (figure.is_right, -figure.max_abs))[:_WORST]
+        facts = [("kind", f"{graph.kind}, {graph.precision}"), ("rule", graph.rule), ("cases", len(graph.cases))]
+        facts += [("fault", graph.fault)] if graph.fault else []
+        rows = [[f.case, f.output, f"{f.max_abs:.3g}", f"{f.cosine:.7f}", f"{f.own:.2g}", f.why or ""] for f in worst]
+        rows += [[failure.case, "", "", "", "", failure.said] for failure in graph.failures]
+        parts.append(
+            as_html(graph.export, facts, ["case", "output", "max abs", "cosine", "PyTorch's own", "why"], rows)
+        )
+        parts.append(_picture(graph))
+    style = "<style>body{font-family:sans-serif;margin:2em}td,th{padding:2px 8px;text-align:left}</style>"
+    return f"<!doctype html><meta charset=utf-8><title>Parity</title>{style}{''.join(parts)}"
+
+
+def _picture(graph: GraphReport) -> str:
+    """Error by module as bars, on a logarithmic scale from 1e-8 to 1."""
+    if graph.fault is None or not graph.fault.errors:
+        return ""
+    lines = []
+    for place, (name, error) in enumerate(graph.fault.errors):
+        share = 1.0 if not math.isfinite(error) else min(1.0, max(0.0, 1 + math.log10(max(error, 1e-8)) / 8))
+        colour = "#c33" if name == graph.fault.module else "#47a"
+        top = place * _BAR
+        lines.append(f'<text x="{_LABEL - 6}" y="{top + _BAR - 4}" text-anchor="end">{_text(name)}</text>')
+        size = f'x="{_LABEL}" y="{top + 2}" width="{share * _WIDTH:.0f}" height="{_BAR - 4}"'
+        lines.append(f'<rect {size} fill="{colour}"><title>{error:.3g}</title></rect>')
+    height = _BAR * len(graph.fault.errors)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LABEL + _WIDTH}" height="{height}" font-size="10">'
+    return f"<h2>Error by module, of the size of its value</h2>{head}{''.join(lines)}</svg>"
+
+
+def as_junit(report: ParityReport) -> str:
+    """A test case for each output of each case."""
+    suites = ElementTree.Element("testsuites")
+    for graph in report.graphs:
+        suite = ElementTree.SubElement(suites, "testsuite", name=_plain(graph.export))
+        outcomes: Sequence[tuple[str, str | None]] = [
+            *((f"{figure.output} on {figure.case}", figure.why) for figure in graph.figures),
+            *((failure.case, failure.said) for failure in graph.failures),
+        ]
+        for name, why in outcomes:
+            case = ElementTree.SubElement(suite, "testcase", name=_plain(name), classname="nestforge.parity")
+            if why is not None:
+                fault = f"; {graph.fault}" if graph.fault else ""
+                ElementTree.SubElement(case, "failure", message=_plain(f"{why}{fault}"))
+        suite.set("tests", str(len(outcomes)))
+        suite.set("failures", str(sum(why is not None for _, why in outcomes)))
+    return ElementTree.tostring(suites, encoding="unicode")
+
+
+def _plain(text: str) -> str:
+    return printable(text, 2000)
+
+
+def _text(value: object) -> str:
+    return escape(printable(str(value), 400))
