@@ -24,7 +24,7 @@ from nestforge.tools.cli import main
 from nestforge.workload import macs
 from safetensors.torch import load_file, save_file
 from support.tiny_compile import assert_tensorrt_takes, board
-from support.tiny_models import CLASSES, corpus, cut_ffn, edit_config, save_tiny_matvit, save_tiny_vit
+from support.tiny_models import CLASSES, cut_ffn, edit_config, save_tiny_matvit, save_tiny_vit
 
 IMAGES = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -296,10 +296,3 @@ def test_images_and_labels_show_what_submodels_keep(tmp_path: Path) -> None:
     assert universal.figures["class_agreement"] == 1
     result = CliRunner().invoke(main, ["consistency", str(bundle), "--data", str(data)])
     assert result.exit_code == 0, result.output
-
-
-def test_text_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny_matvit(tmp_path / "m")
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json, so the text file cannot be read by this model$"):
-        compile_bundle(folder, board(), tmp_path / "b", text=corpus(tmp_path / "text.txt"))
-    assert not (tmp_path / "b").exists()

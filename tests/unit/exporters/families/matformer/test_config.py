@@ -288,12 +288,6 @@ def test_what_needs_weights_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_preset_is_named() -> None:
-    result = CliRunner().invoke(main, ["inspect", "preset:matlm-85m"])
-    assert result.exit_code == 1
-    assert result.stderr == "nestforge: error: preset:matlm-85m: no preset of this name; did you mean 'matlm-850m'?\n"
-
-
 def test_presets_need_no_torch() -> None:
     program = """
 import sys
