@@ -106,3 +106,19 @@ def pre_norm_layer(
         *feed_forward(f"{at}.ffn", tokens, hidden, width, bias),
         elementwise(f"{at}.ffn.residual", tokens * hidden, passes=3),
     ]
+
+
+def post_norm_layer(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int, width: int) -> list[Op]:
+    """Attention and an FFN of ``width`` neurons without a gate, each with residual and norm behind it; of no heads or
+    neurons, these alone."""
+    tokens, ops = bucket.tokens, list[Op]()
+    if heads:
+        ops += self_attention(f"{at}.attention", bucket, hidden, heads, head_dim)
+    ops.append(elementwise(f"{at}.attention.norm", tokens * hidden, passes=5))
+    if width:
+        ops += [
+            linear(f"{at}.ffn.up", tokens, hidden, width),
+            elementwise(f"{at}.ffn.activation", tokens * width, passes=2),
+            linear(f"{at}.ffn.down", tokens, width, hidden),
+        ]
+    return [*ops, elementwise(f"{at}.ffn.norm", tokens * hidden, passes=5)]

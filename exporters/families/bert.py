@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...elastic import Submodel
-from ...workload import Op, elementwise, linear, lookup, self_attention
+from ...workload import Op, elementwise, linear, lookup, post_norm_layer
 from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import MOST_LAYERS, read_classes, read_number, read_pad, refuse_unhonoured
@@ -270,15 +270,7 @@ def _workload(model: BertModel, submodel: Submodel, bucket: Bucket) -> list[Op]:
         ops.append(linear("embeddings.project", t, model.embedding, hidden))
     for layer in range(model.layers):
         at = f"layers.{layer}"
-        heads, width = submodel[f"{at}.heads"], submodel[f"{at}.ffn"]
-        ops += [
-            *self_attention(f"{at}.attention", bucket, hidden, heads, model.head_dim),
-            elementwise(f"{at}.attention.norm", t * hidden, passes=5),
-            linear(f"{at}.ffn.up", t, hidden, width),
-            elementwise(f"{at}.ffn.activation", t * width, passes=2),
-            linear(f"{at}.ffn.down", t, width, hidden),
-            elementwise(f"{at}.ffn.norm", t * hidden, passes=5),
-        ]
+        ops += post_norm_layer(at, bucket, hidden, submodel[f"{at}.heads"], model.head_dim, submodel[f"{at}.ffn"])
     if model.pooler:
         ops.append(linear("pooler", bucket.batch, hidden, hidden))
     return [*ops, *model.head_ops(bucket)]

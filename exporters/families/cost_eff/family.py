@@ -19,7 +19,7 @@ from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import Proof
 from ....elastic import DEPTH, Axis, ElasticSpec, Submodel
 from ....runtime.inputs.arrays import Arrays
-from ....workload import Op, elementwise, linear, lookup, self_attention
+from ....workload import Op, elementwise, linear, lookup, post_norm_layer
 from ...architecture import Architecture
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.config import Nesting, read_nesting
@@ -204,19 +204,10 @@ def _embedding_ops(architecture: CostEffArchitecture, bucket: Bucket) -> list[Op
 
 
 def _layer_ops(architecture: CostEffArchitecture, submodel: Submodel, bucket: Bucket, layer: int) -> list[Op]:
-    h, t, widths, at = architecture.hidden, bucket.tokens, architecture.layers[layer], f"layers.{layer}"
-    ops = []
-    if widths.heads:
-        ops += self_attention(f"{at}.attention", bucket, h, submodel[f"{at}.heads"], architecture.head_size)
-    ops.append(elementwise(f"{at}.attention.norm", t * h, passes=5))
-    if widths.ffn:
-        width = submodel[f"{at}.ffn"]
-        ops += [
-            linear(f"{at}.ffn.up", t, h, width),
-            elementwise(f"{at}.ffn.activation", t * width, passes=2),
-            linear(f"{at}.ffn.down", t, width, h),
-        ]
-    return [*ops, elementwise(f"{at}.ffn.norm", t * h, passes=5)]
+    at, widths = f"layers.{layer}", architecture.layers[layer]
+    heads = submodel[f"{at}.heads"] if widths.heads else 0
+    width = submodel[f"{at}.ffn"] if widths.ffn else 0
+    return post_norm_layer(at, bucket, architecture.hidden, heads, architecture.head_size, width)
 
 
 def _exit_ops(architecture: CostEffArchitecture, bucket: Bucket, layer: int) -> list[Op]:
