@@ -116,9 +116,5 @@ def post_norm_layer(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: 
         ops += self_attention(f"{at}.attention", bucket, hidden, heads, head_dim)
     ops.append(elementwise(f"{at}.attention.norm", tokens * hidden, passes=5))
     if width:
-        ops += [
-            linear(f"{at}.ffn.up", tokens, hidden, width),
-            elementwise(f"{at}.ffn.activation", tokens * width, passes=2),
-            linear(f"{at}.ffn.down", tokens, width, hidden),
-        ]
+        ops += feed_forward(f"{at}.ffn", tokens, hidden, width)
     return [*ops, elementwise(f"{at}.ffn.norm", tokens * hidden, passes=5)]

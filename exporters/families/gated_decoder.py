@@ -171,7 +171,7 @@ class _Stated:
 
     vocab_size: int = field(metadata={"min": 1})
     hidden_size: int = field(metadata={"min": 1})
-    num_hidden_layers: int = field(metadata={"min": 1})
+    num_hidden_layers: int = field(metadata={"min": 1, "max": MOST_LAYERS})
     num_attention_heads: int = field(metadata={"min": 1})
     max_position_embeddings: int = field(metadata={"min": 1})
     num_key_value_heads: int | None = field(default=None, metadata={"min": 1})
@@ -302,8 +302,6 @@ def read_decoder_model(checkpoint: Checkpoint) -> DecoderModel:
 def _refusals(stated: _Stated, masked: bool) -> Iterator[str]:
     """``masked``: the model takes a mask, which hides padding from positions that see later ones."""
     heads, pairs = stated.num_attention_heads, stated.num_key_value_heads or stated.num_attention_heads
-    if stated.num_hidden_layers > MOST_LAYERS:
-        yield f"num_hidden_layers: expected at most {MOST_LAYERS}, got {stated.num_hidden_layers}"
     if heads % pairs:
         yield f"num_key_value_heads: {heads} heads cannot share {pairs} pairs of keys and values"
     if (stated.use_bidirectional_attention or not stated.is_causal) and not masked:
@@ -318,7 +316,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     """The decoder in ``checkpoint`` with its head, and with modules of sentence-transformers behind it."""
     model = read_decoder_model(checkpoint)
     parameters, shortened = model.parameters, None
-    own: dict[str, Shape] = dict(parameters.shapes)  # of the class's own module
+    own: dict[str, Shape] = dict(parameters.shapes)  # as the class's own module has them
     for tensor, parts in model.stacked.items():
         parted = [own.pop(part) for part in parts]
         own[tensor] = (sum(rows for rows, *_ in parted), *parted[0][1:])
