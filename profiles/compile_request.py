@@ -27,7 +27,7 @@ Include = Literal["budgets", "levels", "ladder"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # Fields of every request that makes a folder.
 MODEL = option("Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights.", MISSING)
-OUTPUT = option("Folder to write; must not exist.", MISSING, required=True)
+OUTPUT = option("Folder to write; must not exist.", MISSING, required=True, metavar="FOLDER")
 OVERWRITE = option("Replace an output that exists, in one step, once the new one is whole.", False)
 PROGRESS = option("Called as work proceeds: stage, done, total.", silent)
 
@@ -46,10 +46,11 @@ class CompileRequest:
     output: str | Path = again(OUTPUT, default="model.bundle")
     overwrite: bool = again(OVERWRITE)
     text: str | Path | None = option(
-        "UTF-8 text, one example a line: ranks the axes and measures quality. Without it: magnitude, no quality."
+        "UTF-8 text, one example a line, to rank axes and measure quality. Default: ranked by magnitude, no quality.",
+        metavar="FILE",
     )
     data: str | Path | None = option(
-        "The same for models that take no text: .npz with an array per input, rows first, perhaps 'labels'."
+        "NPZ file in place of text: an array per input, rows first, and perhaps 'labels'.", metavar="FILE"
     )
     levels: Mapping[str, Sequence[float]] | None = option(
         "Granularities of an axis kind, such as ffn=0.25,0.5,1. Default: the profile's, else S/M/L/XL."
@@ -105,7 +106,7 @@ class CompileRequest:
         max=2**16,
     )
     mergeable: bool = option(
-        "Also engines into whose weights a task is merged when they are opened: faster, at a model's memory each.",
+        "Engines, too, into whose weights a task is merged when they are opened: faster, at a model's memory each.",
         False,
     )
     include: Include = option(
@@ -115,7 +116,7 @@ class CompileRequest:
         "For TensorRT: write proven graphs alone; `nestforge build BUNDLE` makes their plans on the device.", False
     )
     generate: bool = option(
-        "Also KV-cache (decode) engines of a causal language model: `nestforge generate` runs them.", False
+        "KV-cache (decode) engines of a causal language model, too, for `nestforge generate`.", False
     )
     measure: bool = option("Time engines on this host; else latencies are predicted from the profile's rates.", True)
     command: Sequence[str] = option("The command line to record in the bundle.", ())

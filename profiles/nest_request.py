@@ -18,7 +18,7 @@ Router = Literal["soft_top_k", "sigmoid", "first_k"]
 # The tokens whose keys and values the selected ones read: their own, or those of all.
 KeysOf = Literal["selected", "all"]
 MOST_ADAPTER_SIZE, MOST_LABELS, MOST_SEED = 16_384, 65_536, 2**32 - 1
-SEED = option("Random seed.", 0, min=0, max=MOST_SEED)
+SEED = option("Random seed.", 0, min=0, max=2**63 - 1)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class NestRequest:
 
     model: str | Path = again(MODEL)
     text: str | Path = option(
-        "UTF-8 text, one example a line, like the model's later inputs; about one line in five is held out.", MISSING
+        "UTF-8 text, one example a line, like the model's later inputs; about one line in five is held out.",
+        MISSING,
+        metavar="FILE",
     )
     output: str | Path = again(OUTPUT)
     _: KW_ONLY
@@ -73,7 +75,7 @@ class ConversionSettings:
         min=2,
         max=MOST_LABELS,
     )
-    seed: int = again(SEED, help="Random seed of adapters, routers and classifier.")
+    seed: int = again(SEED, help="Random seed of adapters, routers and classifier.", max=MOST_SEED)
 
     def __post_init__(self) -> None:
         require_types(type(self), vars(self))

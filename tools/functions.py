@@ -161,8 +161,10 @@ def bench_requests(
 def consistency(
     bundle: PathOf,
     *,
-    text: PathOf | Sequence[str] | None = option("UTF-8 file of texts, one a line."),
-    data: PathOf | None = option("NPZ file with an array per input, rows first, and perhaps 'labels' of a classifier."),
+    text: PathOf | Sequence[str] | None = option("UTF-8 file of texts, one a line.", metavar="FILE"),
+    data: PathOf | None = option(
+        "NPZ file with an array per input, rows first, and perhaps 'labels' of a classifier.", metavar="FILE"
+    ),
     submodels: Sequence[str] = SUBMODELS,
     threads: int | None = THREADS,
     progress: Progress = PROGRESS,

@@ -13,11 +13,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from nestforge.argument_types import (
+    again,
     checked,
     document_fields,
     option,
+    options_of,
     positive_limit,
     take_numbers,
+    takes_request,
     with_fields_of,
 )
 from nestforge.errors import InputError, SelectionError
@@ -127,3 +130,50 @@ def test_a_method_takes_the_fields_of_its_request() -> None:
         Asked()("a", cout=2)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^count: expected a whole number from 1 to 3, got 4$"):
         Asked()("a", 4)
+
+
+SIZE = option("Size in MB.", 2, min=1, max=3)
+
+
+@checked
+def sized(name: str, size: int = SIZE, *, exact: bool = option("Exactly so.", False), top: int | None = None) -> str:
+    """Says it."""
+    return f"{name} {size} {exact} {top}"
+
+
+def test_a_function_states_its_options_as_defaults() -> None:
+    """A call has their plain values, help() their text, and a command finds them by name."""
+    assert sized("a") == "a 2 False None"
+    assert sized("a", 3, exact=True, top=1) == "a 3 True 1"
+    assert str(inspect.signature(sized)).startswith("(name: 'str', size: 'int' = 2, *, exact: 'bool' = False, ")
+    assert sized.__doc__ == "Says it.\n\n``size``: Size in MB.\n\n``exact``: Exactly so."
+    assert list(options_of(sized)) == ["size", "exact"]
+    assert options_of(sized)["size"] is SIZE
+    with pytest.raises(InputError, match=r"^size: expected a whole number from 1 to 3, got 4$"):
+        sized("a", 4)
+    with pytest.raises(InputError, match=r"^size: expected int, got float 2.0$"):
+        sized("a", 2.0)  # type: ignore[arg-type]
+
+
+def test_an_option_again_is_its_own_but_for_what_is_changed() -> None:
+    changed = again(SIZE, default=1, help="Another.")
+    assert (changed.default, dict(changed.metadata)) == (1, {"help": "Another.", "min": 1, "max": 3})
+    assert (SIZE.default, SIZE.metadata["help"]) == (2, "Size in MB.")
+
+
+def test_a_function_takes_the_fields_of_its_request() -> None:
+    @dataclass(frozen=True)
+    class Request:
+        """A request."""
+
+        name: str
+        count: int = option("Number of times.", 1)
+
+    @takes_request(Request)
+    def repeated(request: Request) -> str:
+        """Repeats it."""
+        return request.name * request.count
+
+    assert (repeated("a"), repeated("a", count=2), list(options_of(Request))) == ("a", "aa", ["name", "count"])
+    with pytest.raises(InputError, match=r"^no option 'cuont'; did you mean 'count'\?$"):
+        repeated("a", cuont=2)  # type: ignore[call-arg]
