@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.compiler.graph.encodings import PER_OUTPUT, encode, split_encoding, stored_stack, table_name
+from nestforge.compiler.graph.encodings import PER_OUTPUT, decoded, encode, split_encoding, stored_stack, table_name
 from nestforge.profiles.precision import ENCODINGS, INT4, INT4_SCALE, Encoding, encoded_bytes, encoded_shape
 
 
@@ -108,6 +108,8 @@ def test_half_types_are_what_they_say() -> None:
     assert encode(array, "w.fp16").dtype == np.float16
     assert encode(array, "w.bf16").dtype == ml_dtypes.bfloat16
     assert encode(array, "w") is array
+    np.testing.assert_array_equal(decoded(array, "w.fp16"), array.astype(np.float16))
+    assert decoded(array, "w.fp16").dtype == np.float32
 
 
 def test_int4_is_32_inputs_a_block_two_in_a_byte() -> None:

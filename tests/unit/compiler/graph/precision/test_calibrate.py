@@ -68,22 +68,23 @@ def test_an_even_spread_is_not_clipped() -> None:
     assert magnitudes(even).scale() == pytest.approx(3 / 127, rel=0.02)
 
 
-def graph(folder: Path, body: str, weights: dict[str, np.ndarray], rows: int = 4) -> onnx.ModelProto:
-    """An emitted graph of ``x [rows, 32]`` whose weights lie in a file of ``folder``."""
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 20]> agraph (float[{rows},32] x) => (float[{rows},32] out) {{ {body} }}'
-    )
-    offset = 0
-    for name, array in weights.items():
-        tensor = TensorProto(
-            name=name, dims=array.shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL
-        )
-        for key, value in {"location": WEIGHTS_NAME, "offset": offset, "length": array.nbytes}.items():
-            tensor.external_data.add(key=key, value=str(value))
-        model.graph.initializer.append(tensor)
-        offset += array.nbytes
-    (folder / WEIGHTS_NAME).write_bytes(b"".join(array.tobytes() for array in weights.values()))
+def stored(folder: Path, text: str, weights: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """The emitted graph ``text``, whose weights lie in a file of ``folder``."""
+    model, content = parsed(text, **{name: array.shape for name, array in weights.items()}), b"header--"
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raw = weights[tensor.name].tobytes()
+            place = {"location": WEIGHTS_NAME, "offset": str(len(content)), "length": str(len(raw))}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=value)
+            content += raw
+    (folder / WEIGHTS_NAME).write_bytes(content)
     return model
+
+
+def graph(folder: Path, body: str, weights: dict[str, np.ndarray], rows: int = 4) -> onnx.ModelProto:
+    """An emitted graph of ``x [rows, 32]``."""
+    return stored(folder, f"agraph (float[{rows},32] x) => (float[{rows},32] out) {{ {body} }}", weights)
 
 
 def square(seed: int) -> np.ndarray:
@@ -175,15 +176,7 @@ FEEDS = [{"x": np.full((2, 3), number, np.float32)} for number in (1, -2)]
 
 @pytest.fixture
 def shown(tmp_path: Path) -> onnx.ModelProto:
-    """Its weight lies in a file of the folder."""
-    (tmp_path / WEIGHTS_NAME).write_bytes(b"header--" + W.tobytes())
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {GRAPH}')
-    external = onnx.TensorProto.EXTERNAL
-    weight = onnx.TensorProto(name="w", dims=[3], data_type=onnx.TensorProto.FLOAT, data_location=external)
-    for key, value in {"location": WEIGHTS_NAME, "offset": "8", "length": "12"}.items():
-        weight.external_data.add(key=key, value=value)
-    model.graph.initializer.append(weight)
-    return model
+    return stored(tmp_path, GRAPH, {"w": W})
 
 
 def seen(shown: onnx.ModelProto, folder: Path, names: list[str]) -> dict[str, list[np.ndarray]]:
@@ -248,19 +241,9 @@ def _scan(folder: Path, *xs: float, rows: float = 2.0, w: float = 1.0) -> list[O
         "rows": np.full((3, 4), rows, np.float32),
         "scale": np.ones(4, np.float32),
     }
-    template = parsed(TEXT, **{name: array.shape for name, array in arrays.items()})
-    engine, offset = onnx.ModelProto(), 8
-    engine.CopyFrom(template)
-    with (folder / "weights.safetensors").open("wb") as store:
-        store.write(bytes(offset))
-        for tensor in engine.graph.initializer:
-            store.write(arrays[tensor.name].tobytes())
-            place = {"location": "weights.safetensors", "offset": offset, "length": arrays[tensor.name].nbytes}
-            for key, value in place.items():
-                tensor.external_data.add(key=key, value=str(value))
-            offset += arrays[tensor.name].nbytes
+    engine = stored(folder, TEXT, arrays)
     feeds = [{**FEED, "x": np.array([[x, 0, -x, 1], [0] * 4], np.float32)} for x in xs]
-    proto16 = half(template, {}, "fp16", ()).proto
+    proto16 = half(engine, {}, "fp16", ()).proto
     return overflowing(engine, proto16, folder, feeds)
 
 
