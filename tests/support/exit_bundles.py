@@ -47,6 +47,7 @@ from safetensors.numpy import save_file
 
 VOCABULARY, HIDDEN, CLASSES = 16, 4, 3
 LAYERS = (1, 2, 4)  # of the exits
+LEVELS = (-1.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of the engines' entropies; and closed
 DEPTHS = (2, 4)  # of the submodels
 BUCKETS = tuple(Bucket(batch, sequence) for batch in (1, 4, 8) for sequence in (8, 16))
 GATE = GateEntry("<=", (0.25, 0.375))
@@ -87,6 +88,23 @@ def requests(lengths: Sequence[int], sequence: int | None = None, seed: int = 0)
     sequence = sequence or max(lengths)
     mask = (np.arange(sequence) < np.array(lengths)[:, None]).astype(np.int64)
     return {"input_ids": rng.integers(0, VOCABULARY, mask.shape) * mask, "attention_mask": mask}
+
+
+def check_exits(run: Any, feeds: Any, thresholds: Sequence[float], exits: int = len(LAYERS)) -> None:
+    """Every row of a ``ChainRun`` has the answer of the exit that it must leave at, by numpy."""
+    found = every_exit(feeds["input_ids"], feeds["attention_mask"])[:exits]
+    for row in range(len(run.logits)):
+        entropies = [entropy[row] for _, _, entropy in found]
+        index = next((j for j, limit in enumerate(thresholds) if entropies[j] <= limit), exits - 1)
+        assert (run.index[row], run.layer[row], run.entropy[row]) == (index, LAYERS[index], entropies[index])
+        assert run.logits[row].tolist() == found[index][1][row].tolist()
+
+
+def shapes_of(chain: Any, feeds: Any, policy: Any) -> list[str]:
+    """``4x16+1x16`` per segment that ran."""
+    seen: list[str] = []
+    chain.run(feeds, policy, lambda run: seen.append("+".join(map(str, run.buckets))))
+    return seen
 
 
 def exits_entry(trims: bool = True) -> ExitsEntry:

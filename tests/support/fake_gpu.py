@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import psutil
+import pytest
 from nestforge.errors import BundleIncompatibleError
 from nestforge.runtime.device.cuda_device import DeviceThread
-from nestforge.runtime.device.device import ALIGNMENT
+from nestforge.runtime.device.device import ALIGNMENT, Device, DeviceArray
 from nestforge.runtime.device.store import DeviceView
+from nestforge.runtime.engines.onnxruntime_gpu import runner
 from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, Provider
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.inputs.arrays import Array
@@ -156,6 +158,22 @@ class CapturingSession(GpuSession):
                     self.session.run_with_iobinding(binding, options)
             binding, options = self.graphs[key]
         self.session.run_with_iobinding(binding, options)
+
+
+def capturing_sessions(monkeypatch: pytest.MonkeyPatch, refuses: str = "") -> type[CapturingSession]:
+    """The class of all sessions from here on."""
+    session = type("Session", (CapturingSession,), {"refuses": refuses, "opened": []})
+    monkeypatch.setattr(runner, "GpuSession", session)
+    return session
+
+
+def arrays_on(device: Device, feeds: Mapping[str, Array]) -> dict[str, DeviceArray]:
+    """A copy of every array in the memory of ``device``, for the caller to free."""
+    arrays = {}
+    for name, array in feeds.items():
+        arrays[name] = DeviceArray(device.allocate(array.nbytes), str(array.dtype), array.shape)
+        device.to_device(arrays[name].address, array)
+    return arrays
 
 
 def host_provider(device: HostDevice | None = None) -> Provider:

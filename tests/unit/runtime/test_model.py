@@ -180,21 +180,17 @@ def test_repr_is_short(tiny_bundle: Path, feeds: Feeds) -> None:
         ([], {}, "text: expected a text or a non-empty list"),
         (["a " * 15] * 3, {}, "text 0: 17 tokens, the largest bucket takes 16"),
         ({}, {"truncate": True}, "truncate: applies to text only"),
+        (["a nest", "a \udc80"], {}, "text 1: half of a surrogate pair, which is no character"),
+        *(
+            (kind(b"hello"), {}, f"expected arrays by input name, or text as str, got {kind.__name__}; decode it")
+            for kind in (bytes, bytearray, memoryview)
+        ),
     ],
 )
 def test_refuses(tiny_bundle: Path, inputs: Any, options: dict[str, Any], message: str) -> None:
     with nestforge.load(tiny_bundle, threads=1) as model, pytest.raises(InputError) as error:
         model(inputs, **options)
     assert str(error.value).startswith(message)
-
-
-def test_a_closed_model_says_so(tiny_bundle: Path, feeds: Feeds) -> None:
-    model = nestforge.load(tiny_bundle, threads=1)
-    with model:
-        model(feeds(1, 8))
-    for submodel in ("ffn16", "ffn32"):
-        with pytest.raises(BundleError, match="the model is closed"):
-            model(feeds(1, 8), submodel=submodel)
 
 
 def test_a_bundle_without_tokenizer_takes_arrays_only(
@@ -325,14 +321,6 @@ def test_counts_tokens_as_its_tokenizer_does(tiny_bundle: Path) -> None:
             model.token_counts("a nest")
 
 
-def test_half_a_character_is_refused_as_text(tiny_bundle: Path) -> None:
-    with (
-        nestforge.load(tiny_bundle, threads=1) as model,
-        pytest.raises(InputError, match="text 1: half of a surrogate pair, which is no character"),
-    ):
-        model(["a nest", "a \udc80"])
-
-
 def test_no_memory_is_taken_for_shapes_that_the_engine_has_not(
     own_bundle: Path, feeds: Feeds, edit_manifest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,9 +328,3 @@ def test_no_memory_is_taken_for_shapes_that_the_engine_has_not(
     monkeypatch.setattr(InputChecker, "filled", lambda *_: pytest.fail("filled before the engine was opened"))
     with nestforge.load(own_bundle) as model, pytest.raises(BundleCorruptError, match="the manifest says"):
         model(feeds(1, 9), submodel="ffn16")
-
-
-@pytest.mark.parametrize("given", [b"hello", bytearray(b"hello"), memoryview(b"hello")])
-def test_bytes_are_no_text(tiny_bundle: Path, given: object) -> None:
-    with nestforge.load(tiny_bundle) as model, pytest.raises(InputError, match=r"or text as str, got .*; decode it"):
-        model(given)  # type: ignore[arg-type]

@@ -20,7 +20,6 @@ from nestforge.runtime.consistency.tallies import (
     kl_divergence,
     log_softmax,
     mean_over,
-    negative_log_likelihood,
     prefix_length,
     recalls_at,
     same_choice,
@@ -82,12 +81,6 @@ def test_classes_with_labels_by_hand() -> None:
     assert (figures["class_agreement"], figures["accuracy"]) == (0.5, 1.0)
     assert figures.keys() == {"class_agreement", "accuracy", "kl_small_to_universal", "kl_universal_to_small"}
     assert tally.positions is None
-
-
-def test_without_labels_no_accuracy_is_claimed() -> None:
-    tally = DistributionTally("classes", ROWS, None)
-    tally.add(batch([1], 1), np.zeros((1, 3)), np.zeros((1, 3)))
-    assert "accuracy" not in means(tally)
 
 
 def test_vectors_per_position_are_averaged_over_what_counts() -> None:
@@ -226,11 +219,6 @@ def test_equal_logits_choose_the_first() -> None:
     reference = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 2.0, 2.0]])
     found = np.array([[5.0, 0.0, 5.0], [0.0, 5.0, 5.0], [0.0, 9.0, 0.0]])
     assert same_choice(reference, found).tolist() == [True, False, True]
-
-
-def test_negative_log_likelihood_by_hand() -> None:
-    p = np.log([[0.25, 0.75], [0.5, 0.5]])
-    np.testing.assert_allclose(negative_log_likelihood(p, np.array([0, 1])), [math.log(4), math.log(2)])
 
 
 @pytest.mark.parametrize(

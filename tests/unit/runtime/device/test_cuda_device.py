@@ -17,13 +17,6 @@ from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
 from safetensors.numpy import save_file
 from support.fake_cuda import World
-from support.fake_tensorrt import host_with_gpu
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with host_with_gpu(tmp_path / "cache") as found:
-        yield found
 
 
 def test_rows_move_and_are_cleared_within_the_device(world: World) -> None:

@@ -1,31 +1,7 @@
-"""The processor as a device; test_cuda_device.py asks the same of a GPU that a stand-in plays."""
-
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from nestforge.runtime.device.device import ALIGNMENT, DeviceArray, SharedValues
-from support.fake_gpu import HostDevice
-
-
-def test_rows_move_and_are_cleared_within_the_device() -> None:
-    device = HostDevice()
-    before = device.allocate(12)
-    after = device.allocate(20)
-    assert before % ALIGNMENT == after % ALIGNMENT == 0
-    device.to_device(before, np.arange(12, dtype=np.uint8))
-    device.to_device(after, np.full(20, 99, np.uint8))
-    device.copy_rows(after, 5, before + 4, 4, 3, 2)  # rows 1 and 2 of [3, 4], their first 3 columns, into [4, 5]
-    device.clear_rows(after + 3, 5, 2, 2)
-    device.clear_rows(after + 10, 5, 5, 1)
-    found = np.empty(20, np.uint8)
-    device.to_host(found, after)
-    device.wait()
-    assert found.reshape(4, 5).tolist() == [[4, 5, 6, 0, 0], [8, 9, 10, 0, 0], [0] * 5, [99] * 5]
-    assert device.allocated_bytes == 32
-    device.free(before)
-    device.free(after)
-    assert device.allocated_bytes == 0
+from nestforge.runtime.device.device import DeviceArray, SharedValues
 
 
 def test_rows_of_an_array_are_an_array_in_place() -> None:

@@ -161,14 +161,3 @@ def test_onnx_runtime_takes_a_view_without_copying(
     del value
     gc.collect(0)  # its deleter is called, and the view is still there
     assert onnxruntime.OrtValue.from_dlpack(view).data_ptr() == address
-
-
-def test_what_is_seen_is_the_memory_itself(memory: NDArray[np.uint8]) -> None:
-    value = onnxruntime.OrtValue.from_dlpack(DeviceView(memory.ctypes.data, "uint8", (4,), "cpu", 0))
-    memory[2] = 77
-    assert value.numpy().tolist() == [0, 1, 77, 3]
-
-
-def test_a_view_says_where_it_lies() -> None:
-    assert DeviceView(256, "float32", (1,), "cuda", 3).__dlpack_device__() == (2, 3)
-    assert DeviceView(256, "float32", (1,), "cpu", 0).__dlpack_device__() == (1, 0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from nestforge.errors import InputError
 from nestforge.profiles.probe_host import probe_host
-from nestforge.runtime.device.threads import process_wide_threads, threads_and_affinity, threads_or_default
+from nestforge.runtime.device.threads import threads_and_affinity, threads_or_default
 
 PROGRAM = """
 import sys
@@ -53,10 +53,6 @@ def test_a_pool_for_the_whole_process(tiny_bundle: Path) -> None:
         "ordinary session refused",
         "affinity: expected none, since 2 process-wide threads are in force; use one of the two",
     ]
-
-
-def test_no_pool_unless_asked() -> None:
-    assert process_wide_threads() is None
 
 
 def test_threads_by_default_are_the_cores_of_this_process() -> None:

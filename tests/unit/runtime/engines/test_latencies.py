@@ -34,14 +34,12 @@ NOISE = Noise(20, 0.05, 1.01, 0.0)
 
 def with_record(bundle: Path, cpu: str, measured: float | None) -> Bundle:
     opened = open_bundle(bundle)
-    latencies = tuple(replace(latency, measured_p50_ms=measured, measured_p95_ms=None) for latency in build(opened))
+    latencies = tuple(
+        replace(latency, measured_p50_ms=measured, measured_p95_ms=None) for latency in opened.build.latencies
+    )
     assert latencies
     host = {"cpu": cpu, "architecture": probe_host().architecture}
     return replace(opened, build=replace(opened.build, host=host, latencies=latencies))
-
-
-def build(bundle: Bundle) -> tuple[Latency, ...]:
-    return bundle.build.latencies
 
 
 def measured(threads: int, p50_ms: float) -> HostMeasurement:
@@ -93,10 +91,10 @@ def test_what_this_host_measured_comes_first_with_its_own_threads(own_bundle: Pa
         found = host_latencies(bundle, threads)
         assert (found.elsewhere, found.measurement) == (None, measured(threads, p50_ms))
         mine, *others = found.latencies
-        stated = next(one for one in build(bundle) if one.engine == "ffn16@b1-s8")
+        stated = next(one for one in bundle.build.latencies if one.engine == "ffn16@b1-s8")
         assert mine == Latency("ffn16@b1-s8", stated.predicted_ms, p50_ms, 2 * p50_ms, "shared", noise=NOISE)
         assert all(one.measured_p50_ms is None for one in others), "another processor's figures are none of this one"
-        assert {one.engine for one in others} == {one.engine for one in build(bundle)} - {"ffn16@b1-s8"}
+        assert {one.engine for one in others} == {one.engine for one in bundle.build.latencies} - {"ffn16@b1-s8"}
         assert found.of_chains == found.latencies
     assert host_latencies(bundle, 1, on_gpu=True).measurement is None
     assert host_latencies(bundle, 1, on_gpu=True).elsewhere == "Some other processor"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import LatencyPoint, Noise
+from nestforge.bundle.build_record import Noise
 from nestforge.bundle.device_files.device_file import this_host
 from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.manifest import Manifest
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.errors import BundleError, InputError, MeasurementError, SelectionError
+from nestforge.errors import BundleError, MeasurementError, SelectionError
 from nestforge.runtime.engines import measure as measure_module
 from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.engines.measure import (
@@ -27,7 +27,6 @@ from nestforge.runtime.engines.measure import (
     measured_together,
     memory_use,
     times_of,
-    with_measured,
 )
 
 
@@ -142,12 +141,6 @@ def test_a_range_is_measured_at_its_ends_and_powers_of_two() -> None:
     assert shapes == [(1, 5), (1, 8), (1, 16), (1, 20), (8, 5), (8, 8), (8, 16), (8, 20)]
 
 
-def test_what_was_measured_stands_beside_the_prediction() -> None:
-    noise = Noise(10, 0.1, 1.0, 0.0)
-    point = with_measured(LatencyPoint(1, 8, 3.0), Measured(2.0, 2.5, noise))
-    assert point == LatencyPoint(1, 8, 3.0, 2.0, 2.5, noise)
-
-
 def test_few_whole_engines_are_open_at_once_and_segments_by_their_buckets(manifest: Manifest) -> None:
     whole = [replace(manifest.engines[0], id=f"e{i}", file=f"e{i}.b1-s8.onnx") for i in range(6)]
     twin = replace(whole[0], id="twin")  # of the same file
@@ -217,11 +210,6 @@ def test_a_cap_decides_residencies_and_names_what_it_leaves_out(tiny_bundle: Pat
     assert found.left_out == {"ffn32@b2-s16": "no memory"}
     with pytest.raises(SelectionError, match="memory_mb"):
         measure_bundle(open_bundle(tiny_bundle), silent, threads=1, memory_mb=1e-6)
-
-
-def test_more_threads_than_there_are_cpus_are_refused(tiny_bundle: Path) -> None:
-    with pytest.raises(InputError, match="threads: expected a whole number from 1 to"):
-        measure_bundle(open_bundle(tiny_bundle), silent, threads=10**6)
 
 
 @pytest.mark.parametrize(("before", "meanwhile"), [(0.83, 0.0), (0.0, 0.83), (None, 0.83)])

@@ -12,8 +12,8 @@ from nestforge.runtime.engines.residency import EngineNeed, Residency, assign_re
 MB = 10**6
 
 
-def need(name: str, width: int, megabytes: float, latency: float = 1.0, importance: float = 1.0) -> EngineNeed:
-    return EngineNeed(name, (width,), int(megabytes * MB), 0, latency, importance)
+def need(name: str, width: int, megabytes: int, latency: float) -> EngineNeed:
+    return EngineNeed(name, (width,), megabytes * MB, 0, latency)
 
 
 CHAIN = [need("s", 1, 10, latency=2), need("m", 2, 20, latency=3), need("l", 4, 40, latency=4)]
@@ -55,40 +55,10 @@ def test_engines_that_cannot_share_count_each_for_itself() -> None:
     assert assign_residencies([*plans[:2], CHAIN[2]], 70) == {"s": "packed", "m": "packed", "l": "packed"}
 
 
-def test_importance_decides_who_is_admitted_and_packed() -> None:
-    a, b = need("a", 2, 20), need("b", 2, 20, importance=2)
-    assert assign_residencies([a, b], 20) == {"a": "shared", "b": "shared"}
-    assert assign_residencies([a, b], 40) == {"a": "packed", "b": "packed"}
-    assert assign_residencies([a, b], 30) == {"a": "shared", "b": "shared"}
-
-
-def test_submodels_that_do_not_nest_count_both() -> None:
-    wide = EngineNeed("wide", (4, 1), 20 * MB, 0, 1.0)
-    deep = EngineNeed("deep", (1, 4), 20 * MB, 0, 1.0)
-    assert assign_residencies([wide, deep], 39) == {"deep": "packed"}
-    assert assign_residencies([wide, deep], 40, "shared") == {"wide": "shared", "deep": "shared"}
-    with pytest.raises(SelectionError, match=r"memory_mb=39: 2 engines as shared take 40.0 MB"):
-        assign_residencies([wide, deep], 39, "shared")
-
-
-def test_an_axis_without_weights_adds_no_bytes() -> None:
-    knobs = [EngineNeed(f"e{knob}", (4, knob), 100 * MB, 0, 1.0) for knob in range(1, 5)]
-    assert set(assign_residencies(knobs, 100, "shared").values()) == {"shared"}
-    assert len(assign_residencies(knobs, 100)) == 4
-    with pytest.raises(SelectionError, match=r"4 engines as shared take 100.0 MB"):
-        assign_residencies(knobs, 99, "shared")
-
-
 @pytest.mark.parametrize("cap", ["8", True, 0, -1, float("nan"), [8]])
 def test_a_cap_that_is_no_positive_number_is_refused(cap: object) -> None:
     with pytest.raises(SelectionError, match="memory_mb: expected a positive number, got "):
         assign_residencies(CHAIN, cap)  # type: ignore[arg-type]
-
-
-def test_private_bytes_and_activations_count_per_engine() -> None:
-    engines = [EngineNeed(f"e{i}", (1,), 10 * MB, 2 * MB, 1.0) for i in range(3)]
-    assert set(assign_residencies(engines, 16, "shared").values()) == {"shared"}
-    assert len(assign_residencies(engines, 15)) == 2
 
 
 def test_a_request_that_does_not_fit_is_refused_with_the_figures() -> None:
@@ -96,36 +66,6 @@ def test_a_request_that_does_not_fit_is_refused_with_the_figures() -> None:
         assign_residencies(CHAIN, 69, "packed")
     with pytest.raises(SelectionError, match=r"memory_mb=9: no engine fits; the smallest, s, takes 10.0 MB"):
         assign_residencies(CHAIN, 9)
-
-
-NEEDS = st.lists(
-    st.builds(
-        EngineNeed,
-        engine=st.uuids().map(str),
-        widths=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-        weight_bytes=st.integers(0, 40).map(lambda n: n * MB),
-        own_bytes=st.integers(0, 3).map(lambda n: n * MB),
-        latency_ms=st.floats(0.1, 100),
-        importance=st.floats(1, 4),
-    ),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda n: n.engine,
-)
-
-
-@given(NEEDS, st.integers(1, 200))
-def test_the_cap_holds_and_order_does_not_matter(needs: list[EngineNeed], cap: int) -> None:
-    try:
-        assigned = assign_residencies(needs, cap)
-    except SelectionError:
-        assert min(n.weight_bytes + n.own_bytes for n in needs) > cap * MB
-        return
-    assert assigned == assign_residencies(needs[::-1], cap)
-    admitted = [need for need in needs if need.engine in assigned]
-    own = sum(n.own_bytes + (n.weight_bytes if assigned[n.engine] == "packed" else 0) for n in admitted)
-    largest_shared = max((n.weight_bytes for n in needs if assigned.get(n.engine) == "shared"), default=0)
-    assert own + largest_shared <= cap * MB
 
 
 def bytes_of(needs: list[EngineNeed], assigned: dict[str, Residency]) -> int:
@@ -178,7 +118,7 @@ def random_needs(draw: st.DrawFn) -> list[EngineNeed]:
 def test_what_is_open_is_counted_as_by_the_rule(needs: list[EngineNeed], cap: int) -> None:
     expected = by_the_rule(needs, cap * MB)
     if expected:
-        assert assign_residencies(needs, cap) == expected
+        assert assign_residencies(needs, cap) == assign_residencies(needs[::-1], cap) == expected
     else:
         with pytest.raises(SelectionError, match="no engine fits"):
             assign_residencies(needs, cap)

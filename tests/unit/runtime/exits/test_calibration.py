@@ -13,7 +13,6 @@ from nestforge.bundle.manifest import CALIBRATION_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
 from nestforge.runtime.exits.calibration import (
-    Calibration,
     check_name,
     empty_calibration,
     keep_policy,
@@ -143,10 +142,6 @@ def test_a_write_that_fails_leaves_the_old_calibration(bundle: Bundle, monkeypat
         write_calibration(bundle, kept.with_policy(policy("other"), default=True))
     assert read_calibration(bundle) == kept
     assert [name for name in os.listdir(bundle.path) if name.startswith(f".{CALIBRATION_NAME}")] == []
-
-
-def test_an_empty_calibration_names_its_bundle(bundle: Bundle) -> None:
-    assert empty_calibration(bundle) == Calibration(1, bundle.build.manifest_sha256, {}, ())
 
 
 def test_policies_that_others_kept_meanwhile_stay(bundle: Bundle) -> None:

@@ -19,11 +19,18 @@ from nestforge.bundle.build_record import Latency
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, InputError, SelectionError
 from nestforge.runtime.engines.pool import EnginePool
-from nestforge.runtime.exits.chain import ChainRun, ExitChain, SegmentRun
+from nestforge.runtime.exits.chain import ExitChain, SegmentRun
 from nestforge.runtime.exits.policy import ExitPolicy, closed
-from support.exit_bundles import BUCKETS, LAYERS, every_exit, requests, write_exits_bundle
-
-LEVELS = [-1.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875]  # of the engines' entropies; and closed
+from support.exit_bundles import (
+    BUCKETS,
+    LAYERS,
+    LEVELS,
+    check_exits,
+    every_exit,
+    requests,
+    shapes_of,
+    write_exits_bundle,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +54,6 @@ def measured(bundle: Bundle, cost: Any) -> list[Latency]:
         for engine in bundle.manifest.engines
         if engine.segment
     ]
-
-
-def check(run: ChainRun, feeds: Any, thresholds: tuple[float, ...], exits: int = 3) -> None:
-    """Every row has the answer of the exit that it must leave at, by numpy."""
-    found = every_exit(feeds["input_ids"], feeds["attention_mask"])[:exits]
-    for row in range(len(run.logits)):
-        entropies = [entropy[row] for _, _, entropy in found]
-        index = next((j for j, limit in enumerate(thresholds) if entropies[j] <= limit), exits - 1)
-        assert run.index[row] == index
-        assert run.layer[row] == LAYERS[index]
-        assert run.entropy[row] == entropies[index]
-        assert run.logits[row].tolist() == found[index][1][row].tolist()
 
 
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=8)
@@ -87,7 +82,7 @@ def test_whatever_engines_cost_answers_are_those_of_each_row_alone(
     feeds = requests(lengths, min(16, max(lengths) + extra), seed)
     policy = ExitPolicy(thresholds)
     together = chain.run(feeds, policy)
-    check(together, feeds, thresholds)
+    check_exits(together, feeds, thresholds)
     for row in range(len(lengths)):
         alone = chain.run({name: array[row : row + 1] for name, array in feeds.items()}, policy)
         assert alone.logits[0].tolist() == together.logits[row].tolist()
@@ -124,18 +119,9 @@ def test_a_watcher_sees_every_row_that_is_still_in(
                 assert np.array_equal(mine[:steps], state[row, :steps])
 
     run = chain.run(feeds, ExitPolicy(thresholds), watch)
-    check(run, feeds, thresholds)
+    check_exits(run, feeds, thresholds)
     last = int(run.index.max())
     assert seen == [(j, np.flatnonzero(run.index >= j).tolist()) for j in range(last + 1)]
-
-
-def buckets_of(chain: ExitChain, feeds: Any, policy: ExitPolicy) -> list[str]:
-    """``4x16+1x16`` per segment that ran."""
-    seen: list[str] = []
-    chain.run(
-        feeds, policy, lambda run: seen.append("+".join(f"{bucket.batch}x{bucket.sequence}" for bucket in run.buckets))
-    )
-    return seen
 
 
 # By exit, the rows of requests([16, 3, 9, 16, 5, 2, 8, 7], seed=1): entropies in eighths.
@@ -153,22 +139,22 @@ def test_the_rows_that_stay_move_together_where_that_is_cheaper(opened: Any, cha
     rows = [8, int(stay.sum()), int((stay & (second > limits[1])).sum())]
     longest = [16, int(lengths[stay].max()), int(lengths[stay & (second > limits[1])].max())]
     want = ["+".join(f"{b.batch}x{b.sequence}" for b in chain.batch_plan(j, rows[j], longest[j])) for j in range(3)]
-    assert buckets_of(chain, feeds, ExitPolicy(limits)) == want
+    assert shapes_of(chain, feeds, ExitPolicy(limits)) == want
     assert sum(b.batch for b in chain.batch_plan(1, rows[1], longest[1])) < 8
-    check(run, feeds, limits)
+    check_exits(run, feeds, limits)
 
     bundle, pool = opened
     flat = ExitChain(bundle, "depth4", pool, measured(bundle, lambda _, bucket: 1.0))
-    assert buckets_of(flat, feeds, ExitPolicy((limits[0], -1.0))) == ["8x16"] * 3  # dead rows stay in place
-    check(flat.run(feeds, ExitPolicy(limits)), feeds, limits)
+    assert shapes_of(flat, feeds, ExitPolicy((limits[0], -1.0))) == ["8x16"] * 3  # dead rows stay in place
+    check_exits(flat.run(feeds, ExitPolicy(limits)), feeds, limits)
 
 
 def test_steps_behind_the_longest_row_are_cut_at_once(chain: ExitChain) -> None:
-    assert buckets_of(chain, requests([3, 8, 1, 2], 16), closed(3)) == ["4x8"] * 3
-    assert buckets_of(chain, requests([3, 9, 1, 2], 16), closed(3)) == ["4x16"] * 3
+    assert shapes_of(chain, requests([3, 8, 1, 2], 16), closed(3)) == ["4x8"] * 3
+    assert shapes_of(chain, requests([3, 9, 1, 2], 16), closed(3)) == ["4x16"] * 3
     nothing = requests([1], 16)
     nothing["attention_mask"][:] = 0
-    check(chain.run(nothing, closed(3)), nothing, (-1.0, -1.0))
+    check_exits(chain.run(nothing, closed(3)), nothing, (-1.0, -1.0))
 
 
 def test_the_longest_survivor_decides_the_steps(chain: ExitChain) -> None:
@@ -178,8 +164,8 @@ def test_the_longest_survivor_decides_the_steps(chain: ExitChain) -> None:
         if first[0] < first[1:].min():
             break
     limits = (float(first[0]), -1.0)
-    assert buckets_of(chain, feeds, ExitPolicy(limits)) == ["4x16", "1x8+1x8+1x8", "1x8+1x8+1x8"]
-    check(chain.run(feeds, ExitPolicy(limits)), feeds, limits)
+    assert shapes_of(chain, feeds, ExitPolicy(limits)) == ["4x16", "1x8+1x8+1x8", "1x8+1x8+1x8"]
+    check_exits(chain.run(feeds, ExitPolicy(limits)), feeds, limits)
 
 
 def test_a_model_whose_padding_counts_is_never_cut(tmp_path: Path) -> None:
@@ -187,11 +173,11 @@ def test_a_model_whose_padding_counts_is_never_cut(tmp_path: Path) -> None:
     pool = EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1)
     chain = ExitChain(bundle, "depth4", pool, ())
     feeds = requests([3, 8, 1], 16)
-    assert buckets_of(chain, feeds, ExitPolicy((0.5, 0.5)))[0] == "1x16+1x16+1x16"
-    check(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
+    assert shapes_of(chain, feeds, ExitPolicy((0.5, 0.5)))[0] == "1x16+1x16+1x16"
+    check_exits(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
     # The same steps whether a row comes alone or not, though whole engines would take 4x16 for two rows.
     short = requests([3, 8])
-    assert buckets_of(chain, short, closed(3))[0] == "1x8+1x8"
+    assert shapes_of(chain, short, closed(3))[0] == "1x8+1x8"
     pool.close()
 
 
@@ -219,7 +205,7 @@ def test_a_shallow_submodel_runs_the_segments_that_it_shares(opened: tuple[Bundl
     chain = ExitChain(bundle, "depth2", pool, ())
     assert (chain.exits, chain.layers) == (2, (1, 2))
     feeds = requests([16, 4, 7], seed=2)
-    check(chain.run(feeds, ExitPolicy((0.25,))), feeds, (0.25,), exits=2)
+    check_exits(chain.run(feeds, ExitPolicy((0.25,))), feeds, (0.25,), exits=2)
     states: list[Any] = []
     chain.run(feeds, closed(2), lambda run: states.append(None if run.state is None else run.state.copy()))
     found = every_exit(feeds["input_ids"], feeds["attention_mask"])
@@ -290,7 +276,7 @@ def test_many_threads_get_their_own_answers(chain: ExitChain) -> None:
         rng = np.random.default_rng(seed)
         feeds = requests(rng.integers(1, 17, rng.integers(1, 9)).tolist(), seed=seed)
         limits = (LEVELS[seed % 9], LEVELS[seed % 7])
-        check(chain.run(feeds, ExitPolicy(limits)), feeds, limits)
+        check_exits(chain.run(feeds, ExitPolicy(limits)), feeds, limits)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(400)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +14,11 @@ from nestforge.bundle.build_record import Latency, LatencyPoint
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError
 from nestforge.runtime.engines.pool import EnginePool
-from nestforge.runtime.exits.chain import ChainRun, ExitChain
+from nestforge.runtime.exits.chain import ExitChain
 from nestforge.runtime.exits.policy import ExitPolicy, closed
-from support.exit_bundles import LAYERS, every_exit, requests, write_exits_bundle
+from support.exit_bundles import LEVELS, check_exits, every_exit, requests, shapes_of, write_exits_bundle
 
 RANGE = Bucket(8, 16, 1, 1)
-LEVELS = [-1.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875]  # of the engines' entropies; and closed
 BUNDLES = {
     "free": (RANGE,),
     "lengths": (Bucket(1, 16, None, 1), Bucket(8, 16, None, 1)),
@@ -67,23 +65,6 @@ def measured(bundle: Bundle, costs: Iterator[int]) -> list[Latency]:
     return found
 
 
-def check(run: ChainRun, feeds: Any, thresholds: tuple[float, ...]) -> None:
-    """Every row has the answer of the exit that it must leave at, by numpy."""
-    found = every_exit(feeds["input_ids"], feeds["attention_mask"])
-    for row in range(len(run.logits)):
-        entropies = [entropy[row] for _, _, entropy in found]
-        index = next((j for j, limit in enumerate(thresholds) if entropies[j] <= limit), 2)
-        assert (run.index[row], run.layer[row], run.entropy[row]) == (index, LAYERS[index], entropies[index])
-        assert run.logits[row].tolist() == found[index][1][row].tolist()
-
-
-def shapes_of(chain: ExitChain, feeds: Any, policy: ExitPolicy) -> list[str]:
-    """``4x7`` per segment that ran, in one run."""
-    seen: list[str] = []
-    chain.run(feeds, policy, lambda run: seen.append("+".join(map(str, run.buckets))))
-    return seen
-
-
 @settings(deadline=None, max_examples=40)
 @pytest.mark.parametrize("kind", BUNDLES)
 @given(
@@ -106,7 +87,7 @@ def test_an_answer_does_not_depend_on_the_batch_that_a_row_is_in(
     chain = chain_of(opened[kind], measured(bundle, (costs[n % len(costs)] for n in range(1000))))
     feeds, policy = requests(lengths, min(16, max(lengths) + extra), seed), ExitPolicy(thresholds)
     together = chain.run(feeds, policy)
-    check(together, feeds, thresholds)
+    check_exits(together, feeds, thresholds)
     order = np.random.default_rng(seed).permutation(len(lengths))
     for rows in (order, order[: len(order) // 2 + 1], order[:1]):
         other = chain.run({name: array[rows] for name, array in feeds.items()}, policy)
@@ -125,7 +106,7 @@ def test_nothing_is_padded_and_the_rows_that_stay_run_alone(chain: ExitChain) ->
     assert 8 > stay.sum() > left.sum() > 0
     want = ["8x15", f"{stay.sum()}x{lengths[stay].max()}", f"{left.sum()}x{lengths[left].max()}"]
     assert shapes_of(chain, feeds, ExitPolicy(limits)) == want
-    check(chain.run(feeds, ExitPolicy(limits)), feeds, limits)
+    check_exits(chain.run(feeds, ExitPolicy(limits)), feeds, limits)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +122,7 @@ def test_only_what_is_free_follows_the_request(
 def test_a_range_is_filled_up_to_its_least_shape(opened: dict[str, tuple[Bundle, EnginePool]]) -> None:
     feeds = requests([3])
     assert shapes_of(chain_of(opened["from 2x4"]), feeds, closed(3)) == ["2x4"] * 3
-    check(chain_of(opened["from 2x4"]).run(feeds, closed(3)), feeds, (-1.0, -1.0))
+    check_exits(chain_of(opened["from 2x4"]).run(feeds, closed(3)), feeds, (-1.0, -1.0))
 
 
 def test_the_cheapest_of_range_and_buckets_runs_by_what_was_measured(
@@ -167,7 +148,7 @@ def test_where_padding_counts_the_requests_own_length_decides(tmp_path: Path) ->
     assert shapes_of(chain, requests([3, 5, 1], 11), closed(3)) == ["3x11"] * 3
     assert shapes_of(chain, requests([3], 8), closed(3)) == ["1x8"] * 3
     feeds = requests([3, 8, 1], 11)
-    check(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
+    check_exits(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
     pool.close()
 
 

@@ -29,7 +29,7 @@ from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
 from support.fake_cuda import World
 from support.fake_gpu import CapturingSession, Gpu, HostDevice, host_provider, provider_on
-from support.fake_tensorrt import host_with_gpu, list_plans
+from support.fake_tensorrt import list_plans
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=8)
@@ -110,14 +110,6 @@ def test_what_engines_keep_for_a_chain_is_bounded(
         assert bindings() == engines
     pool.close()
     chain.release()
-
-
-@pytest.fixture
-def gpu() -> Iterator[Gpu]:
-    found = Gpu()
-    yield found
-    found.thread.close()
-    assert found.allocated_bytes == 0
 
 
 @pytest.mark.parametrize("most", [64, 3])
@@ -289,12 +281,6 @@ def test_a_model_says_where_its_chain_ran(exits_bundle: Path) -> None:
             assert "; by ONNX Runtime's provider host" in mine.reason
             assert "provider" not in known.reason
     assert device.allocated_bytes == 0
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with host_with_gpu(tmp_path / "cache") as found:
-        yield found
 
 
 @pytest.mark.parametrize("captures", [True, False])

@@ -30,12 +30,6 @@ def test_who_leaves(policy: ExitPolicy, expected: list[bool]) -> None:
     assert policy.leaving(0, ENTROPIES).tolist() == expected
 
 
-def test_with_batch_max_the_least_certain_row_decides() -> None:
-    policy = ExitPolicy((0.2, 0.3), rule="batch_max")
-    assert policy.leaving(0, ENTROPIES[:3]).tolist() == [False] * 3
-    assert policy.leaving(1, ENTROPIES[:3]).tolist() == [True] * 3
-
-
 def test_closed_never_lets_a_row_out() -> None:
     assert closed(3).thresholds == (-1.0, -1.0)
     assert not closed(3).leaving(1, ENTROPIES).any()

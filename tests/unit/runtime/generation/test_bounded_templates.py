@@ -222,22 +222,12 @@ def test_formats(text: str, mark: str, values: list[object], fits: bool) -> None
             require_formatted(text, mark, values)
 
 
-def test_what_is_about_to_be_made() -> None:
+def test_what_is_about_to_be_made_and_fits() -> None:
     require_operation("*", "a", MOST_LETTERS)
     require_operation("*", 3.5, 10**9)
     require_operation("**", 2, 2048)
     require_operation("**", 0.5, 10**9)
     require_replaced("aba", "a", "b" * (MOST_LETTERS // 2 - 2))
     require_numbers([MOST_LETTERS, "a", None, 1e300])
-    for operator, left, right in (
-        ("*", "ab", MOST_LETTERS),
-        ("*", 10**9, ["a"]),
-        ("**", 2, 2049),
-        ("%", "%9999999d", 1),
-    ):
-        with pytest.raises(ValueError, match=r"^it makes a "):
-            require_operation(operator, left, right)
-    with pytest.raises(ValueError, match=r"^it makes a value of \d+ letters"):
-        require_replaced("aba", "", "b" * MOST_LETTERS)
-    with pytest.raises(ValueError, match=r"^it asks for 1e\+09 of something, more than 4194304$"):
-        require_numbers([1, 10**9])
+    with pytest.raises(ValueError, match=r"^it makes a number of more"):
+        require_operation("**", 2, 2049)

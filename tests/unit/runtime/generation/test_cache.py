@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.generation.cache import Cache, Source
 
@@ -53,35 +54,19 @@ def test_rows_change_places_as_far_as_they_are_written() -> None:
         np.testing.assert_array_equal(tensor[1], old[1])
 
 
-def test_the_first_heads_of_a_row_are_a_cache_on_the_same_memory() -> None:
-    cache = Cache.empty((CachedLayer(4, 8), CachedLayer(2, 16)), rows=1, capacity=5)
+@pytest.mark.parametrize(("rows", "heads", "sizes"), [(1, (1, 1), (8, 16)), (3, (1, 1), (8, 16)), (1, (2, 1), (4, 16))])
+def test_fewer_or_narrower_heads_lie_close_behind_each_other_on_the_same_memory(
+    rows: int, heads: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    cache = Cache.empty(LAYERS, rows, capacity=5)
     for tensor in cache.tensors:
         tensor[:] = np.arange(tensor.size).reshape(tensor.shape)
-    fewer = cache.laid_out((3, 1), cache.sizes)
-    assert (cache.heads, fewer.heads) == ((4, 2), (3, 1))
-    for tensor, whole in zip(fewer.tensors, cache.tensors, strict=True):
-        assert tensor.flags.c_contiguous
+    fewer = cache.laid_out(heads, sizes)
+    assert (fewer.heads, fewer.sizes, cache.heads, cache.sizes) == (heads, sizes, (2, 1), (8, 16))
+    for number, (tensor, whole) in enumerate(zip(fewer.tensors, cache.tensors, strict=True)):
+        assert tensor.shape == (rows, heads[number // 2], 5, sizes[number // 2])
         assert np.shares_memory(tensor, whole)
-        np.testing.assert_array_equal(tensor, whole[:, : tensor.shape[1]])
-
-
-def test_rows_of_fewer_heads_lie_close_behind_each_other() -> None:
-    cache = Cache.empty(LAYERS, rows=3, capacity=5)
-    fewer = cache.laid_out((1, 1), cache.sizes)
-    assert [tensor.shape for tensor in fewer.tensors] == [(3, 1, 5, 8)] * 2 + [(3, 1, 5, 16)] * 2
-    assert all(tensor.flags.c_contiguous for tensor in fewer.tensors)
-    fewer.tensors[0][1] = 7
-    assert (cache.tensors[0][0, 1] == 7).all()
-    assert cache.tensors[0].sum() == 7 * 5 * 8
-
-
-def test_narrower_heads_lie_close_behind_each_other() -> None:
-    cache = Cache.empty((CachedLayer(4, 8), CachedLayer(2, 16)), rows=1, capacity=5)
-    narrow = cache.laid_out(cache.heads, (4, 16))
-    assert (cache.sizes, narrow.sizes, narrow.heads) == ((8, 16), (4, 16), cache.heads)
-    assert [tensor.shape for tensor in narrow.tensors] == [(1, 4, 5, 4)] * 2 + [(1, 2, 5, 16)] * 2
-    assert all(tensor.flags.c_contiguous for tensor in narrow.tensors)
-    assert np.shares_memory(narrow.tensors[1], cache.tensors[1])
+        np.testing.assert_array_equal(tensor.ravel(), whole.ravel()[: tensor.size])
 
 
 ENTRY = GenerationEntry(48, (CachedLayer(2, 8), CachedLayer(1, 16)), 40, (), (), encoder=EncoderEntry(0, 40, ()))

@@ -21,19 +21,9 @@ from nestforge.runtime.generation.step_times import StepTimes
 from nestforge.runtime.load import verify_bytes
 from support.sealing import edit_sealed
 
+_BUCKET = Bucket(64, 256, 1, 1)
 TARGET = EngineEntry(
-    id="large",
-    submodel="large",
-    bucket=Bucket(64, 256, 1, 1),
-    backend="onnxruntime",
-    file="large.onnx",
-    emitted="sliced",
-    private_bytes=0,
-    flops=0,
-    moved_bytes=0,
-    activation_bytes=0,
-    kind=Decode(),
-    weight_bytes=40_000_000,
+    "large", "large", _BUCKET, "onnxruntime", "e.onnx", "sliced", 0, 0, 0, 0, Decode(), weight_bytes=40_000_000
 )
 STEP_MS = 10.0
 HOST = MeasuredHost("cpu", "x86_64", 2)

@@ -263,12 +263,6 @@ def exact_texts(
     return found
 
 
-def test_a_seed_repeats_a_drafted_text(model: ElasticModel) -> None:
-    options = {"max_tokens": 16, "temperature": 1.5, "draft": "S"}
-    first, again, other = (model.generate([5, 7], seed=seed, **options).rows[0].tokens for seed in (1, 1, 2))
-    assert first == again != other
-
-
 def test_pieces_are_the_result(model: ElasticModel) -> None:
     generation = model.generate.stream("class method", max_tokens=20, draft="ffn24", logprobs=1)
     pieces: list[Piece] = list(generation)
@@ -296,14 +290,6 @@ def test_a_row_ends_in_the_middle_of_what_was_drafted(twins: ElasticModel) -> No
         row = twins.generate([5, 7], max_tokens=end, **options).rows[0]
         assert row.tokens == whole[:end]
         assert session.tokens() == (5, 7, *row.tokens[:-1])
-
-
-def test_text_ends_before_a_stop_string(model: ElasticModel) -> None:
-    whole = model.generate("the value of", max_tokens=16).text
-    assert whole
-    stop = whole[len(whole) // 2 :][:3]
-    row = model.generate("the value of", max_tokens=16, stop=stop, draft="n-gram").rows[0]
-    assert (row.text, row.finish, row.stop) == (whole[: whole.index(stop)], "stop", stop)
 
 
 def test_a_capacity_that_just_fits_is_enough(model: ElasticModel, greedy: Greedy) -> None:

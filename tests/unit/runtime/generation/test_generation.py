@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from inspect import GEN_RUNNING, GEN_SUSPENDED
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,13 +70,13 @@ def test_pieces_are_the_result(model: ElasticModel) -> None:
         assert {piece.submodel for piece in own} == {run.submodel for run in row.runs}
 
 
-def test_text_ends_before_a_stop_string(model: ElasticModel) -> None:
-    whole = model.generate("the value of", max_tokens=12).text
+@pytest.mark.parametrize("draft", [None, "n-gram"])
+def test_text_ends_before_a_stop_string(model: ElasticModel, draft: str | None) -> None:
+    whole = model.generate("the value of", max_tokens=16).text
     assert whole
     stop = whole[len(whole) // 2 :][:3]
-    row = model.generate("the value of", max_tokens=12, stop=stop).rows[0]
-    assert row.text == whole[: whole.index(stop)]
-    assert (row.finish, row.stop) == ("stop", stop)
+    row = model.generate("the value of", max_tokens=16, stop=stop, draft=draft).rows[0]
+    assert (row.text, row.finish, row.stop) == (whole[: whole.index(stop)], "stop", stop)
 
 
 def test_log_probabilities_are_of_the_tokens(model: ElasticModel) -> None:
@@ -86,8 +87,9 @@ def test_log_probabilities_are_of_the_tokens(model: ElasticModel) -> None:
         assert found.token < 0
 
 
-def test_a_seed_repeats_a_text(model: ElasticModel) -> None:
-    options = {"max_tokens": 16, "temperature": 1.5, "top_p": 0.9}
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"draft": "S"}])
+def test_a_seed_repeats_a_text(model: ElasticModel, options: dict[str, Any]) -> None:
+    options = {"max_tokens": 16, "temperature": 1.5, **options}
     first, again, other = (model.generate([5, 7], seed=seed, **options).rows[0].tokens for seed in (1, 1, 2))
     assert first == again != other
 

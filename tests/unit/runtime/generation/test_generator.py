@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError, NestforgeError, SelectionError
 from nestforge.runtime.generation.generator import Generator
 from nestforge.runtime.generation.options import GenerationRequest
@@ -23,6 +22,7 @@ from support.fake_gpu import HostDevice, host_provider
 from support.sealing import edit_manifest
 
 GOLDEN = Path(__file__).parents[3] / "golden"
+CHAT = [{"role": "user", "content": "class method"}]
 
 
 def test_a_prompt_is_a_text_or_its_tokens(model: ElasticModel) -> None:
@@ -53,6 +53,8 @@ def test_what_is_not_asked_for_is_as_the_model_has_it(model: ElasticModel) -> No
         ([], {}, "prompt: empty; there is nothing to continue"),
         ([[5], []], {}, "prompt 1: empty; there is nothing to continue"),
         (None, {}, "generate: expected either a prompt or messages"),
+        ("text", {"messages": CHAT}, "generate: expected either a prompt or messages"),
+        ("\ud800", {}, "text 0: half of a surrogate pair, which is no character"),
         ([5, 512], {}, "prompt 0: token 1 is 512; expected a whole number from 0 to 511, the vocabulary"),
         ([[5], [-1]], {}, "prompt 1: token 0 is -1; expected a whole number from 0 to 511, the vocabulary"),
         ([[5, 0.5]], {}, "prompt 0: token 1 is 0.5; expected a whole number from 0 to 511, the vocabulary"),
@@ -192,40 +194,12 @@ def test_a_cache_that_the_host_has_no_memory_for_is_refused_and_not_counted(
         assert model.session(rows=12).rows == 12
 
 
-CHAT = [{"role": "user", "content": "class method"}]
-
-
-@pytest.fixture
-def chatting(llama_bundle: Path) -> Bundle:
-    return open_bundle(llama_bundle)
-
-
-def prompts_of(bundle: Bundle) -> tuple[Prompts, TextEncoder]:
+def test_a_chat_is_rendered_and_encoded_as_it_is(llama_bundle: Path) -> None:
+    bundle = open_bundle(llama_bundle)
     manifest = bundle.manifest
     assert manifest.generation
     assert manifest.text
     encoder = TextEncoder(bundle.path / manifest.text.file, manifest.text, manifest.inputs)
-    return Prompts(bundle, manifest.generation, lambda: encoder), encoder
-
-
-def test_a_chat_is_rendered_and_encoded_as_it_is(chatting: Bundle) -> None:
-    prompts, encoder = prompts_of(chatting)
-    (ids,) = prompts.tokens(None, CHAT)
+    (ids,) = Prompts(bundle, manifest.generation, lambda: encoder).tokens(None, CHAT)
     text = "<|im_start|>user\nclass method<|im_end|>\n<|im_start|>assistant\n"
     assert ids.tolist() == encoder.ids(text, add_special_tokens=False)
-
-
-@pytest.mark.parametrize("messages", [[], [{"role": "user"}], "hello"])
-def test_what_is_no_chat_is_refused(chatting: Bundle, messages: Sequence[dict[str, str]]) -> None:
-    with pytest.raises(InputError, match=r"^chat: "):
-        prompts_of(chatting)[0].tokens(None, messages)
-
-
-def test_a_prompt_and_a_chat_are_one_too_many(chatting: Bundle) -> None:
-    with pytest.raises(InputError, match=r"^generate: expected either a prompt or messages$"):
-        prompts_of(chatting)[0].tokens("text", CHAT)
-
-
-def test_half_a_surrogate_pair_is_refused(chatting: Bundle) -> None:
-    with pytest.raises(InputError, match=r"half of a surrogate pair"):
-        prompts_of(chatting)[0].tokens("\ud800", None)

@@ -144,25 +144,15 @@ def test_a_text_that_is_interrupted_leaves_what_was_written(
 
 
 def test_an_interrupted_move_to_a_larger_cache_leaves_a_session_whole(
-    plans: tuple[ElasticModel, World], processor: ElasticModel, monkeypatch: pytest.MonkeyPatch
+    plans: tuple[ElasticModel, World], processor: ElasticModel, interrupt_once: Any
 ) -> None:
     model, world = plans
     model.generate(SHORT, max_tokens=20)  # opens the plans of both capacities
     taken, session = set(world.allocated), model.session(capacity=40)
     model.generate(SHORT, session=session, max_tokens=13)
     text = [*SHORT, *session.tokens()[3:], 50]
-    from nestforge.runtime.device.cuda_memory import Stream
-
-    waits = Stream.wait
-
-    def interrupted(stream: Stream) -> None:
-        """Where a user's interruption comes: tokens were copied, and what was moved from is about to go."""
-        if world.calls[-4:] == ["copy 4"] * 4 and "interrupted" not in world.calls:
-            world.calls.append("interrupted")
-            raise KeyboardInterrupt
-        waits(stream)
-
-    monkeypatch.setattr(Stream, "wait", interrupted)
+    # Tokens were copied, and what was moved from is about to go.
+    interrupt_once(world, lambda calls: calls[-4:] == ["copy 4"] * 4)
     with pytest.raises(KeyboardInterrupt):
         model.generate(text, session=session, max_tokens=4)
     again = model.generate(text, session=session, max_tokens=4).rows[0]

@@ -99,44 +99,13 @@ def test_a_bound_run_reads_and_writes_the_callers_arrays(tiny_bundle: Path, expe
         runner.bind(feeds, {})
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "message"),
-    [
-        (
-            {},
-            {"total": np.empty((1, 16), np.float64)},
-            "total: expected contiguous float32 [1, 16], got float64 [1, 16]",
-        ),
-        (
-            {},
-            {"total": np.empty((2, 16), np.float32)},
-            "total: expected contiguous float32 [1, 16], got float32 [2, 16]",
-        ),
-        (
-            {},
-            {"hidden": np.empty((1, 8, 32), np.float32)[:, :, ::2]},
-            "hidden: expected contiguous float32 [1, 8, 16], got float32 [1, 8, 16] with strides",
-        ),
-        ({}, {"sum": np.empty((1, 16), np.float32)}, "has no output 'sum'; it has hidden, total"),
-        (
-            {"input_ids": np.zeros((1, 7), np.int64)},
-            {},
-            "input_ids: expected contiguous int64 [1, 8], got int64 [1, 7]",
-        ),
-        ({"input_ids": None}, {}, "no array for input input_ids"),
-    ],
-    ids=["dtype", "shape", "strides", "unknown", "input", "missing"],
-)
-def test_arrays_that_do_not_fit_are_not_bound(
-    tiny_bundle: Path, inputs: dict[str, Any], outputs: dict[str, Any], message: str
-) -> None:
+def test_arrays_that_do_not_fit_are_not_bound(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     engine = bundle.manifest.engines[0]
-    feeds = {**random_feeds(bundle.manifest.inputs, engine.bucket), **inputs}
-    feeds = {name: array for name, array in feeds.items() if array is not None}
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
     with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
-        runner.bind(feeds, outputs)
-    assert str(error.value) == f"engine ffn16@b1-s8: {message}"
+        runner.bind(feeds, {"total": np.empty((1, 16), np.float64)})
+    assert str(error.value) == "engine ffn16@b1-s8: total: expected contiguous float32 [1, 16], got float64 [1, 16]"
 
 
 @pytest.fixture
@@ -304,13 +273,6 @@ def test_weights_outside_the_bundle_are_refused(own_bundle: Path, tmp_path: Path
         runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
 
 
-def test_an_engine_of_another_shape_is_refused(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
-    first, second = bundle.manifest.engines[:2]
-    with pytest.raises(BundleCorruptError, match=r"engine ffn16@b1-s8: inputs are .* the manifest says"):
-        runner_for(bundle, replace(first, file=second.file), "shared", 1).__enter__()
-
-
 def test_a_backend_that_is_not_available(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     foreign = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
@@ -347,15 +309,6 @@ def test_a_changed_cache_never_answers(tiny_bundle: Path, private_cache: Path, n
     second = run_mapped(tiny_bundle)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert saved_files(private_cache) == good
-
-
-def test_another_engine_gets_another_entry(tiny_bundle: Path, private_cache: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
-    for engine in bundle.manifest.engines[:2]:
-        for _ in range(2):
-            with OnnxRuntimeRunner(bundle, engine, "mapped", 1):
-                pass
-    assert len(list(private_cache.iterdir())) == 2
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

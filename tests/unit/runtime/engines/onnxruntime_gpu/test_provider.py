@@ -112,12 +112,6 @@ def test_a_session_that_took_another_provider_is_refused(took: list[str], fits: 
         require_providers("e", SimpleNamespace(get_providers=lambda: [*GPU[:1]]), host)
 
 
-def test_a_build_without_the_provider() -> None:
-    problem = str(provider_problem(("CUDAExecutionProvider",)))
-    assert problem.startswith("onnxruntime ")
-    assert problem.endswith(" and no CUDAExecutionProvider; install nestforge[cuda] in place of nestforge[cpu]")
-
-
 def test_a_host_without_cudas_runtime_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
     assert provider_problem(("CPUExecutionProvider",)) == "cuda.bindings is not installed; install nestforge[cuda]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +14,12 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
 from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.device.store import StoreUse
-from nestforge.runtime.engines.onnxruntime_gpu import runner as module
 from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, require_on_device
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
-from support.fake_gpu import CapturingSession, Gpu, HostDevice, host_provider, provider_on
+from support.fake_gpu import Gpu, HostDevice, arrays_on, capturing_sessions, host_provider, provider_on
 
 # Of 1..4x2..16, up and down, some of them twice.
 SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
@@ -72,9 +70,7 @@ def test_bound_runs_keep_their_shape_whatever_runs_between(bundle: Bundle, devic
     with runner_of(bundle, device) as runner:
         known = runner.run(feeds)[1]
         call = runner.bind(feeds, {"total": total})
-        arrays = {n: DeviceArray(device.allocate(a.nbytes), str(a.dtype), a.shape) for n, a in feeds.items()}
-        for name, array in feeds.items():
-            device.to_device(arrays[name].address, array)
+        arrays = arrays_on(device, feeds)
         there = DeviceArray(device.allocate(total.nbytes), "float32", total.shape)
         queued = runner.bind_device(arrays, {"total": there})
         for seed in (1, 2):
@@ -110,24 +106,10 @@ def test_threads_with_shapes_of_their_own_take_turns(bundle: Bundle, device: Hos
     assert not wrong
 
 
-@pytest.fixture
-def gpu() -> Iterator[Gpu]:
-    found = Gpu()
-    yield found
-    found.thread.close()
-    assert found.allocated_bytes == 0
-
-
-def session_class(monkeypatch: pytest.MonkeyPatch) -> type[CapturingSession]:
-    session = type("Session", (CapturingSession,), {"opened": []})
-    monkeypatch.setattr(module, "GpuSession", session)
-    return session
-
-
 def test_nothing_is_captured_for_one_shape_and_started_for_another(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu
 ) -> None:
-    session = session_class(monkeypatch)
+    session = capturing_sessions(monkeypatch)
     engine = bundle.manifest.engines[0]
     with (
         OnnxRuntimeGpuRunner(bundle, engine, provider_on(gpu)) as runner,
@@ -145,7 +127,7 @@ def test_tensorrt_inside_onnx_runtime_gets_the_ends_of_the_range(
     bundle: Bundle, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, gpu: Gpu, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    session = session_class(monkeypatch)
+    session = capturing_sessions(monkeypatch)
     for opened in (bundle, open_bundle(tiny_bundle)):
         with OnnxRuntimeGpuRunner(opened, opened.manifest.engines[0], provider_on(gpu, "tensorrt")):
             pass

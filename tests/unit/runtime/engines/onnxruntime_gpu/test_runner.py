@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunne
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.exit_bundles import weights, write_exits_bundle
-from support.fake_gpu import CapturingSession, Gpu, HostDevice, host_provider, provider_on
+from support.fake_gpu import (
+    CapturingSession,
+    Gpu,
+    HostDevice,
+    arrays_on,
+    capturing_sessions,
+    host_provider,
+    provider_on,
+)
 from support.sealing import reseal
 
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
@@ -105,9 +113,7 @@ def test_a_run_on_device_memory_reads_and_writes_there(bundle: Bundle, device: H
     engine = bundle.manifest.engines[1]
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
     with runner_of(bundle, engine, device) as runner:
-        bound = {}
-        for name, array in feeds.items():
-            bound[name] = DeviceArray(device.allocate(array.nbytes), str(array.dtype), array.shape)
+        bound = arrays_on(device, {name: np.zeros_like(array) for name, array in feeds.items()})
         total = DeviceArray(device.allocate(2 * 16 * 4), "float32", (2, 16))
         run = runner.bind_device(bound, {"total": total})
         for name, array in feeds.items():
@@ -127,25 +133,6 @@ def test_a_run_on_device_memory_reads_and_writes_there(bundle: Bundle, device: H
     for array in (*bound.values(), total):
         device.free(array.address)
     assert device.allocated_bytes == 0
-
-
-def test_threads_take_turns(bundle: Bundle, device: HostDevice) -> None:
-    engine = bundle.manifest.engines[0]
-    with runner_of(bundle, engine, device) as runner:
-        known = {seed: runner.run(random_feeds(bundle.manifest.inputs, engine.bucket, seed)) for seed in range(4)}
-        wrong: list[int] = []
-
-        def work(seed: int) -> None:
-            for _ in range(50):
-                found = runner.run(random_feeds(bundle.manifest.inputs, engine.bucket, seed))
-                wrong.extend([seed] * any(not np.array_equal(a, b) for a, b in zip(found, known[seed], strict=True)))
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in known]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
 
 
 def test_what_does_not_fit_is_refused(bundle: Bundle, device: HostDevice) -> None:
@@ -181,28 +168,6 @@ def test_what_is_not_the_manifests_engine_is_refused(bundle: Bundle, device: Hos
     assert device.allocated_bytes == 0
 
 
-@pytest.fixture
-def gpu() -> Iterator[Gpu]:
-    found = Gpu()
-    yield found
-    found.thread.close()
-    assert found.allocated_bytes == 0
-
-
-def session_class(monkeypatch: pytest.MonkeyPatch, refuses: str = "") -> type[CapturingSession]:
-    """The class of all sessions from here on."""
-    session = type("Session", (CapturingSession,), {"refuses": refuses, "opened": []})
-    monkeypatch.setattr(module, "GpuSession", session)
-    return session
-
-
-def arrays_on(gpu: Gpu, feeds: dict[str, np.ndarray]) -> dict[str, DeviceArray]:
-    arrays = {n: DeviceArray(gpu.allocate(a.nbytes), str(a.dtype), a.shape) for n, a in feeds.items()}
-    for name, array in feeds.items():
-        gpu.to_device(arrays[name].address, array)
-    return arrays
-
-
 REFUSALS = {
     "": None,
     "open": "This session cannot use the graph capture feature",
@@ -214,7 +179,7 @@ REFUSALS = {
 def test_runs_are_captured_where_onnx_runtime_captures_them(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu, refuses: str
 ) -> None:
-    session, captured = session_class(monkeypatch, refuses), not refuses
+    session, captured = capturing_sessions(monkeypatch, refuses), not refuses
     engine = bundle.manifest.engines[0]
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
     runner = OnnxRuntimeGpuRunner(bundle, engine, provider_on(gpu))
@@ -243,7 +208,7 @@ def test_a_session_keeps_a_bounded_number_of_graphs(bundle: Bundle, monkeypatch:
     """ONNX Runtime releases none before a session closes: the same places get the same one, however often they are
     bound, and places beyond the bound are run call by call. All answer from where they were bound."""
     monkeypatch.setattr(module, "_MAX_CAPTURED_GRAPHS", 3)
-    session_class(monkeypatch)
+    capturing_sessions(monkeypatch)
     engine = bundle.manifest.engines[0]
     seeds = range(4)
     cases = [random_feeds(bundle.manifest.inputs, engine.bucket, seed) for seed in seeds]
@@ -270,7 +235,7 @@ def test_a_session_keeps_a_bounded_number_of_graphs(bundle: Bundle, monkeypatch:
 
 def test_all_sessions_of_a_gpu_run_in_one_thread(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     """ONNX Runtime keeps graphs and handles for each thread that runs a session."""
-    session_class(monkeypatch)
+    capturing_sessions(monkeypatch)
     first, second = (OnnxRuntimeGpuRunner(bundle, e, provider_on(gpu)) for e in bundle.manifest.engines[:2])
     wrong: list[int] = []
     with first, second:
@@ -301,7 +266,7 @@ def test_tensorrt_inside_onnx_runtime_captures_nothing(
 ) -> None:
     """Its sessions keep one graph, and would start it for any other binding: see the chains."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    session = session_class(monkeypatch)
+    session = capturing_sessions(monkeypatch)
     with OnnxRuntimeGpuRunner(bundle, bundle.manifest.engines[0], provider_on(gpu, "tensorrt")) as runner:
         assert not runner.is_captured
         assert runner.capture_refusal is None
@@ -312,7 +277,7 @@ def test_tensorrt_inside_onnx_runtime_captures_nothing(
 def test_too_little_memory_is_no_reason_to_open_an_engine_without_a_graph(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu, refuses: str
 ) -> None:
-    session = session_class(monkeypatch, refuses)
+    session = capturing_sessions(monkeypatch, refuses)
     with pytest.raises(BundleIncompatibleError, match=r"out of memory$|Failed to allocate memory for .* size 99$"):
         OnnxRuntimeGpuRunner(bundle, bundle.manifest.engines[0], provider_on(gpu)).__enter__()
     assert len(session.opened) == 1
@@ -321,9 +286,7 @@ def test_too_little_memory_is_no_reason_to_open_an_engine_without_a_graph(
 def test_a_runner_forgets_calls_that_were_closed(bundle: Bundle, device: HostDevice) -> None:
     engine = bundle.manifest.engines[0]
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
-    arrays = {n: DeviceArray(device.allocate(a.nbytes), str(a.dtype), a.shape) for n, a in feeds.items()}
-    for name, array in feeds.items():
-        device.to_device(arrays[name].address, array)
+    arrays = arrays_on(device, feeds)
     total = {"total": DeviceArray(device.allocate(64), "float32", (1, 16))}
     with runner_of(bundle, engine, device) as runner:
         first = runner.bind_device(arrays, total)

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleError, InputError
-from nestforge.runtime.device.device import Device, DeviceArray
+from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_cuda import World
-from support.fake_tensorrt import host_with_gpu, list_plans
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with host_with_gpu(tmp_path / "cache") as found:
-        yield found
+from support.fake_gpu import arrays_on
+from support.fake_tensorrt import list_plans
 
 
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path, world: World) -> Bundle:
     return list_plans(tiny_bundle, tmp_path / "plans.bundle")
-
-
-def on_device(device: Device, array: np.ndarray) -> DeviceArray:
-    found = DeviceArray(device.allocate(array.nbytes), str(array.dtype), array.shape)
-    device.to_device(found.address, array)
-    return found
 
 
 @pytest.mark.parametrize("captures", [True, False])
@@ -45,7 +33,7 @@ def test_a_run_reads_and_writes_where_it_was_bound(bundle: Bundle, world: World,
         cases = [random_feeds(bundle.manifest.inputs, engine.bucket, seed) for seed in (0, 1)]
         bound = []
         for feeds in cases:
-            arrays = {name: on_device(device, array) for name, array in feeds.items()}
+            arrays = arrays_on(device, feeds)
             total = DeviceArray(device.allocate(128), "float32", (2, 16))
             bound.append((runner.bind_device(arrays, {"total": total}), arrays, total))
         assert [run.is_captured for run, _, _ in bound] == [captures] * 2
@@ -92,7 +80,7 @@ def test_a_closed_run_gives_its_graph_back(
     engine = bundle.manifest.engines[1]
     with TensorRTRunner(bundle, engine) as runner:
         feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
-        arrays = {name: on_device(runner.device, array) for name, array in feeds.items()}
+        arrays = arrays_on(runner.device, feeds)
         first = runner.bind_device(arrays, {})
         for number in range(1, 4):
             run = runner.bind_device(arrays, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.engines.measure import measure_bundle, measured_shapes
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_cuda import World
-from support.fake_tensorrt import host_with_gpu, list_plans
+from support.fake_tensorrt import list_plans
 
 if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 Reference = Callable[..., dict[str, Any]]
 # Of 1..4x2..16, up and down, some of them twice.
 SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with host_with_gpu(tmp_path / "cache") as found:
-        yield found
 
 
 @pytest.fixture

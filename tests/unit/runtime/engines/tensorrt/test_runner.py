@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,19 +27,13 @@ from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatible
 from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_cuda import World
-from support.fake_tensorrt import host_with_gpu, installed
+from support.fake_tensorrt import installed
 
 if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
 
 Reference = Callable[..., dict[str, Any]]
 PARITY = PlanParity("the graph", "exact", 1, 0.0, 1.0)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with host_with_gpu(tmp_path / "cache") as found:
-        yield found
 
 
 @pytest.fixture
