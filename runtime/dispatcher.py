@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..argument_types import positive_limit
 from ..bundle.build_record import Latency
 from ..bundle.device_files.task_index import TaskEntry
 from ..bundle.figures import shortfall
@@ -100,7 +99,8 @@ class Dispatcher:
 
         Raises as ``choose`` does.
         """
-        deadline, memory = self._deadline(request)
+        request.check_one_selector()
+        memory, deadline = request.limit("memory_mb"), request.limit("deadline_ms")
         left = deadline - spent_ms
         room = load.room_ms(left)
         candidates = self._remember_holding(batch, sequence, lengths)
@@ -148,11 +148,9 @@ class Dispatcher:
         Raises as ``choose`` does for a request that is malformed, or too large.
         """
         request.check_one_selector()
-        given = (("latency_ms", request.latency_ms), ("deadline_ms", request.deadline_ms))
-        within = min((positive_limit(name, limit) for name, limit in given if limit is not None), default=None)
-        if within is None:
+        within, memory = min(request.limit("latency_ms"), request.limit("deadline_ms")), request.limit("memory_mb")
+        if within == math.inf:
             return None
-        memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
         candidates = [one for one in self._engines.holding(batch, sequence, lengths) if one.memory_mb <= memory]
         soonest = min(candidates, key=lambda one: one.latency_ms, default=None)
         if soonest is None or soonest.latency_ms > _MOST_WRONG * within or soonest.estimate.is_fresh:
@@ -187,11 +185,8 @@ class Dispatcher:
         return candidate.choice(f"no limit asked: the largest submodel{which}")
 
     def _within(self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None) -> Choice:
-        limits = {
-            name: positive_limit(name, limit)
-            for name, limit in (("latency_ms", request.latency_ms), ("memory_mb", request.memory_mb))
-            if limit is not None
-        }
+        given = {"latency_ms": request.limit("latency_ms"), "memory_mb": request.limit("memory_mb")}
+        limits = {name: limit for name, limit in given.items() if limit < math.inf}
         candidates = self._engines.holding(batch, sequence, lengths)
         for candidate in candidates:
             fits, reason = candidate.compared(limits)
@@ -201,12 +196,6 @@ class Dispatcher:
                 return candidate.choice(f"{reason}{missed}{self._little[candidate.engine.submodel]}")
         wanted = " and ".join(f"`{name}` <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {listing(candidates)}")
-
-    def _deadline(self, request: Request) -> tuple[float, float]:
-        """The request's deadline and its limit on memory, infinite if it has none."""
-        request.check_one_selector()
-        memory = math.inf if request.memory_mb is None else positive_limit("memory_mb", request.memory_mb)
-        return positive_limit("deadline_ms", request.deadline_ms), memory
 
     def _smallest(
         self, requested: str, asker: str, batch: int, sequence: int, lengths: Sequence[int] | None

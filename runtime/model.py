@@ -9,7 +9,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Literal
 
-from ..argument_types import checked, option, positive_limit, stated
+from ..argument_types import checked, option, stated
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import BudgetEntry
 from ..bundle.open_bundle import Bundle
@@ -265,7 +265,7 @@ class ElasticModel:
             choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms, context.lengths)
             return choice, choice.latency_ms
 
-        due = context.started + positive_limit("deadline_ms", request.deadline_ms) / 1e3
+        due = context.started + request.limit("deadline_ms") / 1e3
         return self._in_flight.admit(context.owner, due, in_time)
 
     def _run(self, context: RequestContext, choice: Choice) -> Answer:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from time import perf_counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from ..argument_types import require_types
+from ..argument_types import positive_limit, require_types
 from ..bucket import Bucket
 from ..bundle.manifest import TextEntry
 from ..bundle.open_bundle import Bundle
@@ -40,6 +41,11 @@ class Request(NamedTuple):
     def is_timed(self) -> bool:
         """Whether it has a limit in time."""
         return self.latency_ms is not None or self.deadline_ms is not None
+
+    def limit(self, name: Literal["latency_ms", "memory_mb", "deadline_ms"]) -> float:
+        """Infinite where there is none. Raises SelectionError for one that is no positive number."""
+        asked: float | None = getattr(self, name)
+        return math.inf if asked is None else positive_limit(name, asked)
 
     def check_one_selector(self) -> bool:
         """Whether limits are given. Raises InputError for a name that is none, SelectionError for a request that asks

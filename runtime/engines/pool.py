@@ -33,7 +33,7 @@ class EnginePool:
         affinity: Sequence[int] = (),
         memory: MemoryCap | None = None,
     ) -> None:
-        self.bundle = self._bundle = bundle
+        self.bundle = bundle
         self._memory = memory
         self._provider = provider
         self.on_gpu = provider is not None
@@ -55,7 +55,7 @@ class EnginePool:
             return runner
         with self._locks[engine.file]:
             if self._closed:
-                raise BundleError(f"bundle {self._bundle.path}: the model is closed; use it inside its `with` block")
+                raise BundleError(f"bundle {self.bundle.path}: the model is closed; use it inside its `with` block")
             if engine.file not in self._open:
                 self._open[engine.file] = self._opened(engine)
             return self._open[engine.file]
@@ -63,7 +63,7 @@ class EnginePool:
     def of_task(self, engine: EngineEntry, task: TaskTensors) -> Runner:
         """The open runner of ``engine`` with the tensors of ``task`` in place of the base's. Raises as ``get``."""
         runner = self.get(engine)
-        if self._bundle.merged is not None:  # they are in its weights
+        if self.bundle.merged is not None:  # they are in its weights
             return runner
         assert isinstance(runner, TakesTasks)  # a manifest states tasks of no other backend
         return runner.for_task(task)
@@ -98,7 +98,7 @@ class EnginePool:
 
     def runnable(self) -> tuple[EngineEntry, ...]:
         """The bundle's engines that can run here. Raises BundleIncompatibleError if there is none."""
-        return runnable_engines(self._bundle, self._provider)
+        return runnable_engines(self.bundle, self._provider)
 
     def device_source(self, engine: EngineEntry) -> Callable[[], Device] | None:
         """Opens the device on which ``engine``'s runner is a DeviceRunner, or None where it runs on the processor."""
@@ -120,7 +120,7 @@ class EnginePool:
 
     def _opened(self, engine: EngineEntry) -> Runner:
         residency, owner = self.residencies[engine.id], Owner()
-        runner = runner_for(self._bundle, engine, residency, self.threads, self._provider, self._affinity)
+        runner = runner_for(self.bundle, engine, residency, self.threads, self._provider, self._affinity)
         try:
             if self._memory is not None:
                 self._memory.open(owner, engine, residency)

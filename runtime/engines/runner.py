@@ -88,12 +88,12 @@ class CacheRunner(Protocol):
     the host alone."""
 
     def bind_cache(
-        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], kept: Mapping[str, DeviceArray]
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
     ) -> DeviceCall:
         """A call that runs from ``feeds`` into ``outputs``, arrays of the host, and returns once they are written; an
         output without one is not fetched.
 
-        ``kept`` lie on the device: caches, by the names of inputs, which the engine updates in place, and what an
+        ``caches`` lie on the device: by the names of inputs, those that the engine updates in place, and what an
         encoder makes, and a decoder reads, of prompts. Arrays have one shape of the engine's, stay where they are until
         the call is closed, by who asked for it or with the runner, and are the caller's. Nothing runs while it is
         bound. One thread at a time may make the call. Raises as ``bind`` does.

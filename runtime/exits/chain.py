@@ -234,7 +234,7 @@ class ExitChain:
             if fewer.cost < _WORTH_MOVING * planner.cost(plan):
                 for place in stays:
                     flops[rows[place]] += cost[place]
-                origin, source = workspace.keep(np.array(stays), plan, fewer, source)
+                origin, source = workspace.compact(np.array(stays), plan, fewer, source)
                 rows = [rows[place] for place in origin.tolist()]
                 live, plan, moved = list(range(len(rows))), fewer, number + 1
         answered = np.array(index, np.int64)

@@ -64,7 +64,7 @@ class DeviceWorkspace(Workspace):
             put_rows(spec, target, feeds[spec.name])
             self._device.to_device(self._buffers[spec.name], target)
 
-    def keep(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
+    def compact(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
         places = positions.tolist()
         count = len(places)
         before, after = Bucket(old.rows, old.sequence), Bucket(new.rows, new.sequence)

@@ -139,7 +139,7 @@ class Workspace(ABC):
         """
 
     @abstractmethod
-    def keep(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
+    def compact(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
         """Moves the rows at ``positions`` (int64, rising) of state ``source``, laid out as ``old``, to the front of
         ``new``. Returns the position that each row came from, and the state that they are in now."""
 
@@ -235,7 +235,7 @@ class HostWorkspace(Workspace):
         for spec, target in zip(self._inputs, targets, strict=True):
             put_rows(spec, target, feeds[spec.name])
 
-    def keep(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
+    def compact(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
         count = len(positions)
         before = _view(self._states[source], self._state_spec, Bucket(old.rows, old.sequence))
         mask_spec = self._mask_spec

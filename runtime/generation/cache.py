@@ -43,9 +43,9 @@ class BoundCall(NamedTuple):
 
 @dataclass(frozen=True)
 class AnySource(ABC, Generic[Tensor]):
-    """Keys and values that an encoder made of prompts, once: ``tensors`` are keys ``[rows, heads, size, room]`` and
-    values ``[rows, heads, room, size]`` float32 of each layer in turn; of a row the first ``lengths`` ``[rows]`` int64
-    count, which lie on the host.
+    """Keys and values that an encoder made of prompts, once: ``tensors`` are keys ``[rows, heads, size, tokens]``
+    and values ``[rows, heads, tokens, size]`` float32 of each layer in turn; of a row the first ``lengths`` ``[rows]``
+    int64 count, which lie on the host.
 
     Rows of it are sources too, on the same memory, and so are the first heads of one row.
     """
@@ -263,9 +263,9 @@ class Source(AnySource[Array]):
     """A source in memory of the host's."""
 
     @staticmethod
-    def empty(entry: GenerationEntry, rows: int, room: int) -> Source:
-        """For prompts of up to ``room`` tokens."""
-        shapes = source_shapes(entry, rows, room)
+    def empty(entry: GenerationEntry, rows: int, tokens: int) -> Source:
+        """For prompts of up to so many ``tokens``."""
+        shapes = source_shapes(entry, rows, tokens)
         return Source(tuple(np.zeros(shape, np.float32) for shape in shapes), np.ones(rows, np.int64))
 
     def swap_rows(self, one: int, other: int) -> None:

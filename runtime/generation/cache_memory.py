@@ -62,12 +62,12 @@ class CacheMemory:
 
     def grown(self, laid_out: AnyCache[Any], tokens: int, copied: int) -> AnyCache[Any]:  # noqa: ARG002
         """A cache with room for ``tokens``. Laid out as the one there was, which is ``laid_out`` for smaller heads
-        perhaps, it has the first ``copied`` tokens of every row. That one stays until ``keep``. Raises InputError
-        beyond the capacity, and as ``empty``."""
+        perhaps, it has the first ``copied`` tokens of every row. That one stays until ``release_others``. Raises
+        InputError beyond the capacity, and as ``empty``."""
         raise _no_room(tokens, self._capacity)
 
-    def keep(self, cache: AnyCache[Any]) -> None:
-        """Gives back all but ``cache``; no engine is bound to another one. An interruption leaves the rest to the next
+    def release_others(self, cache: AnyCache[Any]) -> None:
+        """Releases all but ``cache``; no engine is bound to another one. An interruption leaves the rest to the next
         call, or to ``close``."""
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class DeviceMemory(CacheMemory):
             raise
         return larger
 
-    def keep(self, cache: AnyCache[Any]) -> None:
+    def release_others(self, cache: AnyCache[Any]) -> None:
         for other in [one for one in self._open if one is not cache]:
             self._close(other)
 

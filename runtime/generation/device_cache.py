@@ -39,10 +39,10 @@ class DeviceSource(AnySource[DeviceArray]):
     device: Device = field(kw_only=True)
 
     @staticmethod
-    def empty(entry: GenerationEntry, rows: int, room: int, device: Device) -> DeviceSource:
-        """For prompts of up to ``room`` tokens. Raises BundleIncompatibleError where the device has no memory for
+    def empty(entry: GenerationEntry, rows: int, tokens: int, device: Device) -> DeviceSource:
+        """For prompts of up to so many ``tokens``. Raises BundleIncompatibleError where the device has no memory for
         it."""
-        tensors = empty_tensors(source_shapes(entry, rows, room), device)
+        tensors = empty_tensors(source_shapes(entry, rows, tokens), device)
         return DeviceSource(tensors, np.ones(rows, np.int64), device=device)
 
     @staticmethod

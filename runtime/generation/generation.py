@@ -185,7 +185,7 @@ class Loop:
             pieces.append(row.pick(own, chosen, proposed))
             if row.finish is not None or proposed is None or row.last != proposed.token:
                 break
-        self.session.keep(len(pieces))
+        self.session.accept(len(pieces))
         judged = list(zip(pieces, drafted, strict=False))
         accepted = sum(piece.token == proposed.token for piece, proposed in judged)
         row.checked(draft, len(drafted), accepted)

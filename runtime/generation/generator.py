@@ -185,20 +185,20 @@ class Generator:
             raise InputError("session: of another model; open one with the session() of this model")
         rows = requested_rows(self._prompts(entry), entry, request)
         with ExitStack() as own:  # closes the session of this call, should it fail
-            room = self._room(owner, entry, request, rows)
+            admission = self._admit(owner, entry, request, rows)
             if request.session is None:
-                own.enter_context(room.session)
+                own.enter_context(admission.session)
             proven = None if request.task is None else self._tensors(request.task).submodels
-            engines, reason = candidates(manifest, request, room.admitted, len(rows.each), room.bytes, proven)
+            engines, reason = candidates(manifest, request, admission.admitted, len(rows.each), admission.bytes, proven)
             if self._bundle.merged is not None:
                 reason += f"; task {request.task} is merged into its weights"
             drafting = None
-            if request.draft is not None and room.may_draft:
+            if request.draft is not None and admission.may_draft:
                 if request.draft == AUTO:
                     self._start_from_calibration(entry)
-                smaller = smaller_engines(manifest, engines[0], room.admitted)
+                smaller = smaller_engines(manifest, engines[0], admission.admitted)
                 drafting = drafting_for(
-                    manifest, request, rows.sampling, engines[0], smaller, room.session, self._gains
+                    manifest, request, rows.sampling, engines[0], smaller, admission.session, self._gains
                 )
                 reason += f"; {drafting.reason}"
             elif request.draft is not None:
@@ -207,11 +207,13 @@ class Generator:
             is_named = request.submodel is not None or request.budget is not None
             self._engines.take_prompt(longer_prompt_bytes(entry, rows.prompt_tokens), rows.prompt_tokens)
             ended = ExitStack()
-            generation = Generation(Loop(room.session, rows.each, pace, owner, ended.close, is_named, drafting))
+            generation = Generation(Loop(admission.session, rows.each, pace, owner, ended.close, is_named, drafting))
             ended.push(own.pop_all())
         return generation
 
-    def _room(self, owner: Owner, entry: GenerationEntry, request: GenerationRequest, rows: RequestedRows) -> _Room:
+    def _admit(
+        self, owner: Owner, entry: GenerationEntry, request: GenerationRequest, rows: RequestedRows
+    ) -> _Admission:
         """Engines admitted, and memory counted, until ``owner`` is over; where there is no session, one for this call.
         Raises as ``session``."""
         session, count = request.session, len(rows.each)
@@ -233,7 +235,7 @@ class Generator:
             session = self._session(owner, entry, size, count, rows.capacity, rows.prompt_tokens, request.task)
         most = entry.cache_bytes(session.rows, session.capacity) + entry.source_bytes(session.rows, rows.prompt_tokens)
         cache_bytes = max(session.bytes, most)  # it may grow
-        return _Room(session, admitted, cache_bytes + prompt_bytes, may_draft)
+        return _Admission(session, admitted, cache_bytes + prompt_bytes, may_draft)
 
     def _session(
         self,
@@ -284,7 +286,7 @@ class Generator:
                 self._starts_anew = False
 
 
-class _Room(NamedTuple):
+class _Admission(NamedTuple):
     """Resources of a call: its session, the ids of engines that may be open, and the ``bytes`` of what its submodels
     need beside themselves. Without ``may_draft`` no drafted tokens can be checked."""
 

@@ -5,7 +5,7 @@ overwrite what lay at their places. The keys of a token are those of the submode
 continues them where it has no more heads in any layer, of one size, of which it then reads the first. Of layers with a
 window the cache has the last tokens alone: a text that is continued far before its end is computed again.
 
-The tokens are believed only once the run that computed their keys has ended, so that a generation may be interrupted at
+The tokens are valid only once the run that computed their keys has ended, so that a generation may be interrupted at
 any point: what was under way is computed again.
 """
 
@@ -184,22 +184,22 @@ class Session:
 
     def draft(self, token: int, ahead: int, engine: EngineEntry) -> Array:
         """The logits ``[V]`` behind ``token``, ``ahead`` places behind what the first row has, which the next draft
-        overwrites. Its keys are not believed: ``check`` overwrites them."""
+        overwrites. Its keys are not valid: ``check`` overwrites them."""
         self._make_room(self._tokens.lengths[0] + ahead + 1, ahead)
         logits: Array = self._engine(engine, 1).step([token], [self._tokens.lengths[0] + ahead], ahead)[0]
         return logits
 
     def check(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
         """The logits ``[n, V]`` behind each of ``tokens``, the first row's next ones; the next check overwrites them.
-        Their keys are ``engine``'s then, and are believed as far as ``keep`` says."""
+        Their keys are ``engine``'s then, and are valid as far as ``accept`` says."""
         start = self._tokens.lengths[0]
         self._make_room(start + len(tokens))
         logits = self._engine(engine, 1).check(tokens, start)
         self._tokens.put(0, start, tokens, engine)
         return logits
 
-    def keep(self, tokens: int) -> None:
-        """The first row has so many of the checked tokens."""
+    def accept(self, tokens: int) -> None:
+        """Makes so many of the checked tokens the first row's."""
         self._tokens.lengths[0] += tokens
 
     def leave(self, place: int, rows: int) -> None:
@@ -241,18 +241,18 @@ class Session:
             self._engines.popitem()[1].close()
 
     def _make_room(self, tokens: int, ahead: int = 0) -> None:
-        """Room for ``tokens`` in each row: what is there, with ``ahead`` tokens behind that are not believed, moves to
+        """Room for ``tokens`` in each row: what is there, with ``ahead`` tokens behind that are not valid, moves to
         a larger cache where this one has too little."""
         if tokens > self._cache.capacity:
             self._unbind()
             before, kept = self._cache, max(self._tokens.lengths) + ahead
             self._whole = self._memory.grown(before, tokens, min(kept, before.capacity))
             self._cache = self._whole.laid_out(before.heads, before.sizes)
-            self._memory.keep(self._whole)
+            self._memory.release_others(self._whole)
 
     def _lay_out(self, own: GenerationEntry, rows: int) -> None:
         """Lays the cache out for an engine, with the heads of several rows close behind each other, and of one row with
-        all that there are. Where that changes it nothing is believed any more, so that what can be reused is looked up
+        all that there are. Where that changes it nothing is valid any more, so that what can be reused is looked up
         behind it."""
         if not self._cache.fits(own.heads, own.sizes, rows):
             self._tokens.forget()
@@ -262,11 +262,11 @@ class Session:
     def _read(self, place: int, source: Ids, engine: EngineEntry, rows: int) -> None:
         """Gives the row at ``place``, of ``rows`` that are used, what the encoder of ``engine`` makes of its prompt."""
         encoder, own = self._entry.encoder_of(engine), self._entry.of(engine)
-        room = self._cache.part(0, rows).laid_out(own.heads, own.sizes).source
+        target = self._cache.part(0, rows).laid_out(own.heads, own.sizes).source
         assert encoder is not None
-        assert room is not None
+        assert target is not None
         self._tokens.lengths[place] = 0
-        room.read(place, self._opened(encoder), own, source)
+        target.read(place, self._opened(encoder), own, source)
 
     def _reuse(self, place: int, tokens: Ids, engine: EngineEntry, own: bool) -> int:
         """How many of ``tokens`` need not be computed: what they have in common with what is at ``place``, or with
@@ -306,7 +306,7 @@ def _nobody() -> None:
 
 class CachedTokens:
     """The tokens whose keys the ``places`` of a cache hold, with room for ``capacity`` each, and their engines. The
-    first ``lengths[place]`` are believed; what is behind them may be half computed."""
+    first ``lengths[place]`` are valid; what is behind them may be half computed."""
 
     def __init__(self, places: int, capacity: int) -> None:
         self.lengths = [0] * places
@@ -320,12 +320,12 @@ class CachedTokens:
         return tuple(self._tokens[place, : self.lengths[place]].tolist())
 
     def put(self, place: int, start: int, tokens: Sequence[int] | Ids, engine: EngineEntry) -> None:
-        """``engine`` has computed the keys of ``tokens`` from place ``start`` of a text on; not believed yet."""
+        """``engine`` has computed the keys of ``tokens`` from place ``start`` of a text on; not valid yet."""
         self._tokens[place, start : start + len(tokens)] = tokens
         self._by[place, start : start + len(tokens)] = self._number(engine)
 
     def extend(self, tokens: Sequence[int], engine: EngineEntry) -> None:
-        """``engine`` has computed one more of ``tokens`` at each of the first places, which is believed."""
+        """``engine`` has computed one more of ``tokens`` at each of the first places, which is valid."""
         number = self._number(engine)
         for place, token in enumerate(tokens):  # in numpy's terms one row would take longer
             at = self.lengths[place]
@@ -343,16 +343,16 @@ class CachedTokens:
         return [int(other[0]) if len(other) else length for other, length in zip(others, found, strict=True)]
 
     def forget(self) -> None:
-        """Nothing is believed any more."""
+        """Nothing is valid any more."""
         self.lengths = [0] * len(self.lengths)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Place ``target`` has the first ``tokens`` of ``source``; not believed yet."""
+        """Place ``target`` has the first ``tokens`` of ``source``; not valid yet."""
         self._tokens[target, :tokens] = self._tokens[source, :tokens]
         self._by[target, :tokens] = self._by[source, :tokens]
 
     def swap(self, place: int, other: int) -> None:
-        """Exchanges what two places hold, but for how much of it is believed."""
+        """Exchanges what two places hold, but for how much of it is valid."""
         self._tokens[[place, other]] = self._tokens[[other, place]]
         self._by[[place, other]] = self._by[[other, place]]
 

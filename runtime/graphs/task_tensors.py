@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,10 @@ from ...bundle.files import FETCH_AGAIN, FileIdentity, regular_file
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError
-from ...outside_file import parse_json
 from ..inputs.arrays import Array
 from .initializers import Initializer
-from .weight_store import MAX_HEADER_BYTES, readable
+from .weight_store import read_header, readable
 
-_LENGTH_BYTES = 8
 _FLOAT32_BYTES = 4
 _WEIGHT, _TRANSPOSED = ".weight", ".T"
 _bases: WeakValueDictionary[FileIdentity, TaskTensors] = WeakValueDictionary()
@@ -69,8 +67,7 @@ def task_tensors(
 ) -> TaskTensors:
     """The tensors in ``data``, the content of a task's file. Raises BundleCorruptError where one is missing."""
     held = data if isinstance(data, bytearray) else bytearray(data)  # ONNX Runtime takes arrays that may be written
-    begin = _LENGTH_BYTES + int.from_bytes(held[:_LENGTH_BYTES], "little")
-    header = parse_json(bytes(held[_LENGTH_BYTES:begin]))
+    begin, header = read_header(BytesIO(held), len(held), path)
     arrays = {
         tensor: np.frombuffer(held, np.dtype("<f4"), prod(shape), begin + place).reshape(shape)
         for tensor, shape, place in _places(tasks, header, len(held) - begin, path)
@@ -94,21 +91,13 @@ def base_tensors(bundle: Bundle) -> TaskTensors:
 
 
 def _read(file: BufferedReader, size: int, tasks: TasksEntry, path: Path) -> Iterator[tuple[str, Array]]:
-    begin, header = _header(file, size, path)
+    begin, header = read_header(file, size, path)
     for name, shape, place in _places(tasks, header, size - begin, path):
         file.seek(begin + place)
         data = bytearray(prod(shape) * _FLOAT32_BYTES)
         if file.readinto(data) != len(data):
             raise ValueError("ends within a tensor")
         yield name, np.frombuffer(data, np.dtype("<f4")).reshape(shape)
-
-
-def _header(file: BufferedReader, size: int, path: Path) -> tuple[int, Any]:
-    """Where the data begin, and the header of a safetensors file."""
-    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    if length > min(size - _LENGTH_BYTES, MAX_HEADER_BYTES):
-        raise BundleCorruptError(f"{path}: a header of {length} bytes, more than the file has or is allowed")
-    return _LENGTH_BYTES + length, parse_json(file.read(length))
 
 
 def _places(tasks: TasksEntry, header: Any, size: int, path: Path) -> list[tuple[str, tuple[int, ...], int]]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
+from typing import Any, BinaryIO
 from weakref import WeakValueDictionary, finalize
 
 from ...bundle.entries.engine_entry import EngineEntry
@@ -25,7 +26,7 @@ from ...outside_file import parse_json
 from .initializers import Initializer, external_initializers
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.
-MAX_HEADER_BYTES = 4 * 2**20
+_MAX_HEADER_BYTES = 4 * 2**20
 _LENGTH_BYTES = 8
 # Nodes and names; beside them a graph holds the initializers that the manifest counts as the engine's own.
 _MAX_NODES_BYTES = 16 * 2**20
@@ -73,13 +74,7 @@ def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], .
     ``identity`` is the file's, so that one that changed is read again. Raises BundleCorruptError.
     """
     with readable(path), path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > identity.size - _LENGTH_BYTES:
-            raise ValueError("longer than the file")
-        if length > MAX_HEADER_BYTES:
-            raise BundleCorruptError(f"{path}: a header of {length} bytes, more than the {MAX_HEADER_BYTES} allowed")
-        header = parse_json(file.read(length))
-        data = _LENGTH_BYTES + length
+        data, header = read_header(file, identity.size, path)
         spans = []
         for name, entry in header.items():
             if name != "__metadata__":
@@ -88,6 +83,19 @@ def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], .
                     raise ValueError(f"{name}: outside the file")
                 spans.append((data + begin, data + end))
     return tuple(sorted(spans))
+
+
+def read_header(file: BinaryIO, size: int, path: Path) -> tuple[int, Any]:
+    """Where the data of a safetensors file begin, and its header; it has ``size`` bytes in all.
+
+    Raises BundleCorruptError for a header larger than any store's, ValueError for one that is none.
+    """
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > size - _LENGTH_BYTES:
+        raise ValueError("longer than the file")
+    if length > _MAX_HEADER_BYTES:
+        raise BundleCorruptError(f"{path}: a header of {length} bytes, more than the {_MAX_HEADER_BYTES} allowed")
+    return _LENGTH_BYTES + length, parse_json(file.read(length))
 
 
 def span_with(one: Initializer, spans: Sequence[tuple[int, int]], store: Path, where: str) -> tuple[int, int]:

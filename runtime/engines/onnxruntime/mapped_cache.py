@@ -32,7 +32,7 @@ _RECEIPT_NAME = "receipt.json"
 
 
 def mapped_engine(bundle: Bundle, engine: EngineEntry, build: Callable[[Path, str], None]) -> Path:
-    """The packed form of ``engine`` on this processor, built by ``build(engine_path, weights_name)`` where missing.
+    """``engine`` saved with its weights packed for this processor, by ``build(engine_path, weights_name)`` if missing.
 
     An entry whose bytes are not those of its receipt is built again. One is built from bytes that have the bundle's
     hashes, by which it is kept. Raises OutputError if the cache cannot be written or is not private, BundleCorruptError

@@ -97,22 +97,22 @@ class TensorRTCacheRunner:
         raise self._on_the_gpu()
 
     def bind_cache(
-        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], kept: Mapping[str, DeviceArray]
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
     ) -> CacheRun:
-        sizes = named_sizes([*self._inputs, *self._read.values()], {**kept, **feeds})
+        sizes = named_sizes([*self._inputs, *self._read.values()], {**caches, **feeds})
         number = next((number for number, profile in enumerate(self._profiles) if profile.takes(sizes)), None)
         if number is None:
             taken = ", ".join(str(profile.bucket) for profile in self._profiles)
             raise InputError(f"{self._where}: a run of {sizes}; expected one within {taken}")
         bucket = Bucket(sizes["batch"], sizes["sequence"])
         layout = layout_of(self._inputs, self._outputs, bucket, sizes)
-        if problem := layout.misfit(feeds, outputs) or self._misfit(kept, bucket, sizes):
+        if problem := layout.misfit(feeds, outputs) or self._misfit(caches, bucket, sizes):
             raise InputError(f"{self._where}: {problem}")
         with self.device.lock:
             use_device(self._index)
             if self._context is None:  # closed while another thread held the lock
                 raise self._not_open()
-            read, made = ({name: kept[name] for name in specs} for specs in (self._read, self._made))
+            read, made = ({name: caches[name] for name in specs} for specs in (self._read, self._made))
             run = CacheRun(self._context, number, layout, feeds, outputs, read, made, self._runs.discard)
             self._runs.add(run)
             return run
@@ -129,13 +129,13 @@ class TensorRTCacheRunner:
         assert self._context is not None
         return self._context.usual_bytes
 
-    def _misfit(self, kept: Mapping[str, DeviceArray], bucket: Bucket, sizes: Mapping[str, int]) -> str | None:
-        """Why ``kept`` is not what the engine keeps at these sizes, or None."""
+    def _misfit(self, caches: Mapping[str, DeviceArray], bucket: Bucket, sizes: Mapping[str, int]) -> str | None:
+        """Why ``caches`` is not what the engine keeps at these sizes, or None."""
         specs = {**self._read, **self._made}
-        if kept.keys() != specs.keys():
-            return f"caches are {', '.join(kept)}; it has {', '.join(specs)}"
+        if caches.keys() != specs.keys():
+            return f"caches are {', '.join(caches)}; it has {', '.join(specs)}"
         for name, spec in specs.items():
-            array, shape = kept[name], spec.shape(bucket, sizes)
+            array, shape = caches[name], spec.shape(bucket, sizes)
             if (array.dtype, array.shape) != (spec.dtype, shape):
                 return f"{name}: expected {spec.dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
         return None

@@ -90,7 +90,7 @@ def test_what_engines_keep_for_a_chain_is_bounded(
 ) -> None:
     """The bindings of a workspace go with it."""
     pool = pool_of(open_bundle(exits_bundle), device)
-    chain = ExitChain(pool._bundle, "depth4", pool, ())
+    chain = ExitChain(pool.bundle, "depth4", pool, ())
 
     def bindings() -> int:
         return sum(len(runner._bound) for runner in pool._open.values())  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def test_captured_runs_answer_from_the_workspace_they_are_asked_for(
 def test_no_more_requests_than_workspaces_are_under_way_on_a_device(exits_bundle: Path, device: HostDevice) -> None:
     """A workspace that is made and closed would leave graphs behind, which sessions do not release."""
     pool = pool_of(open_bundle(exits_bundle), device)
-    chain = ExitChain(pool._bundle, "depth4", pool, ())
+    chain = ExitChain(pool.bundle, "depth4", pool, ())
     made: list[object] = []
     new = chain._new_workspace
     chain._new_workspace = lambda: made.append(None) or new()  # type: ignore[method-assign]
@@ -242,7 +242,7 @@ def test_only_answers_come_back_and_rows_that_lie_together_move_in_one_copy() ->
     state = np.arange(8 * 8 * HIDDEN, dtype=np.float32).reshape(8, 8, HIDDEN)
     device.to_device(workspace._states[0], state)
     old, new = BatchPlan((Bucket(8, 8),), 1.0), BatchPlan((Bucket(4, 8),), 1.0)
-    origin, source = workspace.keep(np.array([0, 5, 6, 7]), old, new, 0)
+    origin, source = workspace.compact(np.array([0, 5, 6, 7]), old, new, 0)
     assert (origin.tolist(), source) == ([0, 5, 6, 7], 0)
     assert device.moves == [("within", 3), ("within", 3)]  # the state's rows, and the mask's
     found = np.empty((4, 8, HIDDEN), np.float32)

@@ -48,7 +48,7 @@ def test_what_is_kept_comes_first_and_the_rest_counts_for_nothing(
 
     count = len(positions)
     target = plan(count + spare, new)
-    origin, source = workspace.keep(positions, plan(rows, old), target, 1)
+    origin, source = workspace.compact(positions, plan(rows, old), target, 1)
 
     assert sorted(origin.tolist()) == positions.tolist()
     steps = min(old, new)
@@ -69,7 +69,7 @@ def test_rows_already_in_front_stay_where_they_are() -> None:
     workspace = HostWorkspace(exits_entry(), 16, 8)
     workspace._states[0][:] = 0
     workspace._buffers["attention_mask"][:] = 0
-    origin, source = workspace.keep(np.array([0, 2, 3, 6, 7]), plan(8, 8), plan(5, 8), 0)
+    origin, source = workspace.compact(np.array([0, 2, 3, 6, 7]), plan(8, 8), plan(5, 8), 0)
     assert origin.tolist() == [0, 6, 2, 3, 7]
     assert source == 0
 

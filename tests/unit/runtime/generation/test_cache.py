@@ -78,7 +78,7 @@ def read_of(tokens: int, start: float) -> list[np.ndarray]:
 
 
 def test_names_and_shapes_are_those_of_engines() -> None:
-    source = Source.empty(ENTRY, rows=3, room=5)
+    source = Source.empty(ENTRY, rows=3, tokens=5)
     shapes = {name: array.shape for name, array in {**source.counts, **source.named()}.items()}
     inputs, _ = ENTRY.interface
     sizes = {"batch": 3, "source": 5}
@@ -95,7 +95,7 @@ def test_names_and_shapes_are_those_of_engines() -> None:
 
 
 def test_a_row_is_written_as_far_as_its_prompt_goes_and_moves_with_its_cache() -> None:
-    source = Source.empty(ENTRY, rows=2, room=5)
+    source = Source.empty(ENTRY, rows=2, tokens=5)
     short, long = read_of(2, 1), read_of(5, 100)
     source.put(0, short)
     source.put(1, long)
@@ -111,7 +111,7 @@ def test_a_row_is_written_as_far_as_its_prompt_goes_and_moves_with_its_cache() -
 
 
 def test_a_part_of_a_source_is_the_same_memory() -> None:
-    source = Source.empty(ENTRY, rows=3, room=5)
+    source = Source.empty(ENTRY, rows=3, tokens=5)
     part = Cache.empty(ENTRY.layers, 3, 7, source).part(1, 2).source
     assert part is not None
     part.put(0, read_of(3, 1))

@@ -60,7 +60,7 @@ def test_on_a_device_room_grows_through_the_sizes_of_engines(device: HostDevice)
         assert (larger.read(number, 1, 0, 40)[:, :, :5] == 1).all()
         assert not larger.read(number, 1, 5, 40).any()
     assert device.allocated_bytes == cache.bytes + larger.bytes, "until the session has taken it"
-    memory.keep(larger)
+    memory.release_others(larger)
     assert device.allocated_bytes == larger.bytes
     with pytest.raises(InputError, match="41 tokens of a row, it has room for 40"):
         memory.grown(larger, 41, 5)
@@ -80,7 +80,7 @@ def test_on_a_device_prompts_are_counted_once_and_stay(device: HostDevice) -> No
     assert device.allocated_bytes == cache.bytes
     larger = memory.grown(cache, 21, 0)
     assert larger.source is cache.source
-    memory.keep(larger)
+    memory.release_others(larger)
     assert device.allocated_bytes == larger.bytes
     memory.close()
 

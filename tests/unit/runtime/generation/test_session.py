@@ -242,7 +242,7 @@ def ids(*tokens: int) -> Ids:
     return np.array(tokens, np.int64)
 
 
-def test_tokens_are_there_once_they_are_believed(engines: tuple[EngineEntry, EngineEntry]) -> None:
+def test_tokens_are_there_once_they_are_valid(engines: tuple[EngineEntry, EngineEntry]) -> None:
     written = CachedTokens(2, 8)
     written.put(0, 0, ids(5, 6), engines[0])
     assert written.at(0) == ()
