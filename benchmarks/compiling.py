@@ -89,7 +89,8 @@ program.save(output, external_data=True)
 def bench_compile() -> list[Row]:
     """CPU seconds of a compile of one submodel at one range, over those of ``torch.onnx.export`` alone."""
     host_profile()  # measured once and kept: no part of a compile
-    taken = [(_cpu_seconds(_exported), _cpu_seconds(_compiled), _cpu_seconds(_unmeasured)) for _ in range(_COMPILES)]
+    commands = (_exported, _compiled, lambda output: [*_compiled(output), "--no-measure"])
+    taken = [[_cpu_seconds(command) for command in commands] for _ in range(_COMPILES)]
     export = median(each[0] for each in taken)
     rows = []
     for place, what in ((1, ""), (2, ", --no-measure")):
@@ -114,10 +115,6 @@ def _exported(output: Path) -> list[str]:
 def _compiled(output: Path) -> list[str]:
     one = ("--include", "budgets", "--budget", "parameters<=100 %", "--bucket", _RANGE)
     return ["-m", "nestforge", "compile", str(demo_checkpoint()), "--output", str(output), *one]
-
-
-def _unmeasured(output: Path) -> list[str]:
-    return [*_compiled(output), "--no-measure"]
 
 
 def _cpu_seconds(command: Callable[[Path], Sequence[str]]) -> float:

@@ -31,7 +31,7 @@ from .task_memory import resident_bytes
 
 BUCKET = Bucket(1, 512)
 # Of the preset's twelve equal layers: what is compared is time per layer, and a small vocabulary leaves layers alone.
-LAYERS, _CODA_SUBJECT_WORDS = 4, 1000
+LAYERS, WORDS = 4, 1000
 OFFERED = (8, 4, 2, 1)
 
 
@@ -41,7 +41,7 @@ def coda_config(keys: str, router: Router = "soft_top_k") -> CodaConfig:
     return replace(
         preset,
         num_hidden_layers=LAYERS,
-        vocab_size=_CODA_SUBJECT_WORDS,
+        vocab_size=WORDS,
         router=router,
         soft_top_k=preset.soft_top_k if router == "soft_top_k" else None,
         reduction=4,
@@ -157,7 +157,7 @@ def _against_eager(keys: str) -> Row:
     return speed_row(f"CODA {keys}: engine against PyTorch eager, reduction 4", times, "eager", "ours", 1, _how())
 
 
-_TASKS, _LAYERS, _TASKS_WORDS, _REDUCTION = 10, 4, 1000, 4
+_TASKS, _REDUCTION = 10, 4
 _BUCKET = Bucket(1, 128)
 _TASKS_ROUNDS, _SWITCHES = 12, 600
 _WEIGHT, _SWITCH_US, _SPEED = 1.02, 50.0, 0.95
@@ -171,9 +171,7 @@ def bench_tasks() -> list[Row]:
 
 def _config() -> CodaConfig:
     preset = PRESETS["coda-t5-base-k-to-all"]
-    return replace(
-        preset, num_hidden_layers=_LAYERS, vocab_size=_TASKS_WORDS, reduction=_REDUCTION, reductions=(_REDUCTION,)
-    )
+    return replace(preset, num_hidden_layers=LAYERS, vocab_size=WORDS, reduction=_REDUCTION, reductions=(_REDUCTION,))
 
 
 def _base() -> Path:
@@ -227,7 +225,7 @@ def _over(what: str, ten: int, base: int, how: str) -> Row:
         f"{found:.4f}x of base and deltas ({ten / 1e6:.1f} MB over {base / 1e6:.1f} + {_deltas() / 1e6:.1f} MB)",
         f"<= {_WEIGHT}x",
         found <= _WEIGHT,
-        f"{how}; CODA, {_LAYERS} layers of base width, reduction {_REDUCTION}",
+        f"{how}; CODA, {LAYERS} layers of base width, reduction {_REDUCTION}",
     )
 
 

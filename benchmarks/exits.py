@@ -160,7 +160,8 @@ def bench_exit_saving() -> list[Row]:
                 assert chain.exits is not None
                 chain_flops += float(chain.exits.flops.sum())
                 whole_flops += batch * engines[whole.engine].flops / whole.bucket.batch
-                pairs = [_pair(model, feeds, policy) for _ in range(_SAVED_RUNS)]
+                calls = [partial(model, feeds, exits=way) for way in (OFF, policy)]
+                pairs = [[milliseconds(call) for call in calls] for _ in range(_SAVED_RUNS)]
                 whole_ms += median(pair[0] for pair in pairs)
                 chain_ms += median(pair[1] for pair in pairs)
             time_saved, flops_saved = 1 - chain_ms / whole_ms, 1 - chain_flops / whole_flops
@@ -175,10 +176,6 @@ def bench_exit_saving() -> list[Row]:
                 )
             )
     return rows
-
-
-def _pair(model: ElasticModel, feeds: Mapping[str, Array], policy: ExitPolicy) -> tuple[float, float]:
-    return milliseconds(partial(model, feeds, exits=OFF)), milliseconds(partial(model, feeds, exits=policy))
 
 
 _LOOP_REQUESTS = {1: 100, 32: 10}

@@ -154,9 +154,8 @@ def llama_widths_bundle(precision: Precision) -> Path:
 def tiny_llama_bundle() -> Path:
     """One layer of 64 and 32,000 tokens, whose steps are so short that work beside them shows."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return _bundle(
-        _checkpoint("llama-tiny", "Llama", num_key_value_heads=2, max_position_embeddings=512, **sizes), "fp32"
-    )
+    folder = _checkpoint("llama-tiny", "Llama", num_key_value_heads=2, max_position_embeddings=512, **sizes)
+    return _bundle(folder, "fp32")
 
 
 def _checkpoint(name: str, kind: str, /, **sizes: int) -> Path:
