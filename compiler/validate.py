@@ -14,6 +14,7 @@ from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import PRECISIONS, TRACED, Precision
+from ..profiles.probe_host import is_this_host
 from ..runtime.engines.runner import opener
 from .planning.levels import Level
 from .planning.plan import make_plan
@@ -107,7 +108,7 @@ def validate_budgets(
     measured, memory in other precisions than the traced one once graphs say which weights stay in it. Raises PlanError.
     """
     budgets, memory_mb = profile.budgets, profile.memory_mb
-    if profile.host is not None:
+    if is_this_host(profile):
         budgets = {name: replace(budget, latency_ms=None) for name, budget in budgets.items()}
     if profile.precisions != (TRACED,):
         budgets, memory_mb = {name: replace(budget, memory_mb=None) for name, budget in budgets.items()}, inf

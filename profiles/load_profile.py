@@ -17,7 +17,7 @@ from .backends import BACKENDS
 from .compile_request import CompileRequest
 from .device_profile import DeviceProfile, profile_data, read_profile
 from .precision import precision_problem
-from .probe_host import HOST_PROFILE_NAME, host_profile, is_this_host
+from .probe_host import HOST_PROFILE_NAME, host_profile
 
 MAX_YAML_BYTES = 256 * 1024
 _BUILTIN = Path(__file__).parent / "builtin"
@@ -48,8 +48,7 @@ def load_profile(name_or_path: str | Path) -> DeviceProfile:
 
 def requested_profile(request: CompileRequest) -> DeviceProfile:
     """The profile of ``request`` with what the request puts in place of its own; whether a model has its buckets is not
-    asked here. It keeps its ``host`` where that is this one. Raises ProfileError, and PlanError for buckets and
-    precisions that cannot be."""
+    asked here. Raises ProfileError, and PlanError for buckets and precisions that cannot be."""
     device = request.profile if isinstance(request.profile, DeviceProfile) else load_profile(request.profile)
     backend = BACKENDS[request.backend or device.backend]
     if backend.name != device.backend:  # what the profile states for its own alone goes
@@ -73,7 +72,7 @@ def requested_profile(request: CompileRequest) -> DeviceProfile:
         levels=levels or device.levels,
         promotion_order=request.promotion_order or device.promotion_order,
         variants={**(device.variants or {}), **request.variants} if request.variants else device.variants,
-        host=device.host if request.measure and is_this_host(device) else None,
+        host=device.host if request.measure else None,
     )
 
 

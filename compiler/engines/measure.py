@@ -13,6 +13,7 @@ from ...bundle.entries.engine_entry import EngineEntry, Segment, Whole
 from ...bundle.manifest import Quality
 from ...elastic import Submodel
 from ...profiles.precision import Precision, in_precision, precision_of
+from ...profiles.probe_host import is_this_host
 from ...runtime.consistency.measure import measure
 from ...runtime.consistency.samples import Samples, TextSamples
 from ...runtime.device.threads import threads_or_default
@@ -57,7 +58,7 @@ def fit_rungs(
     measured at the shape that it has in the place of the bucket.
     """
     profile = builder.profile
-    if profile.host is None:
+    if not is_this_host(profile):
         return {}
     if all(budget.latency_ms is None for budget in profile.budgets.values()):
         rungs = [rung for rung in rungs if rung.id in included]
@@ -97,7 +98,7 @@ def measure_engines(
     """
     engines = [engine for engine in engines if isinstance(engine.kind, Whole | Segment)]
     measured: dict[str, list[Measured]] = {}
-    if builder.profile.host is not None:
+    if is_this_host(builder.profile):
         for group in clock.each(measured_together(engines)):
             pairs = [(engine, shape) for engine in group for shape in measured_shapes(engine.bucket)]
             for (engine, _), figures in zip(pairs, _measured(builder, pairs), strict=True):

@@ -187,7 +187,7 @@ MIXERS: dict[str, tuple[Damage, str]] = {
     ),
     "capacity above the trained one": (
         config(capacities=[100, 125]),
-        r"capacities: expected rising numbers from 1 to 100, as trained, got \[100, 125\]$",
+        r"capacities: expected rising numbers from 1 to 100, got \[100, 125\]$",
     ),
     "bucket shorter than the mixing": (
         arguments(buckets=[Bucket(1, 8)]),

@@ -152,7 +152,7 @@ def test_without_measuring_this_host_is_as_any_other(tiny_folder: Path) -> None:
     here, there = replace(board(), host=host_profile().host), replace(board(), host="0123456789abcdef")
     assert resolve(CompileRequest(tiny_folder, here)).profile == here
     assert resolve(CompileRequest(tiny_folder, here, measure=False)).profile == board()
-    assert resolve(CompileRequest(tiny_folder, there)).profile == board()
+    assert resolve(CompileRequest(tiny_folder, there)).profile == there, "the bundle says whose profile it was made for"
 
 
 def test_a_folder_that_states_no_end_of_texts_is_noted(tmp_path: Path) -> None:

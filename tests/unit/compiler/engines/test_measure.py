@@ -72,6 +72,12 @@ def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, 
     assert measured == []
 
 
+def test_a_profile_of_a_host_like_this_one_is_another_device(builder: EngineBuilder, measured: list[str]) -> None:
+    other = replace(builder, profile=replace(builder.profile, host="0123456789abcdef"))
+    assert fit_rungs(other, rungs(builder), (), Clock(silent)) == {}
+    assert measured == []
+
+
 def test_rungs_spread_over_the_ladder_are_measured_in_turn(builder: EngineBuilder, measured: list[str]) -> None:
     here = on_this_host(builder)
     corrections = fit_rungs(here, rungs(builder), (), Clock(silent))
