@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Generic, TypeVar
 
 import torch
 
@@ -16,7 +17,7 @@ from .python_text import PARTS, Part, read_python_parts
 
 MASK = 256  # the id behind those of all bytes
 _MASKED, _OTHER = 0.8, 0.1  # of the chosen positions: hidden, another byte of the batch; the rest stay as they are
-_HELD_OUT_SEEDS = {"validation": 1, "test": 2}
+_HELD_OUT_SEEDS: dict[Part, int] = {"validation": 1, "test": 2}
 _INDENTATION = re.compile(rb"(?m)^[ \t]+")
 
 
@@ -27,42 +28,66 @@ class Rows:
     inputs: torch.Tensor
     targets: torch.Tensor
 
+    def parts(self, size: int) -> Iterator[Rows]:
+        """``size`` of these at a time."""
+        yield from map(Rows, torch.split(self.inputs, size), torch.split(self.targets, size))
+
+    def asked(self, logits: torch.Tensor) -> torch.Tensor:
+        """``logits`` [N, S, V] for the targets: all."""
+        return logits
+
+
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
-class PythonBytes:
+class Windows(ABC, Generic[R]):
     """``parts`` as text; ``window`` bytes a row, ``held_out`` rows of each held-out part, spread evenly over it."""
 
     parts: dict[Part, bytes]
     window: int
     held_out: int
 
-    @property
-    def validation(self) -> Rows:
+    @cached_property
+    def validation(self) -> R:
         return self._spread("validation")
 
-    @property
-    def test(self) -> Rows:
+    @cached_property
+    def test(self) -> R:
         return self._spread("test")
 
     @property
     def facts(self) -> dict[str, object]:
-        return _facts(self.parts, self.window, self.held_out)
+        sizes = {part: len(text) for part, text in self.parts.items()}
+        digest = hashlib.sha256(b"".join(hashlib.sha256(self.parts[part]).digest() for part in PARTS)).hexdigest()
+        return {"bytes": sizes, "window": self.window, "held_out_rows": self.held_out, "sha256": digest}
+
+    @abstractmethod
+    def batches(self, size: int, steps: int, seed: int) -> Iterator[R]:
+        """``steps`` batches of windows that begin anywhere in the training part; the seed decides all of them."""
+
+    @abstractmethod
+    def _spread(self, part: Part) -> R: ...
+
+    @cached_property
+    def _train(self) -> torch.Tensor:
+        return _as_ids(self.parts["train"])
+
+
+@dataclass(frozen=True)
+class PythonBytes(Windows[Rows]):
+    """Windows whose targets are the bytes behind each one."""
 
     def batches(self, size: int, steps: int, seed: int) -> Iterator[Rows]:
-        """Windows that begin anywhere in the training part."""
         chance = torch.Generator().manual_seed(seed)
-        text = self._train
         for _ in range(steps):
-            yield _with_next(text, torch.randint(len(text) - self.window, (size,), generator=chance), self.window)
+            starts = torch.randint(len(self._train) - self.window, (size,), generator=chance)
+            yield _with_next(self._train, starts, self.window)
 
     def _spread(self, part: Part) -> Rows:
         text = _as_ids(self.parts[part])
         last = len(text) - self.window - 1
         return _with_next(text, torch.linspace(0, last, self.held_out, dtype=torch.float64).long(), self.window)
-
-    @cached_property
-    def _train(self) -> torch.Tensor:
-        return _as_ids(self.parts["train"])
 
 
 def read_python_bytes(window: int, held_out: int, stdlib: Path | None = None) -> PythonBytes:
@@ -82,37 +107,25 @@ class MaskedRows:
     positions: torch.Tensor
     targets: torch.Tensor
 
-    def __len__(self) -> int:
-        return len(self.inputs)
+    def parts(self, size: int) -> Iterator[MaskedRows]:
+        """``size`` of these at a time."""
+        split = (torch.split(one, size) for one in (self.inputs, self.positions, self.targets))
+        yield from map(MaskedRows, *split)
 
-    def part(self, start: int, stop: int) -> MaskedRows:
-        """These rows alone."""
-        return MaskedRows(self.inputs[start:stop], self.positions[start:stop], self.targets[start:stop])
+    def asked(self, logits: torch.Tensor) -> torch.Tensor:
+        """``logits`` [N, S, V] for the targets, [N, K, V]."""
+        return logits.gather(1, self.positions[..., None].expand(-1, -1, logits.shape[2]))
 
 
 @dataclass(frozen=True)
-class MaskedBytes:
-    """``parts`` as text; ``window`` bytes a row with ``share`` of them chosen, ``held_out`` rows of each held-out part.
+class MaskedBytes(Windows[MaskedRows]):
+    """Windows with ``share`` of their bytes chosen; held-out rows always hide the same ones."""
 
-    Held-out rows are spread evenly over their part and always hide the same bytes.
-    """
-
-    parts: dict[Part, bytes]
-    window: int
     share: float
-    held_out: int
-
-    @cached_property
-    def validation(self) -> MaskedRows:
-        return self._spread("validation")
-
-    @cached_property
-    def test(self) -> MaskedRows:
-        return self._spread("test")
 
     @property
     def facts(self) -> dict[str, object]:
-        return _facts(self.parts, self.window, self.held_out, share=self.share)
+        return {**super().facts, "share": self.share}
 
     @property
     def commonest(self) -> float:
@@ -120,14 +133,12 @@ class MaskedBytes:
         return self.test.targets.flatten().bincount().max().item() / self.test.targets.numel()
 
     def batches(self, size: int, steps: int, seed: int) -> Iterator[MaskedRows]:
-        """``steps`` batches of windows that begin anywhere in the training part; the seed decides all of them."""
         chance = torch.Generator().manual_seed(seed)
-        text = _as_ids(self.parts["train"])
         for _ in range(steps):
-            starts = torch.randint(len(text) - self.window + 1, (size,), generator=chance)
-            yield masked(_windows(text, starts, self.window), self.share, chance)
+            starts = torch.randint(len(self._train) - self.window + 1, (size,), generator=chance)
+            yield masked(_windows(self._train, starts, self.window), self.share, chance)
 
-    def _spread(self, part: Literal["validation", "test"]) -> MaskedRows:
+    def _spread(self, part: Part) -> MaskedRows:
         text = _as_ids(self.parts[part])
         starts = torch.linspace(0, len(text) - self.window, self.held_out, dtype=torch.float64).long()
         chance = torch.Generator().manual_seed(_HELD_OUT_SEEDS[part])
@@ -140,7 +151,9 @@ def read_masked_bytes(window: int, share: float, held_out: int, stdlib: Path | N
     Raises CheckpointError if a part would be shorter than its rows.
     """
     least: dict[Part, int] = {part: window * (1 if part == "train" else held_out) for part in PARTS}
-    return MaskedBytes(read_python_parts(least, stdlib, _without_indentation), window, share, held_out)
+    return MaskedBytes(
+        read_python_parts(least, stdlib, lambda text: _INDENTATION.sub(b"", text)), window, held_out, share
+    )
 
 
 def masked(rows: torch.Tensor, share: float, chance: torch.Generator) -> MaskedRows:
@@ -152,16 +165,6 @@ def masked(rows: torch.Tensor, share: float, chance: torch.Generator) -> MaskedR
     fate = torch.rand(positions.shape, generator=chance)
     put = torch.where(fate < _MASKED, MASK, torch.where(fate < _MASKED + _OTHER, others, targets))
     return MaskedRows(rows.scatter(1, positions, put), positions, targets)
-
-
-def _without_indentation(text: bytes) -> bytes:
-    return _INDENTATION.sub(b"", text)
-
-
-def _facts(parts: Mapping[Part, bytes], window: int, held_out: int, **more: object) -> dict[str, object]:
-    sizes = {part: len(text) for part, text in parts.items()}
-    digest = hashlib.sha256(b"".join(hashlib.sha256(parts[part]).digest() for part in PARTS))
-    return {"bytes": sizes, "window": window, **more, "held_out_rows": held_out, "sha256": digest.hexdigest()}
 
 
 def _as_ids(text: bytes) -> torch.Tensor:

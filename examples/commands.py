@@ -18,8 +18,9 @@ from ..bundle.open_bundle import open_bundle
 from ..compiler.write_bundle import markdown, source_entries
 from ..errors import NestforgeError, OutputError
 from ..exporters.source import open_source
+from ..progress import Progress
 from ..runtime.summary import Table
-from ..tools.console import print_table
+from ..tools.console import print_table, working
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -36,11 +37,13 @@ def output_option(folder: str, holds: str) -> Callable[[C], C]:
 
 
 @contextmanager
-def one_line_errors(output: Path) -> Iterator[None]:
-    """Ends the command in one line, with exit code 1, at an error of nestforge's and at ``output`` that cannot be
-    written."""
+def training(output: Path) -> Iterator[Progress]:
+    """Progress of a training into ``output``. Ends the command in one line, with exit code 1, at an error of
+    nestforge's and at ``output`` that cannot be written."""
     try:
-        yield
+        output.mkdir(parents=True, exist_ok=True)
+        with working() as progress:
+            yield progress
     except OSError as failure:
         _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
     except NestforgeError as failure:

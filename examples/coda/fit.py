@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,8 @@ from ...exporters.families.coda.ops import is_of_task
 from ...exporters.families.coda.tasks import save_task
 from ...profiles.nest_request import ConversionSettings
 from ..byte_windows import Rows
-from ..matformer.tasks import Digits, read_digits
-from ..training import Record, decay_groups, descend, one_thread, replace_folder
+from ..matformer.tasks import read_digits
+from ..training import Record, decay_groups, descend, one_thread, replace_folder, seconds_of
 
 # What a task's images are: those of the data set, or each turned by half a circle.
 TASKS = ("upright", "upside-down")
@@ -193,11 +192,9 @@ class Trainer:
         with one_thread():
             torch.manual_seed(0)
             encoder = transformers.ViTModel(transformers.ViTConfig(**shape), add_pooling_layer=False)
-            model = DenseClassifier(encoder, shape["hidden_size"]).train()
-            started = time.process_time()
-            fit_dense(model, data.batches(self.recipe.batch, self.recipe.dense_steps, 0), self.recipe)
-            seconds = round(time.process_time() - started, 1)
-        model.eval().requires_grad_(False)
+            model = DenseClassifier(encoder, shape["hidden_size"])
+            batches = data.batches(self.recipe.batch, self.recipe.dense_steps, 0)
+            seconds = seconds_of(model, lambda: fit_dense(model, batches, self.recipe))
         replace_folder(folder, encoder.save_pretrained)
         tests = {task: of_task(task, data.test) for task in TASKS}
         return {
@@ -217,10 +214,8 @@ class Trainer:
         share of the test's patches that have ``ink``."""
         with one_thread():
             data, model = read_digits(), load_model(run.base)
-            started = time.process_time()
-            fit_task(model.train(), _batches(data, run.task, self.recipe), self.recipe, 0)
-            seconds = round(time.process_time() - started, 1)
-            model.eval().requires_grad_(False)
+            batches = (of_task(run.task, batch) for batch in data.batches(self.recipe.batch, self.recipe.task_steps, 1))
+            seconds = seconds_of(model, lambda: fit_task(model, batches, self.recipe, 0))
             replace_folder(run.folder, lambda beside: save_model(model, model.config, beside))
             replace_folder(run.alone, lambda beside: save_task(run.folder, run.base, beside))
             rows = of_task(run.task, data.test)
@@ -236,7 +231,3 @@ class Trainer:
             "ink": (rows.inputs > 0).double().mean().item(),
             "reductions": found,
         }
-
-
-def _batches(data: Digits, task: str, recipe: Recipe) -> Iterator[Rows]:
-    return (of_task(task, batch) for batch in data.batches(recipe.batch, recipe.task_steps, 1))

@@ -18,8 +18,8 @@ from ...exporters.checkpoints.checkpoint import open_checkpoint, sha256_of
 from ...exporters.families.cost_eff.model import CostEffModel
 from ...progress import Progress
 from ...runtime.inputs.text import open_tokenizer
-from ...tools.console import print_table, working
-from ..commands import one_line_errors, output_option
+from ...tools.console import print_table
+from ..commands import output_option, training
 from ..encoder.corpus import demo_checkpoint
 from ..training import Record, Stages, parameters_of, replace_file, replace_folder
 from .fit import Distillation, Stretch, exit_quality, fit, label_loss, majority
@@ -191,7 +191,7 @@ def main(output: Path) -> None:
     checkpoint that `make demo` installs; no network, no GPU. Takes about 10 minutes on two quiet cores, 2 GB of memory
     and 150 MB on disk. An interrupted run goes on at the stage that it had reached (texts, whole, slender).
     """
-    with one_line_errors(output), working() as progress:
+    with training(output) as progress:
         records = Training(output, demo_checkpoint(), SOURCES, RECIPE, progress).run()
     _print_records(records)
     click.echo(f"\nBoth models and their texts lie in {output.resolve()}")

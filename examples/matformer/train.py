@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from ...progress import Progress
-from ...tools.console import print_table, working
-from ..commands import one_line_errors, output_option
+from ...tools.console import print_table
+from ..commands import output_option, training
 from ..training import Record, Stage, Stages, replace_file, train_missing
 from .fit import Run, train
 from .recipe import DIGITS_CONFIG, DIGITS_RECIPE, LANGUAGE_CONFIG, LANGUAGE_RECIPE, WRITER_CONFIG, WRITER_RECIPE
@@ -42,12 +42,11 @@ def main(task: str, output: Path, seeds: int) -> None:
     the same settings: the paper's comparison. No network, no GPU. Each run takes one core, as many side by side as
     there are. An interrupted training goes on with the runs that it had not finished.
     """
-    with one_line_errors(output):
-        for one in TASKS:
-            if task in (one.name, "all"):
-                with working() as progress:
-                    records = Training(output, one, seeds, os.cpu_count() or 1, progress).run()
-                _print_task(one, records)
+    asked = [one for one in TASKS if task in (one.name, "all")]
+    with training(output) as progress:
+        records = [Training(output, one, seeds, os.cpu_count() or 1, progress).run() for one in asked]
+    for one, found in zip(asked, records, strict=True):
+        _print_task(one, found)
     click.echo(f"\nModels, held-out data and training.json lie in {output.resolve()}")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +13,10 @@ from torch.nn import functional
 
 from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.mhe.config import AttentionKind, MheConfig, MheDecoderConfig, MheEncoderConfig
-from ...exporters.families.mhe.model import MheDecoder, MheEncoder
+from ...exporters.families.mhe.model import made
 from ..byte_windows import MaskedBytes, MaskedRows, PythonBytes, Rows, read_masked_bytes, read_python_bytes
 from ..python_text import byte_tokenizer
-from ..training import Record, decay_groups, descend, one_thread, parameters_of, replace_folder
+from ..training import Record, decay_groups, descend, one_thread, parameters_of, quality_of, replace_folder, seconds_of
 
 KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 _BETAS = (0.9, 0.98)
@@ -87,23 +86,8 @@ def _loss(model: torch.nn.Module, batch: MaskedRows | Rows) -> torch.Tensor:
 
 def answers(model: torch.nn.Module, rows: MaskedRows | Rows) -> torch.Tensor:
     """Logits ``[N, K, V]`` for the targets of ``rows``: of hidden bytes, or of every next one."""
-    if isinstance(rows, Rows):
-        following: torch.Tensor = model(rows.inputs)
-        return following
-    logits: torch.Tensor = model(rows.inputs, torch.ones_like(rows.inputs))
-    return logits.gather(1, rows.positions[..., None].expand(-1, -1, logits.shape[2]))
-
-
-@torch.no_grad()
-def quality(model: torch.nn.Module, parts: Iterable[MaskedRows | Rows]) -> Record:
-    """``accuracy`` and ``loss`` (nats a byte) of what ``parts`` ask for."""
-    nats, right, asked = 0.0, 0, 0
-    for part in parts:
-        logits = answers(model, part)
-        nats += functional.cross_entropy(logits.flatten(0, 1), part.targets.flatten(), reduction="sum").item()
-        right += int((logits.argmax(-1) == part.targets).sum())
-        asked += part.targets.numel()
-    return {"accuracy": right / asked, "loss": nats / asked}
+    has_mask = isinstance(rows, MaskedRows)
+    return rows.asked(model(rows.inputs, torch.ones_like(rows.inputs)) if has_mask else model(rows.inputs))
 
 
 @dataclass(frozen=True)
@@ -136,29 +120,12 @@ class Trainer:
             recipe, data = self.recipe, self.data(run.config)
             rate = recipe.decoder_rate if isinstance(run.config, MheDecoderConfig) else recipe.encoder_rate
             torch.manual_seed(0)
-            model = _drawn(run.config)
-            started = time.process_time()
-            fit(model.train(), data.batches(recipe.batch, recipe.steps, 0), recipe, rate)
-            seconds = round(time.process_time() - started, 1)
-            model.eval().requires_grad_(False)
+            model = made(run.config)
+            batches = data.batches(recipe.batch, recipe.steps, 0)
+            seconds = seconds_of(model, lambda: fit(model, batches, recipe, rate))
             special = ["[MASK]"] if isinstance(run.config, MheEncoderConfig) else []
             files = {"tokenizer.json": byte_tokenizer(special).to_str()}
             replace_folder(run.folder, lambda beside: save_model(model, run.config, beside, files))
-            found = quality(model, _batches(data.test, recipe.batch))
+            found = quality_of((answers(model, part), part.targets) for part in data.test.parts(recipe.batch))
         known = {"commonest": data.commonest} if isinstance(data, MaskedBytes) else {}
         return {"parameters": parameters_of(model), "seconds": seconds, **found, **known}
-
-
-def _drawn(config: MheConfig) -> torch.nn.Module:
-    if isinstance(config, MheDecoderConfig):
-        return MheDecoder(config)
-    assert isinstance(config, MheEncoderConfig)
-    return MheEncoder(config)
-
-
-def _batches(rows: MaskedRows | Rows, size: int) -> Iterator[MaskedRows | Rows]:
-    for at in range(0, len(rows.inputs), size):
-        if isinstance(rows, MaskedRows):
-            yield rows.part(at, at + size)
-        else:
-            yield Rows(rows.inputs[at : at + size], rows.targets[at : at + size])

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from ...progress import Progress
-from ...tools.console import print_table, working
-from ..commands import one_line_errors, output_option
+from ...tools.console import print_table
+from ..commands import output_option, training
 from ..training import Record, Stage, Stages, train_missing
 from .fit import MODELS, RECIPE, Run, Trainer
 
@@ -25,10 +25,8 @@ def main(output: Path) -> None:
     No network, no GPU. Each run takes one core, as many side by side as there are. An interrupted training goes on
     with the runs that it had not finished.
     """
-    with one_line_errors(output):
-        output.mkdir(parents=True, exist_ok=True)
-        with working() as progress:
-            records = train_all(output, progress)
+    with training(output) as progress:
+        records = train_all(output, progress)
     rows = [
         [
             name,

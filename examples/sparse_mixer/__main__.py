@@ -18,15 +18,17 @@ from ...tools.console import working
 from ..commands import compile_once, demonstrate, run, show
 from ..training import RECORDS_NAME
 from .fit import MODELS
-from .report import HiddenTokens, measure_engines, read_hidden_tokens
-from .tables import (
+from .report import (
     CAPACITY,
     EXPERTS,
     GROUP,
+    HiddenTokens,
     capacity_table,
     compute_table,
     experts_table,
     heading,
+    measure_engines,
+    read_hidden_tokens,
     routers_table,
     seeds_table,
 )

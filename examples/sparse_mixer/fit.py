@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from ...exporters.modules.attention import NestedAttention
 from ...exporters.modules.layers import Ffn, MaskedLmHead
 from ..byte_windows import MaskedBytes, MaskedRows, read_masked_bytes
 from ..python_text import byte_tokenizer
-from ..training import Record, decay_groups, descend, one_thread, parameters_of, replace_folder
+from ..training import Record, decay_groups, descend, one_thread, parameters_of, quality_of, replace_folder, seconds_of
 
 _BETAS = (0.9, 0.98)
 _TABLE_SPREAD = 0.02
@@ -119,24 +118,24 @@ def loss(model: SparseMixer, rows: MaskedRows) -> torch.Tensor:
 def answers(model: SparseMixer, rows: MaskedRows) -> tuple[torch.Tensor, dict[int, Routes]]:
     """Logits [N, K, V] of the chosen positions of ``rows``, and the routes by layer."""
     (logits,), routes = model.routed(rows.inputs, torch.zeros_like(rows.inputs))
-    return logits.gather(1, rows.positions[..., None].expand(-1, -1, logits.shape[2])), routes
+    return rows.asked(logits), routes
 
 
 @torch.no_grad()
 def quality(model: SparseMixer, rows: MaskedRows, batch: int) -> Record:
     """``accuracy`` and ``loss`` (nats) of the hidden bytes of all ``rows``, read ``batch`` at a time, and by layer of
     experts the share of tokens that none computed, ``dropped``."""
-    nats, right = 0.0, 0
     shares: dict[str, list[float]] = defaultdict(list)
-    for at in range(0, len(rows), batch):
-        part = rows.part(at, at + batch)
-        logits, routes = answers(model, part)
-        nats += functional.cross_entropy(logits.flatten(0, 1), part.targets.flatten(), reduction="sum").item()
-        right += int((logits.argmax(-1) == part.targets).sum())
-        for layer, found in routes.items():
-            shares[str(layer)].append(dropped_share(found))
-    dropped = {layer: sum(found) / len(found) for layer, found in shares.items()}
-    return {"accuracy": right / rows.targets.numel(), "loss": nats / rows.targets.numel(), "dropped": dropped}
+
+    def answered() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for part in rows.parts(batch):
+            logits, routes = answers(model, part)
+            for layer, found in routes.items():
+                shares[str(layer)].append(dropped_share(found))
+            yield logits, part.targets
+
+    found = quality_of(answered())
+    return {**found, "dropped": {layer: sum(each) / len(each) for layer, each in shares.items()}}
 
 
 def dropped_share(routes: Routes) -> float:
@@ -260,11 +259,8 @@ class Trainer:
             config = run.subject.config
             model = SparseMixer(config)
             draw_start(model)
-            started = time.process_time()
             batches = data.batches(self.recipe.batch, self.recipe.steps, run.seed)
-            fit(model.train(), batches, self.recipe, run.subject.rate)
-            seconds = round(time.process_time() - started, 1)
-            model.eval().requires_grad_(False)
+            seconds = seconds_of(model, lambda: fit(model, batches, self.recipe, run.subject.rate))
             if run.folder is not None:
                 files = {"tokenizer.json": byte_tokenizer(["[MASK]"]).to_str()}
                 replace_folder(run.folder, lambda beside: save_model(model, config, beside, files))

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from ...progress import Progress
-from ...tools.console import print_table, working
+from ...tools.console import print_table
 from ..byte_windows import MaskedRows
-from ..commands import one_line_errors, output_option
+from ..commands import output_option, training
 from ..training import Record, Stage, Stages, replace_file, train_missing
 from .fit import MODELS, RECIPE, SPARSE_MIXER, Run, Subject, Trainer
 
@@ -36,7 +36,7 @@ def main(output: Path, seeds: int) -> None:
     No network, no GPU. Each run takes one core, as many side by side as there are. An interrupted training goes on
     with the runs that it had not finished.
     """
-    with one_line_errors(output), working() as progress:
+    with training(output) as progress:
         records = Training(output, MODELS, TRAINER, seeds, os.cpu_count() or 1, progress).run()
     _print_records(records)
     click.echo(f"\nModels, held-out rows and training.json lie in {output.resolve()}")

@@ -23,13 +23,7 @@ from ..bert import LAYOUTS, read_bert
 from ..t5 import ENCODER as T5_ENCODER
 from ..t5 import MOST_TOKENS, TABLE, class_name, read_t5, scales_outputs
 from ..vit import read_vit
-from .config import (
-    ENCODER,
-    SCHEDULE,
-    CodaConfig,
-    CodaEncoderDecoderConfig,
-    ImageInput,
-)
+from .config import ENCODER, SCHEDULE, CodaConfig, CodaEncoderDecoderConfig, ImageInput
 from .encoder_decoder import CodaEncoderDecoder
 from .model import CodaEncoder, Layer
 from .ops import is_added
@@ -187,6 +181,8 @@ _VIT_PARTS = {
     "ffn.down": "mlp.fc2",
 }
 _BOTH = ("weight", "bias")
+# Of BERT and of ViT.
+_LAYER_NORMS = {"gated_ffn": False, "norm": "layer", "position": "learned", "bias": True}
 
 
 @dataclass(frozen=True)
@@ -231,12 +227,9 @@ def from_bert(checkpoint: Checkpoint) -> DenseEncoder:
         "max_position_embeddings": bert.positions,
         "type_vocab_size": bert.types,
         "activation": activation_named(checkpoint, "hidden_act", checkpoint.config.get("hidden_act", "gelu")),
-        "gated_ffn": False,
-        "norm": "layer",
+        **_LAYER_NORMS,
         "norm_place": "after",
         "norm_eps": norm_eps(checkpoint, "layer_norm_eps", 1e-12),
-        "position": "learned",
-        "bias": True,
     }
     behind = {"pooler": bert.pooler, "head": bert.head is not None}
     return DenseEncoder(fields, weights, tuple(name for name, has in behind.items() if has))
@@ -332,11 +325,8 @@ def from_vit(checkpoint: Checkpoint) -> DenseEncoder:
         "intermediate_size": vit.widths[0],
         "image": image,
         "activation": activation_named(checkpoint, "hidden_act", checkpoint.config.get("hidden_act", "gelu")),
-        "gated_ffn": False,
-        "norm": "layer",
+        **_LAYER_NORMS,
         "norm_eps": norm_eps(checkpoint, "layer_norm_eps", 1e-12),
-        "position": "learned",
-        "bias": True,
     }
     behind = {"pooler": vit.pooled is not None, "head": vit.head is not None}
     return DenseEncoder(fields, weights, tuple(name for name, has in behind.items() if has))

@@ -131,7 +131,7 @@ def _own(axis: Axis) -> Axis:
 
 def parameter_shapes(config: CodaEncoderDecoderConfig) -> dict[str, Shape]:
     """Parameters of ``CodaEncoderDecoder``."""
-    own = {f"{ENCODER}{name}": shape for name, shape in ops.parameter_shapes(config.encoder).items()}
+    own = {f"{ENCODER}{name}": shape for name, shape in ops.parameters(config.encoder).shapes.items()}
     others = config.decoder.parameters.shapes.items()
     return own | {name: shape for name, shape in others if name.startswith("decoder.") or name == HEAD}
 

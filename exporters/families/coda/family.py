@@ -29,7 +29,7 @@ from .ops import (
     is_of_task,
     layer_tokens,
     parameter_group,
-    parameter_shapes,
+    parameters,
     reduction_of,
     temperature_names,
     token_bucket,
@@ -47,7 +47,7 @@ else:
 def read(checkpoint: Checkpoint) -> Architecture:
     """The model in ``checkpoint``, whose weights may be absent altogether."""
     config = read_config(checkpoint, CodaConfig)
-    shapes = parameter_shapes(config)
+    shapes = parameters(config).shapes
     if checkpoint.has_weights:
         compare_with_headers(checkpoint, shapes)
     return Architecture(
@@ -139,7 +139,7 @@ def coda_task_form(config: CodaConfig, prefix: str = "") -> TaskForm | None:
     where no layer is conditional."""
     if not config.conditional:
         return None
-    own = [name for name in parameter_shapes(config) if is_of_task(name)]
+    own = [name for name in parameters(config).shapes if is_of_task(name)]
     names = frozenset(f"{prefix}{name}" for name in (*own, *temperature_names(config)))
     return TaskForm("coda", names, lambda folder: tasks.read_task(config, folder, prefix))
 

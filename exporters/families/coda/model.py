@@ -109,7 +109,8 @@ class Layer(torch.nn.Module):
         self.config, self.norms_first = config, config.norm_place == "before"
         self.rows: Rows = Rows()
         self.attention_norm, self.ffn_norm = make_norm(config), make_norm(config)
-        self.attention, self.ffn, self.adapter = Attention(config), _ffn(config), make_adapter(config)
+        ffn = Ffn(config.hidden_size, config.intermediate_size, config.activation, config.bias, config.gated_ffn)
+        self.attention, self.ffn, self.adapter = Attention(config), ffn, make_adapter(config)
         self.router = Router(config) if conditional else None
 
     def forward(
@@ -161,11 +162,6 @@ class Layer(torch.nn.Module):
             return whole - residual
         updated: torch.Tensor = attended + self.ffn(self.ffn_norm(residual + attended))
         return updated
-
-
-def _ffn(config: CodaConfig) -> Ffn:
-    """That of one layer."""
-    return Ffn(config.hidden_size, config.intermediate_size, config.activation, config.bias, config.gated_ffn)
 
 
 class RmsNorm(torch.nn.Module):

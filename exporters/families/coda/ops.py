@@ -8,10 +8,10 @@ of ``forward_ops``: ``variant_ops`` has it.
 from __future__ import annotations
 
 from ....bucket import Bucket
-from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
+from ....elastic import Axis, ElasticSpec, Submodel
 from ....errors import PlanError
 from ....workload import Op, added_rows, elementwise, linear, lookup, one_hot_product
-from ...hugging_face.tensors import RELATIVE_BUCKETS, Shape, linear_shapes
+from ...hugging_face.tensors import RELATIVE_BUCKETS, Parameters
 from .config import REDUCTION, CodaConfig, tokens_of_layers
 
 DISPATCH, COMBINE = "coda.dispatch", "coda.combine"
@@ -21,82 +21,59 @@ TABLES = (WORDS, PLACES, TYPES, BIASES)
 _FLOAT32_BYTES = 4
 
 
-def parameter_shapes(config: CodaConfig) -> dict[str, Shape]:
-    """Parameters of ``CodaEncoder``."""
-    d = config.hidden_size
-    shapes = _embeddings(config)
-    if config.position == "learned":
-        shapes[PLACES] = (config.most_tokens, d)
-    if config.position == "relative":
-        shapes[BIASES] = (RELATIVE_BUCKETS, config.num_attention_heads)
-    for layer in range(config.num_hidden_layers):
-        shapes |= _layer(config, layer)
-    shapes |= _norm(config, "norm" if config.norm_place == "before" else "embeddings.norm")
-    if config.num_labels is not None:
-        shapes |= linear_shapes("classifier", d, config.num_labels)
-    return shapes
-
-
-def _embeddings(config: CodaConfig) -> dict[str, Shape]:
-    """Embedding of tokens by their number and kind, or of an image's patches and the tokens before them."""
-    d, image = config.hidden_size, config.image
+def parameters(config: CodaConfig) -> Parameters:
+    """Parameters of ``CodaEncoder``; axes are ``layers.N.ffn`` and, where the model is offered at several reductions,
+    ``coda.reduction``."""
+    found, d, image = Parameters(), config.hidden_size, config.image
     if image is None:
         assert config.vocab_size is not None
-        kinds = {TYPES: (config.type_vocab_size, d)} if config.type_vocab_size else {}
-        return {WORDS: (config.vocab_size, d), **kinds}
-    shapes: dict[str, Shape] = {
-        "embeddings.patch.weight": (d, image.channels, image.patch_height, image.patch_width),
-        "embeddings.patch.bias": (d,),
-    }
-    if image.front_tokens:
-        shapes["embeddings.front"] = (image.front_tokens, d)
-    return shapes
-
-
-def _layer(config: CodaConfig, layer: int) -> dict[str, Shape]:
-    at, d, f = f"layers.{layer}", config.hidden_size, config.intermediate_size
-    inner, shared = (heads * config.head_size for heads in (config.num_attention_heads, config.key_value_heads))
-    shapes = _norm(config, f"{at}.attention_norm") | _norm(config, f"{at}.ffn_norm")
-    for part, width in (("query", inner), ("key", shared), ("value", shared)):
-        shapes |= linear_shapes(f"{at}.attention.{part}", d, width, config.bias)
-    shapes |= linear_shapes(f"{at}.attention.output", inner, d, config.bias)
-    for part in ("gate", "up") if config.gated_ffn else ("up",):
-        shapes |= linear_shapes(f"{at}.ffn.{part}", d, f, config.bias)
-    shapes |= linear_shapes(f"{at}.ffn.down", f, d, config.bias)
-    if config.adapter == "lora":
-        ends, bias = {".query": inner, ".value": shared}, False
+        found.add(WORDS, config.vocab_size, d)
+        if config.type_vocab_size:
+            found.add(TYPES, config.type_vocab_size, d)
     else:
-        ends, bias = {"": d}, config.adapter_bias
+        found.add("embeddings.patch.weight", d, image.channels, image.patch_height, image.patch_width)
+        found.add("embeddings.patch.bias", d)
+        if image.front_tokens:
+            found.add("embeddings.front", image.front_tokens, d)
+    if config.position == "learned":
+        found.add(PLACES, config.most_tokens, d)
+    if config.position == "relative":
+        found.add(BIASES, RELATIVE_BUCKETS, config.num_attention_heads)
+    for layer in range(config.num_hidden_layers):
+        _add_layer(found, config, layer)
+    found.norm("norm" if config.norm_place == "before" else "embeddings.norm", d, config.norm == "layer")
+    if config.num_labels is not None:
+        found.linear("classifier", d, config.num_labels)
+    if len(config.offered) > 1:
+        found.axes.append(Axis(REDUCTION, config.offered[-1], config.offered))
+    return found
+
+
+def _add_layer(found: Parameters, config: CodaConfig, layer: int) -> None:
+    at, d, f, bias = f"layers.{layer}", config.hidden_size, config.intermediate_size, config.bias
+    inner, shared, ffn = config.inner, config.key_value_heads * config.head_size, found.axis(f"{at}.ffn", f)
+    for norm in ("attention_norm", "ffn_norm"):
+        found.norm(f"{at}.{norm}", d, config.norm == "layer")
+    for part, width in (("query", inner), ("key", shared), ("value", shared)):
+        found.linear(f"{at}.attention.{part}", d, width, bias)
+    found.linear(f"{at}.attention.output", inner, d, bias)
+    for part in ("gate", "up") if config.gated_ffn else ("up",):
+        found.linear(f"{ffn}.{part}", d, f, bias, rows=ffn)
+    found.linear(f"{ffn}.down", f, d, bias, columns=ffn)
+    ends = {".query": inner, ".value": shared} if config.adapter == "lora" else {"": d}
+    bias = config.adapter_bias and config.adapter != "lora"
     for part, width in ends.items():
-        shapes |= linear_shapes(f"{at}.adapter{part}.down", d, config.adapter_size, bias)
-        shapes |= linear_shapes(f"{at}.adapter{part}.up", config.adapter_size, width, bias)
+        found.linear(f"{at}.adapter{part}.down", d, config.adapter_size, bias)
+        found.linear(f"{at}.adapter{part}.up", config.adapter_size, width, bias)
     if config.has_scores and layer in config.conditional:
-        shapes[f"{at}.router.weight"] = (d,)
-    return shapes
-
-
-def _norm(config: CodaConfig, name: str) -> dict[str, Shape]:
-    """A scale alone for RMSNorm, which LayerNorm shifts as well."""
-    kinds = ("weight",) if config.norm == "rms" else ("weight", "bias")
-    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
+        found.add(f"{at}.router.weight", d)
 
 
 def elastic_spec(config: CodaConfig) -> ElasticSpec:
-    """The axes ``layers.N.ffn`` and, where the model is offered at several reductions, ``coda.reduction``."""
-    axes: list[Axis] = []
-    slices: list[PrefixSlice] = []
-    for layer in range(config.num_hidden_layers):
-        at = f"layers.{layer}.ffn"
-        axes.append(Axis(at, config.intermediate_size))
-        inward = ("gate", "up") if config.gated_ffn else ("up",)
-        kinds = ("weight", "bias") if config.bias else ("weight",)
-        slices += [PrefixSlice(f"{at}.{part}.{kind}", 0, at) for part in inward for kind in kinds]
-        slices.append(PrefixSlice(f"{at}.down.weight", 1, at))
-    if len(config.offered) > 1:
-        axes.append(Axis(REDUCTION, config.offered[-1], config.offered))
-    return ElasticSpec(
-        tuple(axes), tuple(slices), config.nested, depth=config.num_hidden_layers, granularities=config.levels
-    )
+    """Axes and slices of ``parameters``."""
+    found = parameters(config)
+    axes, slices = tuple(found.axes), tuple(found.slices)
+    return ElasticSpec(axes, slices, config.nested, depth=config.num_hidden_layers, granularities=config.levels)
 
 
 def parameter_group(parameter: str) -> str | None:

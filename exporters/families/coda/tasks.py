@@ -6,9 +6,10 @@ A task is adapters, routers, norms, the schedule of the soft top-k, the reductio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,10 +20,11 @@ from ...checkpoints.own_folder import OwnConfig, read_config, read_tensors, save
 from .config import ENCODER, REDUCTION, CodaConfig, CodaEncoderDecoderConfig, SoftTopK
 from .encoder_decoder import load_model as load_pair
 from .model import load_model
-from .ops import is_of_task, parameter_shapes, temperature_names
+from .ops import is_of_task, parameters, temperature_names
 
 # What a task may have another value of than its base; all else of the configuration is the graph's.
 _OWN_FIELDS = ("reduction", "reductions", "soft_top_k")
+_OWN_EPSILONS = ("epsilon", "epsilon_start", "epsilon_decay")
 _TASK_TYPE = "coda_task"
 
 
@@ -48,16 +50,13 @@ def save_task(trained: Path, base: Path, folder: Path) -> Path:
     """
     if open_checkpoint(trained).config.get("model_type") == CodaEncoderDecoderConfig.model_type:
         pair, frozen_pair = load_pair(trained), load_pair(base)
-        for field in fields(CodaEncoderDecoderConfig):
-            ours, theirs = getattr(pair.config, field.name), getattr(frozen_pair.config, field.name)
-            if field.name != "encoder" and ours != theirs:
-                raise _another_graph(trained, field.name, ours, theirs)
+        _require_alike(trained, pair.config, frozen_pair.config, ("encoder",))
         configs, prefix = (pair.config.encoder, frozen_pair.config.encoder), ENCODER
-        weights = [dict(module.named_parameters()) for module in (pair, frozen_pair)]
+        weights = [dict(one.named_parameters()) for one in (pair, frozen_pair)]
     else:
         model, frozen = load_model(trained), load_model(base)
         configs, prefix = (model.config, frozen.config), ""
-        weights = [dict(module.named_parameters()) for module in (model, frozen)]
+        weights = [dict(one.named_parameters()) for one in (model, frozen)]
     _require_structure(trained, *configs)
     tensors = {name: value for name, value in weights[0].items() if _is_of(prefix, name)}
     frozen_tensors = {name: value.numpy() for name, value in weights[1].items() if name not in tensors}
@@ -89,7 +88,7 @@ def read_task(config: CodaConfig, folder: Path, prefix: str = "") -> Task:
     if problem := replace(ours, reduction_of_one="routed", tokens_selected=None).problem():
         raise CheckpointError(f"{where}: {problem}")
     _require_structure(where, ours, config)
-    shapes = {f"{prefix}{name}": shape for name, shape in parameter_shapes(config).items() if is_of_task(name)}
+    shapes = {f"{prefix}{name}": shape for name, shape in parameters(config).shapes.items() if is_of_task(name)}
     compare_with_headers(checkpoint, shapes)
     tensors = {name: tensor.numpy() for name, tensor in read_tensors(checkpoint, shapes).items()}
     facts: dict[str, int | str] = {"reduction": stated.reduction}
@@ -107,17 +106,19 @@ def _is_of(prefix: str, name: str) -> bool:
 
 def _require_structure(where: Path, ours: CodaConfig, base: CodaConfig) -> None:
     """Raises CheckpointError where the two are no tasks on one graph."""
-    for field in fields(CodaConfig):
-        if field.name not in _OWN_FIELDS and getattr(ours, field.name) != getattr(base, field.name):
-            raise _another_graph(where, field.name, getattr(ours, field.name), getattr(base, field.name))
-    if (ours.soft_top_k is None) != (base.soft_top_k is None):
-        raise _another_graph(where, "soft_top_k", ours.soft_top_k, base.soft_top_k)
-    if ours.soft_top_k is not None and base.soft_top_k is not None:
-        for name in ("rounds", "initial"):
-            if getattr(ours.soft_top_k, name) != getattr(base.soft_top_k, name):
-                raise _another_graph(
-                    where, f"soft_top_k: {name}", getattr(ours.soft_top_k, name), getattr(base.soft_top_k, name)
-                )
+    _require_alike(where, ours, base, _OWN_FIELDS)
+    if ours.soft_top_k is None or base.soft_top_k is None:
+        if ours.soft_top_k is not base.soft_top_k:
+            raise _another_graph(where, "soft_top_k", ours.soft_top_k, base.soft_top_k)
+    else:
+        _require_alike(where, ours.soft_top_k, base.soft_top_k, _OWN_EPSILONS, "soft_top_k: ")
+
+
+def _require_alike(where: Path, ours: Any, base: Any, own: Sequence[str], at: str = "") -> None:
+    """Raises CheckpointError unless the two dataclasses agree in all but their ``own`` fields."""
+    for name in (field.name for field in fields(base) if field.name not in own):
+        if getattr(ours, name) != getattr(base, name):
+            raise _another_graph(where, f"{at}{name}", getattr(ours, name), getattr(base, name))
 
 
 def _another_graph(where: Path, name: str, ours: object, base: object) -> CheckpointError:

@@ -210,48 +210,28 @@ KINDS: Mapping[str, type[MheConfig]] = {
 # Encoders have BERT-base's shape, decoders GPT-2-base's; ``large`` and ``medium`` are those of its appendix.
 # Translation models have 6 and 6 layers, and texts of up to 100 tokens. Sublayers of attention have no biases: the
 # paper's counts omit them and its text does not say. Layers, width, heads.
-_BASE, _LARGE, _GPT3 = (12, 768, 12), (24, 1024, 16), (96, 12288, 96)
-_TRANSLATION = (6, 512, 8)
-
-
-def _shape(kind: AttentionKind, layers: int, width: int, heads: int) -> dict[str, Any]:
-    return {
-        "attention": kind,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-        "softmax_scale": (width // heads) ** -0.5,
-        "factors": "e" if kind == "mhe_mul" else None,
-    }
-
-
-def _encoder(kind: AttentionKind, shape: tuple[int, int, int]) -> MheEncoderConfig:
-    return MheEncoderConfig(**_shape(kind, *shape), vocab_size=30_000, max_position_embeddings=512, head="masked_lm")
-
-
-def _decoder(kind: AttentionKind, shape: tuple[int, int, int], tokens: int) -> MheDecoderConfig:
-    return MheDecoderConfig(**_shape(kind, *shape), vocab_size=50_257, max_position_embeddings=tokens)
-
-
-def _encoder_decoder(kind: AttentionKind) -> MheEncoderDecoderConfig:
-    """37K tokens that both languages share."""
-    shape = _shape(kind, *_TRANSLATION)
-    return MheEncoderDecoderConfig(**shape, vocab_size=37_000, max_position_embeddings=100, decoder_start_token_id=0)
-
-
-def _of(kind: AttentionKind) -> dict[str, MheConfig]:
-    name = kind.replace("_", "-")
-    return {
-        f"{name}-encoder-base": _encoder(kind, _BASE),
-        f"{name}-encoder-large": _encoder(kind, _LARGE),
-        f"{name}-decoder-base": _decoder(kind, _BASE, 512),
-        f"{name}-decoder-medium": _decoder(kind, _LARGE, 512),
-        f"{name}-decoder-gpt3": _decoder(kind, _GPT3, 2048),
-        f"{name}-encoder-decoder-base": _encoder_decoder(kind),
-    }
-
-
+_BERT = {"vocab_size": 30_000, "max_position_embeddings": 512, "head": "masked_lm"}
+_GPT2 = {"vocab_size": 50_257, "max_position_embeddings": 512}
+_BOTH_LANGUAGES = {"vocab_size": 37_000, "max_position_embeddings": 100, "decoder_start_token_id": 0}
+_SHAPES: Mapping[str, tuple[int, int, int, type[MheConfig], dict[str, Any]]] = {
+    "encoder-base": (12, 768, 12, MheEncoderConfig, _BERT),
+    "encoder-large": (24, 1024, 16, MheEncoderConfig, _BERT),
+    "decoder-base": (12, 768, 12, MheDecoderConfig, _GPT2),
+    "decoder-medium": (24, 1024, 16, MheDecoderConfig, _GPT2),
+    "decoder-gpt3": (96, 12288, 96, MheDecoderConfig, {**_GPT2, "max_position_embeddings": 2048}),
+    "encoder-decoder-base": (6, 512, 8, MheEncoderDecoderConfig, _BOTH_LANGUAGES),
+}
 PRESETS: Mapping[str, MheConfig] = {
-    name: config for kind in get_args(AttentionKind) for name, config in _of(kind).items()
+    f"{kind.replace('_', '-')}-{name}": config(
+        attention=kind,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        softmax_scale=(width // heads) ** -0.5,
+        factors="e" if kind == "mhe_mul" else None,
+        **own,
+    )
+    for kind in get_args(AttentionKind)
+    for name, (layers, width, heads, config, own) in _SHAPES.items()
 }

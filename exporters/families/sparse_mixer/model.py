@@ -145,31 +145,21 @@ class Layer(torch.nn.Module):
         super().__init__()
         hidden, heads = config.hidden_size, config.num_attention_heads
         self.mixing = mixing
-        self.attention = None if mixing is not None else NestedAttention(hidden, heads, config.head_dim, bias=True)
+        self.attention: Any = None if mixing is not None else NestedAttention(hidden, heads, config.head_dim, bias=True)
         self.mixing_norm = torch.nn.LayerNorm(hidden, config.layer_norm_eps)
         routes = config.routes(number)
         self.ffn = None if routes else Ffn(hidden, config.intermediate_size, "gelu_tanh")
-        self.moe = MoE(config) if routes else None
+        self.moe: Any = MoE(config) if routes else None
         self.ffn_norm = torch.nn.LayerNorm(hidden, config.layer_norm_eps)
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None, given: torch.Tensor | None
     ) -> tuple[torch.Tensor, Routes | None]:
         """``x`` [B, S, d] to [B, S, d], and the routes where there are experts."""
-        mixed = self.mixing(x) if self.mixing is not None else self._attended(x, mask)
+        mixed = self.mixing(x) if self.mixing is not None else self.attention(x, mask)
         u = self.mixing_norm(x + mixed)
-        updated, routes = (self.ffn(u), None) if self.ffn is not None else self._routed(u, given)
+        updated, routes = (self.ffn(u), None) if self.ffn is not None else self.moe(u, given)
         return self.ffn_norm(u + updated), routes
-
-    def _attended(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        assert self.attention is not None
-        attended: torch.Tensor = self.attention(x, mask)
-        return attended
-
-    def _routed(self, u: torch.Tensor, given: torch.Tensor | None) -> tuple[torch.Tensor, Routes]:
-        assert self.moe is not None
-        answer: tuple[torch.Tensor, Routes] = self.moe(u, given)
-        return answer
 
 
 def attention_mask(input_ids: torch.Tensor, pad: int, like: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ first experts are a prefix.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ....bucket import Bucket
 from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
@@ -221,8 +222,8 @@ def _gather(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
     return [lookup(f"{at}.dispatch", route.slots * config.hidden_size)]
 
 
-def _one_hot(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
-    return one_hot_product(f"{at}.dispatch", route.slots, route.tokens, route.groups, config.hidden_size)
+def _one_hot(config: SparseMixerConfig, at: str, route: Routing, part: str) -> list[Op]:
+    return one_hot_product(f"{at}.{part}", route.slots, route.tokens, route.groups, config.hidden_size)
 
 
 def _batched(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
@@ -270,10 +271,6 @@ def _scatter(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
     return [op for expert in range(route.experts) for op in added_rows(f"{at}.combine.{expert}", elements, whole)]
 
 
-def _one_hot_back(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
-    return one_hot_product(f"{at}.combine", route.slots, route.tokens, route.groups, config.hidden_size)
-
-
 def _stacked(name: str, route: Routing, inputs: int, outputs: int) -> Op:
     """One product per expert, over all slots."""
     weights = route.experts * (inputs + 1) * outputs * _FLOAT32_BYTES
@@ -312,7 +309,7 @@ def _folded(config: SparseMixerConfig, at: str, bucket: Bucket) -> list[Op]:
 
 
 _EXPERT_OPS: Mapping[str, Mapping[str, Callable[[SparseMixerConfig, str, Routing], list[Op]]]] = {
-    "moe.dispatch": {"gather": _gather, "one_hot": _one_hot},
+    "moe.dispatch": {"gather": _gather, "one_hot": partial(_one_hot, part="dispatch")},
     "moe.products": {"batched": _batched, "per_expert": _per_expert},
-    "moe.combine": {"gather": _gather_back, "scatter": _scatter, "one_hot": _one_hot_back},
+    "moe.combine": {"gather": _gather_back, "scatter": _scatter, "one_hot": partial(_one_hot, part="combine")},
 }

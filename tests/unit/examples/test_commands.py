@@ -6,13 +6,18 @@ import click
 import pytest
 from click.testing import CliRunner
 from nestforge.errors import PlanError
-from nestforge.examples.commands import one_line_errors, output_option
+from nestforge.examples.commands import output_option, training
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @click.command()
 @output_option("demo/some", "the models")
 def train(output: Path) -> None:
-    with one_line_errors(output):
+    with training(output):
         if output.name == "full":
             raise OSError(28, "No space left on device")
         if output.name == "odd":

@@ -11,8 +11,8 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.examples.coda import __main__ as coda
 from nestforge.examples.coda import train as training
+from nestforge.examples.coda.__main__ import Measured, quality_table, routing_table
 from nestforge.examples.coda.fit import Trainer, accuracy
-from nestforge.examples.coda.report import Measured, quality_table, routing_table
 from nestforge.examples.coda.train import DENSE, RECIPE
 from nestforge.examples.matformer.tasks import read_digits
 from nestforge.exporters.families.coda.model import load_model

@@ -10,9 +10,7 @@ import nestforge
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.examples.mhe import __main__ as mhe
-from nestforge.examples.mhe import tables as mhe_tables
-from nestforge.examples.mhe.fit import Recipe, Run, Trainer, models
-from nestforge.examples.mhe.tables import (
+from nestforge.examples.mhe.__main__ import (
     Timed,
     Trained,
     Writing,
@@ -22,6 +20,7 @@ from nestforge.examples.mhe.tables import (
     retained,
     writing_table,
 )
+from nestforge.examples.mhe.fit import Recipe, Run, Trainer, models
 from support.tiny_compile import board
 
 KINDS = ("sha", "mhe_mul")
@@ -56,7 +55,7 @@ def test_every_table(monkeypatch: pytest.MonkeyPatch, records: Mapping[str, Any]
     monkeypatch.setattr(mhe, "FOLDER", records["folder"])
     monkeypatch.setattr(mhe, "KINDS", KINDS)
     monkeypatch.setattr(mhe, "FORMS", ("literal",))
-    monkeypatch.setattr(mhe_tables, "BEST", "sha")
+    monkeypatch.setattr(mhe, "BEST", "sha")
     monkeypatch.setattr(mhe, "BUCKET", Bucket(1, 16))
     monkeypatch.setattr(mhe, "compile_once", _compile)
     monkeypatch.setattr(mhe, "host_profile", lambda: board(variants={"attention": "literal"}))

@@ -13,20 +13,18 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError
 from nestforge.examples.sparse_mixer.__main__ import submodels
 from nestforge.examples.sparse_mixer.report import (
-    HiddenTokens,
-    Measured,
-    dropped_share,
-    measure_engines,
-    read_hidden_tokens,
-)
-from nestforge.examples.sparse_mixer.tables import (
     CAPACITY,
     EXPERTS,
     GROUP,
+    HiddenTokens,
+    Measured,
     capacity_table,
     compute_table,
+    dropped_share,
     experts_table,
     heading,
+    measure_engines,
+    read_hidden_tokens,
     routers_table,
     seeds_table,
 )

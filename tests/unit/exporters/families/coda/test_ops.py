@@ -21,7 +21,7 @@ from nestforge.exporters.families.coda.ops import (
     forward_ops,
     is_of_task,
     layer_tokens,
-    parameter_shapes,
+    parameters,
     reduction_of,
     variant_ops,
 )
@@ -44,13 +44,13 @@ def test_they_are_the_parameters_of_the_model(settings: dict[str, Any]) -> None:
     config = coda_config(**settings)
     with torch.device("meta"):
         model = CodaEncoder(config)
-    assert parameter_shapes(config) == {name: tuple(value.shape) for name, value in model.named_parameters()}
+    assert parameters(config).shapes == {name: tuple(value.shape) for name, value in model.named_parameters()}
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_every_parameter_that_has_neurons_is_sliced(settings: dict[str, Any]) -> None:
     config = coda_config(**settings)
-    spec, shapes = elastic_spec(config), parameter_shapes(config)
+    spec, shapes = elastic_spec(config), parameters(config).shapes
     assert {cut.parameter for cut in spec.slices} == {name for name, shape in shapes.items() if 48 in shape}
     assert all(shapes[cut.parameter][cut.dim] == 48 for cut in spec.slices)
 
@@ -81,7 +81,7 @@ def test_levels_are_those_stated_of_both_and_of_widths_where_one_reduction_is_of
 
 @pytest.mark.parametrize("adapter", ["parallel", "sequential", "lora"])
 def test_a_task_has_what_every_kind_of_adapter_trains(adapter: str) -> None:
-    shapes = parameter_shapes(coda_config(adapter=adapter, num_hidden_layers=1))
+    shapes = parameters(coda_config(adapter=adapter, num_hidden_layers=1)).shapes
     own = {name.removeprefix("layers.0.") for name in shapes if is_of_task(name)}
     ffn = {f"adapter.{part}.{kind}" for part in ("down", "up") for kind in ("weight", "bias")}
     terms = {f"adapter.{matrix}.{part}.weight" for matrix in ("query", "value") for part in ("down", "up")}
