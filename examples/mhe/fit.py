@@ -90,6 +90,11 @@ def answers(model: torch.nn.Module, rows: MaskedRows | Rows) -> torch.Tensor:
     return rows.asked(model(rows.inputs, torch.ones_like(rows.inputs)) if has_mask else model(rows.inputs))
 
 
+def quality(model: torch.nn.Module, parts: Iterable[MaskedRows | Rows]) -> Record:
+    """``accuracy`` and ``loss`` (nats a byte) of what ``parts`` ask for."""
+    return quality_of((answers(model, part), part.targets) for part in parts)
+
+
 @dataclass(frozen=True)
 class Run:
     """A model to train, by ``name``, published in ``folder``."""
@@ -126,6 +131,6 @@ class Trainer:
             special = ["[MASK]"] if isinstance(run.config, MheEncoderConfig) else []
             files = {"tokenizer.json": byte_tokenizer(special).to_str()}
             replace_folder(run.folder, lambda beside: save_model(model, run.config, beside, files))
-            found = quality_of((answers(model, part), part.targets) for part in data.test.parts(recipe.batch))
+            found = quality(model, data.test.parts(recipe.batch))
         known = {"commonest": data.commonest} if isinstance(data, MaskedBytes) else {}
         return {"parameters": parameters_of(model), "seconds": seconds, **found, **known}

@@ -84,7 +84,7 @@ def test_rows_are_windows_of_text_without_indentation(data: MaskedBytes) -> None
     for part, rows in (("train", batch), ("validation", data.validation), ("test", data.test)):
         text = restored(rows.inputs, rows.positions, rows.targets)
         assert all(bytes(row.tolist()) in data.parts[part] for row in text)
-    assert [len(data.validation), len(data.test), len(batch)] == [8, 8, 4]
+    assert [len(rows.inputs) for rows in (data.validation, data.test, batch)] == [8, 8, 4]
     assert data.test.inputs.shape[1] == data.window
 
 
@@ -104,11 +104,12 @@ def test_knowing_nothing_is_as_good_as_the_commonest_byte(data: MaskedBytes) -> 
     assert data.commonest == max(map(targets.count, targets)) / len(targets)
 
 
-def test_a_part_of_the_rows(data: MaskedBytes) -> None:
-    part = data.test.part(2, 5)
-    assert len(part) == 3
-    assert torch.equal(part.inputs, data.test.inputs[2:5])
-    assert torch.equal(part.targets, data.test.targets[2:5])
+def test_parts_of_the_rows(data: MaskedBytes) -> None:
+    first, second, third = data.test.parts(3)
+    assert [len(part.inputs) for part in (first, second, third)] == [3, 3, 2]
+    assert second.inputs.equal(data.test.inputs[3:6])
+    assert second.positions.equal(data.test.positions[3:6])
+    assert second.targets.equal(data.test.targets[3:6])
 
 
 def test_facts_of_masked_bytes_tell_one_text_from_another(data: MaskedBytes) -> None:

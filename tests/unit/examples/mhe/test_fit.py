@@ -5,17 +5,14 @@ from collections.abc import Mapping
 import pytest
 import torch
 from nestforge.examples.mhe.fit import Trainer, answers, fit, quality
-from nestforge.exporters.families.mhe.config import MheConfig, MheDecoderConfig, MheEncoderConfig
-from nestforge.exporters.families.mhe.model import MheDecoder, MheEncoder
+from nestforge.exporters.families.mhe.config import MheConfig
+from nestforge.exporters.families.mhe.model import made
 from torch.nn import functional
 
 
 def _model(config: MheConfig) -> torch.nn.Module:
     torch.manual_seed(0)
-    if isinstance(config, MheDecoderConfig):
-        return MheDecoder(config)
-    assert isinstance(config, MheEncoderConfig)
-    return MheEncoder(config)
+    return made(config)
 
 
 @pytest.mark.parametrize("name", ["encoder-mhe_mul", "decoder-mhe_add"])
