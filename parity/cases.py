@@ -9,7 +9,7 @@ uniform ones, zeros, values at the ends of what is legal, one impulse. A size th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def make_cases(
     ports = {match.model: port for match in inputs if (port := export.port(match.name)) is not None}
     ports = {port.name: port for port in needs} | ports
     if IDS in ports or any(name.endswith(IDS) for name in ports):
-        return _text_cases(ports, facts, seed, export.traced)
+        return _text_cases(ports, facts, seed, export)
     found = _number_cases(ports, facts, seed)
     return [trial for trial in found if export.precision != "int8" or "ends" not in trial.traits]
 
@@ -81,9 +81,11 @@ def longest_of(facts: Facts) -> int:
     return min(_LONGEST, facts.positions or _LONGEST)
 
 
-def _text_cases(ports: Mapping[str, Port], facts: Facts, seed: int, traced: Sequence[int]) -> list[Trial]:
+def _text_cases(ports: Mapping[str, Port], facts: Facts, seed: int, export: Export) -> list[Trial]:
+    rows, longest = export.largest or (_LONGEST, _LONGEST)
     found: dict[tuple[tuple[int, int], str], Trial] = {}
-    for number, shape in enumerate(text_shapes(longest_of(facts), traced)):
+    for number, shape in enumerate(text_shapes(min(longest, longest_of(facts)), export.traced)):
+        shape = replace(shape, rows=min(shape.rows, rows))
         if shape.hidden and MASK not in ports:
             continue
         trial = _text_case(shape, ports, facts, np.random.default_rng((seed, number)))

@@ -69,6 +69,8 @@ class Export(ABC):
     files: tuple[Path, ...] = ()
     # Lengths that the exporter traced at, where it says so.
     traced: tuple[int, ...] = ()
+    # Rows and length of the largest input that it says it takes.
+    largest: tuple[int, int] | None = None
 
     @abstractmethod
     def run(self, feeds: Arrays) -> dict[str, Array]:

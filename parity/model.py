@@ -25,6 +25,7 @@ from ..exporters.hugging_face.interface import Loading
 from ..exporters.hugging_face.transformers_model import load_transformers
 from ..exporters.sentence_transformers.head import SentenceHead, load_head
 from ..exporters.sentence_transformers.read_modules import read_modules
+from ..exporters.source import open_source
 from ..runtime.inputs.arrays import Array, Arrays
 from .export import Export, Port, open_exports
 
@@ -221,6 +222,8 @@ def _of_folder(checkpoint: Checkpoint) -> Model:
             f"{checkpoint.folder}: needs code that the folder brings (auto_map), which is never run; give the loaded "
             "module to nestforge.check_parity"
         )
+    if stated.get("model_type") not in transformers.models.auto.CONFIG_MAPPING:
+        return _of_ours(checkpoint)
     has_pooler = any(".pooler." in f".{name}" for name in checkpoint.tensors)
     module: Any = load_transformers(checkpoint, Loading(without_pooler=not has_pooler))
     modules = read_modules(checkpoint, module.config.hidden_size) if checkpoint.has_modules else None
@@ -230,6 +233,21 @@ def _of_folder(checkpoint: Checkpoint) -> Model:
     facts = _facts(module.config.to_dict())
     files = (*checkpoint.source_files(), *(modules.files if modules else ()))
     return Model(str(checkpoint.folder), whole, names, Transformer.call, facts, files, checkpoint.folder)
+
+
+def _of_ours(checkpoint: Checkpoint) -> Model:
+    """A checkpoint in a format of nestforge's own. Raises UnsupportedModelError for one of nobody's."""
+    source = open_source(checkpoint.folder)
+    given, returned = source.signature.inputs, [spec.name for spec in source.signature.outputs]
+    high = max((spec.high for spec in given if spec.high is not None), default=None)
+    facts = Facts(high, None, source.signature.max_sequence, depth=source.spec.depth)
+
+    def call(module: torch.nn.Module, feeds: Named) -> Named:
+        return named(module(*(feeds[spec.name] for spec in given)), returned)
+
+    module = source.architecture.load().eval()
+    names, files = tuple(spec.name for spec in given), tuple(checkpoint.source_files())
+    return Model(str(checkpoint.folder), module, names, call, facts, files, checkpoint.folder)
 
 
 class Transformer(torch.nn.Module):

@@ -86,6 +86,8 @@ class BundleExport(Export):
         self.inputs = tuple(Port(spec.name, spec.dtype, spec.dims) for spec in manifest.inputs)
         self.outputs = tuple(Port(spec.name, spec.dtype, spec.dims) for spec in manifest.outputs)
         self._model = load(path)
+        longest = max((engine.bucket for engine in manifest.engines), key=lambda b: (b.sequence, b.batch))
+        self.largest = (longest.batch, longest.sequence)
         self.files = tuple(sorted(file for file in path.iterdir() if file.is_file()))
         self.precision = manifest.engines[0].precision
 

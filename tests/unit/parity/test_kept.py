@@ -10,12 +10,18 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import nestforge
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from nestforge.errors import InputError
+from nestforge.exporters.source import open_source
+from nestforge.parity.model import open_model
 from nestforge.tools.cli import main
 from sentence_transformers import SentenceTransformer
 from support.exports import RECIPES, Zoo
+from support.small_bundle import FFN, reference
+from support.tiny_mixer import save_tiny_mixer
 
 
 def exported(zoo: Zoo, name: str) -> tuple[Path, Path]:
@@ -161,3 +167,28 @@ def test_a_server_is_checked_end_to_end(zoo: Zoo, server: Server) -> None:
     server.fails = True
     with pytest.raises(InputError, match="500"):
         nestforge.check_parity(f"{server.url}/embed", model)
+
+
+class Written(torch.nn.Module):
+    """The small bundle's model, as its own reference computes it."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = reference(FFN, input_ids.numpy(), attention_mask.numpy())
+        return {name: torch.from_numpy(array) for name, array in found.items()}
+
+
+def test_a_bundle_is_asked_through_the_runtime(tiny_bundle: Path) -> None:
+    report = nestforge.check_parity(tiny_bundle, Written())
+    assert report.is_right, report.line
+    assert report.graphs[0].kind == "bundle"
+
+
+def test_a_checkpoint_of_our_own_format_is_a_model(tmp_path: Path) -> None:
+    folder = save_tiny_mixer(tmp_path / "mixer")
+    model, source = open_model(folder), open_source(folder)
+    assert model.inputs == tuple(spec.name for spec in source.signature.inputs)
+    ids = torch.ones(1, source.signature.max_sequence or 8, dtype=torch.int64)
+    expected = source.architecture.load()(*[ids for _ in model.inputs])
+    found = model.answer({name: ids.numpy() for name in model.inputs})
+    for spec, tensor in zip(source.signature.outputs, expected, strict=True):
+        assert np.array_equal(found[spec.name], tensor.numpy())
