@@ -91,7 +91,7 @@ def test_only_a_source_that_generates_has_the_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", ["LlamaModel", "LlamaForSequenceClassification"])
 def test_a_model_without_logits_of_tokens_does_not_generate(tmp_path: Path, head: str) -> None:
-    from support.gated_decoders import edit_config
+    from support.tiny_models import edit_config
 
     folder = edit_config(save_decoder(tmp_path, head_dim=8), architectures=[head])
     (folder / "model.safetensors").unlink()
