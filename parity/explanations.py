@@ -26,6 +26,7 @@ from .verdict import Rule
 _EXPLAINED, _CERTAIN = 0.05, 1e-3
 _EXPLAINED_ROUNDED, _CLEARLY = 0.4, 0.8
 _MOST_PARTS = 12
+_SKIPPED = "that is skipped"
 _EPSILONS = (0.0, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12, 1e-1, 1e-2)
 _BASES = (10_000.0, 1_000.0, 100_000.0, 500_000.0, 1_000_000.0, 20_000.0)
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -146,7 +147,8 @@ def explain(
             except Exception:  # noqa: BLE001, S112  (a change that this model does not take explains nothing)
                 continue
         left = _left_of_answers(search, answers, changed)
-        if left >= _CERTAIN and event in values and values[event].shape == wanted.shape:
+        is_left_out = change.words.endswith(_SKIPPED)  # its input stands in the graph under other names too
+        if left >= _CERTAIN and not is_left_out and event in values and values[event].shape == wanted.shape:
             left = min(left, _left_at(search, search.counted(values[event]), wanted, claimed))
         most = _EXPLAINED_ROUNDED if search.rule.simulates else _EXPLAINED
         if left < most and (best is None or left < _CLEARLY * best[0]):
@@ -249,7 +251,7 @@ def _with(feeds: Arrays, _: ExitStack) -> Arrays:
 def _of_part(part: Any, closely: bool) -> Iterator[tuple[str, Callable[[ExitStack], None]]]:
     """Faults that a module can have; each is undone by the stack. Not ``closely``: that it is skipped."""
     named = {DenseModule: "Dense", NormalizeModule: "Normalize", LayerNormModule: "LayerNorm"}
-    yield f"{named.get(type(part), 'a layer')} that is skipped", lambda undo: _skipped(undo, part)
+    yield f"{named.get(type(part), 'a layer')} {_SKIPPED}", lambda undo: _skipped(undo, part)
     if not closely:
         return
     weight, bias = getattr(part, "weight", None), getattr(part, "bias", None)

@@ -22,6 +22,7 @@ WRONG = (
     "bias dropped",
     "bias dropped, nameless",
     "epsilon",
+    "gain dropped",
     "mask ignored",
     "frozen length",
     "wrong pooling",
