@@ -159,18 +159,17 @@ def explain(
 
 
 def _left_of_answers(search: Found, before: Arrays, changed: Arrays) -> float:
-    """What is left of the difference of the wrong outputs, at most 1 where nothing is explained."""
-    left = []
+    """What is left of the difference of all outputs, of the size of each; 1 where nothing is explained."""
+    left = was = 0.0
     for name, got in search.answers.items():
         if name in changed and got.ndim and changed[name].shape[:-1] == got.shape[:-1] and name in before:
             got = got[..., : changed[name].shape[-1]]  # of an embedding the model shows the first numbers alone
         if name not in before or name not in changed or changed[name].shape != got.shape:
-            left.append(1.0)
-            continue
-        off = _rms(search.counted(changed[name]) - got)
-        was = _rms(search.counted(before[name]) - got) if before[name].shape == got.shape else _rms(got)
-        left.append(off / was if was > 0 else 0.0)
-    return max(left, default=1.0)
+            return 1.0
+        size = max(_rms(got), 1e-12)
+        left += (_rms(search.counted(changed[name]) - got) / size) ** 2
+        was += (_rms(search.counted(before[name]) - got) / size) ** 2 if before[name].shape == got.shape else 1.0
+    return float(np.sqrt(left / was)) if was > 0 else 1.0
 
 
 def _left_at(search: Found, changed: Array, wanted: Array, claimed: Collection[str]) -> float:
