@@ -95,12 +95,13 @@ class Job:
         return [submodel for *_, submodel in found]
 
     def validate(self) -> None:
-        """Refuses before any work what would fail behind it: weights that are not there, a back end that cannot finish
-        engines here, budgets that no submodel keeps, and examples that a precision lacks or that cannot be read."""
+        """Refuses before any work what would fail behind it: weights that are not there, budgets that no submodel
+        keeps, examples that a precision lacks or that cannot be read, and a back end that cannot finish engines here.
+        """
         self.source.checkpoint.require_weights()
-        validate_backend(self.profile, self.emit_only)
         validate_budgets(self.source, self.profile, self.levels, self.submodels)
         validate_examples(self.profile.precisions, self.corpus is not None)
+        validate_backend(self.profile, self.emit_only)
 
 
 def resolve(request: CompileRequest) -> Job:

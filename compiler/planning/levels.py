@@ -175,7 +175,8 @@ def read_assignment(spec: ElasticSpec, submodel_id: str, levels: Sequence[Level]
 def unusual(submodels: Iterable[Submodel], levels: Sequence[Level]) -> Iterator[str]:
     """Notes on submodels beside the ladder: what sets them apart from rungs, which training and ranking speak for."""
     for submodel in submodels:
-        for kind, values in submodel.by_kind().items():
+        for kind in dict.fromkeys(axis.kind for axis, _ in submodel.values):
+            values = [value for axis, value in submodel.values if axis.kind == kind]
             if any(later < earlier for earlier, later in pairwise(values)):
                 yield f"{submodel.id}: {kind} shrinks with depth, which rungs of the increasing ladder never do"
             if leap := _leap([axis for axis, _ in _running(submodel) if axis.kind == kind], submodel, levels):
