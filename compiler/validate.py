@@ -66,10 +66,10 @@ def _decoder_problems(source: ModelSource, profile: DeviceProfile, submodels: It
         asked = ", ".join(profile.precisions)
         yield f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, asked for {asked}"
     for precision in profile.precisions:
-        if PRECISIONS[precision].numbers == "halves":
+        if PRECISIONS[precision].arithmetic == "half":
             yield (
-                f"generate: KV-cache engines are in fp32 or of integers, asked for {precision}; on the "
-                "processor the operator that reads the cache takes longer on halves"
+                f"generate: KV-cache engines are in fp32 or an integer precision, asked for {precision}; on the "
+                "processor the operator that reads the cache takes longer in half precision"
             )
     for submodel in submodels:
         if (problem := form.at(submodel).problem) is not None:

@@ -16,7 +16,7 @@ from ..profiles.backends import BACKENDS
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import (
     FP32,
-    HALVES,
+    HALF_ENCODINGS,
     INT8,
     INT8_ZERO,
     LEAST_INPUTS,
@@ -289,7 +289,7 @@ def open_source(
 @dataclass(frozen=True)
 class WeightBytes:
     """``stored``: what engines read of the weight store. ``widened``: the largest of the float32 weights that a
-    processor makes of stored halves, one at a time, each where it is read."""
+    processor makes of stored half-precision ones, one at a time, each where it is read."""
 
     stored: int
     widened: int = 0
@@ -306,7 +306,7 @@ class WeightBytes:
 def weight_bytes(shape: Sequence[int], encodings: Collection[Encoding], backend: str) -> WeightBytes:
     """Bytes of one weight ``[..., out, in]`` that engines of ``backend`` read in ``encodings``."""
     stored = sum(encoded_bytes(shape, encoding) for encoding in encodings)
-    is_widened = BACKENDS[backend].widens_halves and not HALVES.isdisjoint(encodings)
+    is_widened = BACKENDS[backend].widens_half and not HALF_ENCODINGS.isdisjoint(encodings)
     return WeightBytes(stored, encoded_bytes(shape, FP32) if is_widened else 0)
 
 

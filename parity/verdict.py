@@ -2,8 +2,9 @@
 
 The reference is PyTorch in float64. What may differ is measured on the same inputs: an export in fp32 by what PyTorch's
 own float32 is off by, one of lower precision by what PyTorch is off by when it rounds as that precision does
-(``simulated``): halves after every operation, integers of 8 bits in products, weights of 4 bits in blocks. Four times
-that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck, passes with moved weights tell.
+(``simulated``): float16 or bfloat16 after every operation, integers of 8 bits in products, weights of 4 bits in blocks.
+Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck, passes with moved
+weights tell.
 """
 
 from __future__ import annotations

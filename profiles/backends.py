@@ -26,10 +26,10 @@ class Backend:
     of the compiler whose ``accepted`` brings a graph into its operators. ``kinds`` are its engines beside whole ones.
     ``runs_graphs``: it opens a graph as it is, on the processor, so that engines are proven and measured where they
     are compiled; of any other a plan is built on the device, and ONNX Runtime proves the graph. ``own_operators``: its
-    graphs have operators and layouts of ONNX Runtime's kernels for processors. ``widens_halves``: numbers of 16 bits
-    are computed with in float32. ``shares_weights``: engines can read the weight store in place. ``fixed_caches``:
-    caches of engines that generate have one capacity. ``caches_integers``: such engines may have integer products.
-    ``takes_computed_counts``: how many tokens an encoder selects may follow from a prompt's length.
+    graphs have operators and layouts of ONNX Runtime's kernels for processors. ``widens_half``: half-precision
+    numbers are computed with in float32. ``shares_weights``: engines can read the weight store in place.
+    ``fixed_caches``: caches of engines that generate have one capacity. ``caches_integers``: such engines may have
+    integer products. ``takes_computed_counts``: how many tokens an encoder selects may follow from a prompt's length.
     ``static_segments``: segments hand on memory of one shape. ``generation_note`` is said where engines generate.
     """
 
@@ -43,7 +43,7 @@ class Backend:
     finisher: str | None = None
     runs_graphs: bool = True
     own_operators: bool = False
-    widens_halves: bool = False
+    widens_half: bool = False
     shares_weights: bool = False
     fixed_caches: bool = False
     caches_integers: bool = False
@@ -61,7 +61,7 @@ ONNXRUNTIME = Backend(
     opener="runtime.engines.onnxruntime.backend",
     kinds=frozenset({"segments", "generation", "tasks"}),
     own_operators=True,
-    widens_halves=True,
+    widens_half=True,
     shares_weights=True,
     caches_integers=True,
 )

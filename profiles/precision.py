@@ -26,7 +26,7 @@ INT8_ZERO: Encoding = ".int8-zero"  # int8: the zero points, all 0, as many as s
 INT4: Encoding = ".int4"  # [out, blocks, 16] uint8: 32 inputs a block, the even ones in the low halves, 8 for 0
 INT4_SCALE: Encoding = ".int4-scale"  # [out, blocks] float32
 ENCODINGS = (FP16, BF16, INT8, INT8_SCALE, INT8_ZERO, INT4, INT4_SCALE)
-HALVES = frozenset({FP16, BF16})
+HALF_ENCODINGS = frozenset({FP16, BF16})
 # Bits of a weight in the encodings that hold weights; the others are of their scales.
 WEIGHT_BITS: Mapping[Encoding, int] = MappingProxyType({FP32: 32, FP16: 16, BF16: 16, INT8: 8, INT4: 4})
 # Read beside weights that are integers.
@@ -54,7 +54,8 @@ class PrecisionSpec:
 
     Weights of products are stored in ``encoding``, those whose inputs shrink in ``transposed``, tables in ``tables``
     (None: as the others), and what is too small for a product to gain by it in ``small``. ``backends`` run it.
-    ``numbers`` are what it computes with: of ``integers`` the products alone, whose activations are rounded by a scale.
+    ``arithmetic`` is the type that it computes in: of ``integer`` the products alone, whose activations are rounded by
+    a scale.
     ``calibration`` is what must be known of the values before a graph can have it: ``scales`` of the products' inputs,
     found on examples, or that none leaves the ``range`` of the type. ``is_emulated``: ONNX Runtime does not compute
     with it, so that a float32 emulation proves engines that it stands in for. ``is_always_packed``: on a processor its
@@ -64,7 +65,7 @@ class PrecisionSpec:
 
     encoding: Encoding
     backends: tuple[str, ...]
-    numbers: Literal["floats", "halves", "integers"]
+    arithmetic: Literal["float32", "half", "integer"]
     tolerance: LayerTolerance
     transposed: Encoding | None = None
     tables: Encoding | None = None
@@ -76,13 +77,13 @@ class PrecisionSpec:
 
     @property
     def is_integer(self) -> bool:
-        """Whether products are of integers."""
-        return self.numbers == "integers"
+        """Whether products are integer products."""
+        return self.arithmetic == "integer"
 
     @property
     def has_exact_form(self) -> bool:
         """Whether engines, with products in float32, compute what PyTorch does with the numbers that are stored."""
-        return self.encoding != FP32 and self.numbers != "halves"
+        return self.encoding != FP32 and self.arithmetic != "half"
 
     def reads(self, *, is_small: bool = False, is_table: bool = False, inputs_shrink: bool = False) -> Encoding:
         """The encoding in which engines read a weight."""
@@ -100,14 +101,14 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         "fp32": PrecisionSpec(
             encoding=FP32,
             backends=("onnxruntime", "tensorrt", "openvino"),
-            numbers="floats",
+            arithmetic="float32",
             tolerance=LayerTolerance(atol=4e-6, rtol=1e-5, min_cosine=1 - 1e-6, rms=4e-7),
         ),
         # Weights are widened where they are read.
         "fp16-weights": PrecisionSpec(
             encoding=FP16,
             backends=("onnxruntime", "openvino"),
-            numbers="floats",
+            arithmetic="float32",
             tolerance=LayerTolerance(atol=5e-3, rtol=1e-3, min_cosine=1 - 1e-5, rms=6e-3),
             calibration="range",
         ),
@@ -115,7 +116,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
             encoding=FP16,
             small=FP16,
             backends=("onnxruntime", "tensorrt"),
-            numbers="halves",
+            arithmetic="half",
             tolerance=LayerTolerance(atol=1e-2, rtol=1e-3, min_cosine=1 - 1e-4, rms=1.1e-2),
             calibration="range",
         ),
@@ -123,7 +124,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
             encoding=BF16,
             small=BF16,
             backends=("tensorrt", "openvino"),
-            numbers="halves",
+            arithmetic="half",
             tolerance=LayerTolerance(atol=2e-1, rtol=8e-3, min_cosine=1 - 2e-3, rms=2.08e-1),
             is_emulated=True,
         ),
@@ -131,7 +132,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         "int8-dynamic": PrecisionSpec(
             encoding=INT8,
             backends=("onnxruntime",),
-            numbers="integers",
+            arithmetic="integer",
             tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
             rated_by=("QGemmOfRows", "QGemmOfRows"),
         ),
@@ -139,7 +140,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         "int8": PrecisionSpec(
             encoding=INT8,
             backends=("onnxruntime", "tensorrt"),
-            numbers="integers",
+            arithmetic="integer",
             tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
             calibration="scales",
             rated_by=("QGemm", "QGemm"),
@@ -150,7 +151,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
             transposed=INT8,
             tables=INT8,
             backends=("onnxruntime",),
-            numbers="integers",
+            arithmetic="integer",
             tolerance=LayerTolerance(atol=2.0, rtol=0.2, min_cosine=0.75, rms=2.2),
             is_always_packed=True,
             rated_by=("MatMulNBits", "QGemmOfRows"),

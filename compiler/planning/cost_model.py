@@ -15,7 +15,7 @@ import numpy as np
 
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile, Rates
-from ...profiles.precision import FP32, HALVES, PRECISIONS, WEIGHT_BITS, Encoding, Precision
+from ...profiles.precision import FP32, HALF_ENCODINGS, PRECISIONS, WEIGHT_BITS, Encoding, Precision
 from ...workload import Op
 
 # ONNX Runtime's arena grows by doubling and is kept: measured 5.4 to 7.8 times the operands of the largest product
@@ -67,7 +67,7 @@ class Correction:
 
 def predict(ops: Sequence[Op], profile: DeviceProfile, precision: Precision = "fp32") -> Cost:
     """Cost of running ``ops``, which are counted in float32, one after the other on the device of ``profile``."""
-    ops = [_in_precision(op, precision, BACKENDS[profile.backend].widens_halves) for op in ops]
+    ops = [_in_precision(op, precision, BACKENDS[profile.backend].widens_half) for op in ops]
     gemm_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind == "gemm")
     other_ms = sum(_milliseconds(op, profile.rates, precision) for op in ops if op.kind != "gemm")
     products = [op.activation_bytes for op in ops if op.kind in ("gemm", "batched_gemm")]
@@ -106,12 +106,12 @@ def fit_correction(costs: Sequence[Cost], measured_ms: Sequence[float]) -> Corre
 
 
 def _in_precision(op: Op, precision: Precision, on_cpu: bool) -> Op:
-    """``op`` with the bytes that it moves: weights as they are stored, and activations, which are halves or float32. A
-    processor widens halves first and narrows them again."""
+    """``op`` with the bytes that it moves: weights as they are stored, and activations, in half precision or
+    float32. A processor widens half-precision numbers first and narrows them again."""
     spec, half = PRECISIONS[precision], _WIDENED_HALF_SHARE if on_cpu else _HALF_SHARE
     stored: Encoding = spec.reads(is_small=op.kind not in ("gemm", "gather"), is_table=op.kind == "gather")
-    weights = half if stored in HALVES else WEIGHT_BITS[stored] / WEIGHT_BITS[FP32]
-    activations = half if spec.numbers == "halves" else 1
+    weights = half if stored in HALF_ENCODINGS else WEIGHT_BITS[stored] / WEIGHT_BITS[FP32]
+    activations = half if spec.arithmetic == "half" else 1
     moved = int(weights * op.weight_bytes), int(activations * op.activation_bytes)
     return replace(op, weight_bytes=moved[0], activation_bytes=moved[1])
 

@@ -26,7 +26,7 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
 from nestforge.exporters import source
 from nestforge.profiles.load_profile import dump_profile
-from nestforge.profiles.precision import HALVES, PRECISIONS, TRACED, Precision, run_by
+from nestforge.profiles.precision import HALF_ENCODINGS, PRECISIONS, TRACED, Precision, run_by
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
@@ -71,7 +71,7 @@ def test_another_precision_is_smaller_and_answers_nearly_alike(every: Bundle, lo
     submodels = {entry.label: entry for entry in every.manifest.submodels}
     whole, narrow = submodels["100%"], submodels[f"100%.{low}"]
     assert (narrow.precision, narrow.id) == (low, f"{whole.id}.{low}")
-    assert narrow.weight_bytes < (0.55 if PRECISIONS[low].encoding in HALVES else 0.45) * whole.weight_bytes
+    assert narrow.weight_bytes < (0.55 if PRECISIONS[low].encoding in HALF_ENCODINGS else 0.45) * whole.weight_bytes
     assert whole.quality is not None
     assert narrow.quality is not None
     assert whole.quality.figures["mean_cosine"] == 1.0

@@ -77,7 +77,7 @@ def in_whole_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_plain(product: onnx.NodeProto) -> bool:
-    """Whether a QGemm is a product of integers and no more: weights as they are, no sum behind it, floats out of it."""
+    """Whether a QGemm is an integer product and no more: weights as they are, no sum behind it, floats out of it."""
     return not _int(product, "transB", 0) and not any(product.input[_QGEMM_INPUTS:])
 
 

@@ -200,7 +200,7 @@ def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None
     with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):
         asked(save_decoder(tmp_path / "narrow"))
     decoder = save_decoder(tmp_path / "llama", head_dim=8)
-    with pytest.raises(PlanError, match=r"in fp32 or of integers, asked for fp16; .* takes longer on halves"):
+    with pytest.raises(PlanError, match=r"in fp32 or an integer precision, asked for fp16; .* takes longer in half"):
         asked(decoder, precisions=["fp16"])
     edit_config(decoder, architectures=["LlamaModel"])
     with pytest.raises(PlanError, match=r"generate: llama cannot; expected a causal language model"):

@@ -15,7 +15,7 @@ from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import Submodel
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.profiles.precision import HALVES, PRECISIONS, TRACED, Precision
+from nestforge.profiles.precision import HALF_ENCODINGS, PRECISIONS, TRACED, Precision
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.tiny_compile import board, save_tiniest
@@ -74,7 +74,7 @@ def test_the_plans_bytes_are_the_stores(traced: Templates, precision: Precision,
     for submodel in ends_of(source):
         read = read_by(templates, submodel)
         stored = sum(store[name].length(submodel) for name in read)
-        parts = [part for name in read for part in parts_of(name) if split_encoding(part)[1] in HALVES]
+        parts = [part for name in read for part in parts_of(name) if split_encoding(part)[1] in HALF_ENCODINGS]
         widened = 2 * max((store[part].length(submodel) for part in parts), default=0)
         planned = replace(source, encodings=templates.encodings).weight_bytes(submodel, backend)
         assert planned.stored == stored

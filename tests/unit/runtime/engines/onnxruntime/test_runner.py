@@ -51,7 +51,7 @@ def test_every_engine_equals_numpy_in_every_residency(
 
 
 @pytest.mark.parametrize(("precision", "order"), [("fp32", "DEFAULT"), ("fp16", "PRIORITY_BASED")])
-def test_stored_halves_are_widened_in_the_order_of_the_graph(
+def test_stored_half_precision_is_widened_in_the_order_of_the_graph(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, order: str
 ) -> None:
     """By default ONNX Runtime widens all of them before anything else, and holds them at once."""
