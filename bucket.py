@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import total_ordering
 
-# Of a bucket, such as 1024 rows of 4096 steps: requests are padded to it.
+# Most tokens of a bucket, such as 1024 rows of 4096 steps: requests are padded to it.
 MAX_TOKENS = 2**22
 _BUCKET_LABEL = re.compile(
     r"b?(?:(?P<b0>\d{1,9})(?:\.\.|_))?(?P<b1>\d{1,9})(?:xs?|-s)(?:(?P<s0>\d{1,9})(?:\.\.|_))?(?P<s1>\d{1,9})", re.ASCII

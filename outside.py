@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Of what a library says, and of a whole message; longer ones lose their middle.
+# Most letters of what a library says, and of a whole message; longer ones lose their middle.
 _MOST_SAID = 300
 _MOST = 800
 

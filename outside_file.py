@@ -15,9 +15,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-# Of a settings file; those of tokenizers with thousands of added tokens take megabytes.
+# Size limit of a settings file; those of tokenizers with thousands of added tokens take megabytes.
 _MAX_JSON_BYTES = 8 * 2**20
-# Of lists and mappings within each other. What walks data later has to walk it without running out of stack.
+# Depth of lists and mappings within each other: data is walked later without running out of stack.
 _MAX_DEPTH = 64
 _TOO_DEEP = f"lists and mappings within more than {_MAX_DEPTH} others"
 # By the file that marks a folder, the surest first.

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
 
-# Of a whole number in a file; larger ones overflow floats, arrays and even printing.
+# Limit of a whole number in a file; larger ones overflow floats, arrays and even printing.
 _MAX_BITS = 63
 
 

@@ -30,7 +30,7 @@ from .subjects import CORES, eager_call, elsewhere, packed
 from .task_memory import resident_bytes
 
 BUCKET = Bucket(1, 512)
-# Of the preset's twelve equal layers: what is compared is time per layer, and a small vocabulary leaves layers alone.
+# Fewer than the preset's twelve equal layers: time per layer is compared, and a small vocabulary leaves layers alone.
 LAYERS, WORDS = 4, 1000
 OFFERED = (8, 4, 2, 1)
 

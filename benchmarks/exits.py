@@ -268,7 +268,7 @@ def _exit_budget_row(model: ElasticModel, bundle: Bundle, texts: Sequence[Mappin
     found = measured_figure(chain, _MEAN) / measured_figure(whole, _MEAN)
     off = found / share - 1
     fitted = calibrated_to.measured.costs.mean_latency_ms / calibrated_to.whole.costs.mean_latency_ms
-    # Of texts drawn at random, as many as calibrated and as many as check.
+    # Chance of texts drawn at random, as many as calibrated and as many as check.
     of_a_text = np.std(np.median(chain, axis=0) - found * np.median(whole, axis=0)) / np.median(whole, axis=0).mean()
     chance = of_a_text * np.sqrt(1 / calibrated_to.measured.rows + 1 / len(texts)) / share
     return Row(

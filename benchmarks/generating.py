@@ -254,7 +254,7 @@ _WAYS: dict[str, dict[str, Any]] = {
     "n-gram, 4 a run": {"draft": "n-gram", "drafted": 4},
     "auto": {"draft": "auto"},
 }
-# What turning itself off may cost.
+# Least speed of `auto`: the cost of turning itself off.
 _LEAST_OF_AUTO = 0.95
 
 

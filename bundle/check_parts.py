@@ -20,7 +20,7 @@ from .manifest import Manifest
 _BATCH_DIMS = ("batch",)
 _STEP_DIMS = ("batch", "sequence")
 _MAX_LAYERS = 4096
-# Of one token, keys or values of all layers; models of hundreds of layers keep less than a tenth.
+# Numbers of one token in the keys, or the values, of all layers; models of hundreds of layers have less than a tenth.
 _MAX_KEPT = 2**22
 _MAX_RANK = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")

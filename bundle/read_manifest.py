@@ -24,7 +24,7 @@ from .roles import role_problems
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20
-# Of one model; a submodel's id names each of them.
+# Most kinds of axes of one model; a submodel's id names each of them.
 MAX_KINDS = 64
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}")
 _FIGURE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

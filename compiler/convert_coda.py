@@ -19,7 +19,7 @@ from ..strict import unstructure
 from .work.staging import staged
 from .write_bundle import tool_versions
 
-# What reads a text, or prepares an image, as it did for the original.
+# Files that read a text, or prepare an image, as they did for the original.
 _COMPANIONS = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
     "preprocessor_config.json",

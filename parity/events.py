@@ -1,4 +1,4 @@
-"""What goes into and comes out of every module of a model, in the order in which they run."""
+"""Inputs and outputs of every module of a model, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUDGE = 0.3  # of its size
 
 @dataclass(frozen=True)
 class Event:
-    """What goes ``in`` or comes ``out`` of ``module`` the ``nth`` time that it runs."""
+    """One value that goes ``in`` or comes ``out`` of ``module`` the ``nth`` time that it runs."""
 
     module: str
     side: str

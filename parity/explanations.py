@@ -1,4 +1,4 @@
-"""What kind of fault it is: by the stored weights, by which cases it shows in, and by changing the model as known
+"""The kind of a fault: by the stored weights, by which cases it shows in, and by changing the model as known
 faults change it until it computes the export's numbers."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHORT = 8  # tokens: shorter texts may hide a fault by chance
 
 
 def kind_of_cases(trials: Sequence[Trial], wrong: Collection[str]) -> str | None:
-    """What the wrong cases have in common and no right one has."""
+    """The trait that all wrong cases have and no right one has."""
     bad, good = ([t for t in trials if (t.name in wrong) == side] for side in (True, False))
     if not bad or not good:
         return None
@@ -159,7 +159,7 @@ def explain(
 
 
 def _left_of_answers(search: Found, before: Arrays, changed: Arrays) -> float:
-    """What is left of the difference of all outputs, of the size of each; 1 where nothing is explained."""
+    """The share of the difference of all outputs that is left, by the size of each; 1 where nothing is explained."""
     left = was = 0.0
     for name, got in search.answers.items():
         if name in changed and got.ndim and changed[name].shape[:-1] == got.shape[:-1] and name in before:
@@ -173,7 +173,7 @@ def _left_of_answers(search: Found, before: Arrays, changed: Arrays) -> float:
 
 
 def _left_at(search: Found, changed: Array, wanted: Array, claimed: Collection[str]) -> float:
-    """What is left at one value: the export's one that is nearest to the ``changed``."""
+    """The share that is left at one value: the export's one that is nearest to the ``changed``."""
     near, found = search.nearest(wanted, claimed), search.nearest(changed, claimed)
     moved = _rms(changed - wanted)
     if found is None or near is None or moved == 0.0:
@@ -343,7 +343,7 @@ def _skipped(undo: ExitStack, part: torch.nn.Module) -> None:
 
 
 def _without_residual(undo: ExitStack, part: torch.nn.Module) -> None:
-    """Of a module that takes what it adds as its second input."""
+    """For a module that takes its residual as the second input."""
 
     def emptied(_m: Any, args: Any) -> Any:
         if len(args) < 2 or not isinstance(args[1], torch.Tensor) or args[0].dim() != args[1].dim():

@@ -25,7 +25,7 @@ from ..runtime.inputs.arrays import Array, Arrays
 _MOST_GRAPH_BYTES = 2**31
 # By ONNX's numbers of element types; bfloat16 has no numpy type of its own and is given as float32.
 _DTYPES = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
-_HALVES: Mapping[int, Precision] = {10: "fp16", 16: "bf16"}
+_HALF_TYPES: Mapping[int, Precision] = {10: "fp16", 16: "bf16"}
 _DYNAMIC_INTEGERS = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"}
 _INTEGERS = {"QLinearMatMul", "QLinearConv", "QLinearAdd", "QGemm", "QuantizeLinear", "QAttention"}
 _FOUR_BITS = {21, 22}  # uint4, int4
@@ -335,7 +335,7 @@ def _precision(model: Any) -> Precision:
     sizes: dict[Precision, int] = {"fp32": 0}
     for tensor in tensors:
         if tensor.data_type in (1, 10, 11, 16):
-            kind = _HALVES.get(tensor.data_type, "fp32")
+            kind = _HALF_TYPES.get(tensor.data_type, "fp32")
             sizes[kind] = sizes.get(kind, 0) + int(np.prod(tensor.dims))
     return max(sizes, key=lambda kind: sizes[kind])
 

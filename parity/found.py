@@ -1,4 +1,4 @@
-"""What an export computes on one wrong case: its answers, and the value of its own that comes nearest to another."""
+"""The values of an export on one wrong case: its answers, and the value of its own that comes nearest to another."""
 
 from __future__ import annotations
 

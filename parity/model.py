@@ -30,7 +30,7 @@ from ..runtime.inputs.arrays import Array, Arrays
 from .export import Export, Port, open_exports
 
 Named = dict[str, torch.Tensor]
-# Of every module: the attribute under which wrappers hold it.
+# The attribute under which wrappers hold a module.
 WRAPPER = "model."
 # Tokens that any vocabulary has, of a reference that does not say how many it has.
 _FEW_TOKENS = 64
@@ -39,7 +39,7 @@ _SPARE = 2.0  # times the float64 copy that must be free in memory
 
 @dataclass(frozen=True)
 class Facts:
-    """What bounds inputs: tokens, types of tokens, positions, and the ``image`` ``[C, H, W]`` that it takes."""
+    """Bounds of inputs: tokens, types of tokens, positions, and the ``image`` ``[C, H, W]`` that it takes."""
 
     vocabulary: int | None = None
     types: int | None = None
@@ -60,7 +60,7 @@ class Model:
     facts: Facts = field(default_factory=Facts)
     files: tuple[Path, ...] = ()
     folder: Path | None = None
-    # What it takes and an export may leave out.
+    # Inputs that it takes and an export may leave out.
     needs: tuple[Port, ...] = ()
 
     def answer(self, feeds: Arrays, module: torch.nn.Module | None = None) -> dict[str, Array]:
@@ -186,7 +186,7 @@ class Wrapped(torch.nn.Module):
 
 
 def named(found: Any, outputs: Sequence[str] = ()) -> Named:
-    """What a module returned, by name: the keys of a mapping, ``outputs``, or ``output_0`` and so on; a cache is
+    """The outputs of a module, by name: the keys of a mapping, ``outputs``, or ``output_0`` and so on; a cache is
     ``present.0.key``, ``present.0.value`` and so on."""
     if isinstance(found, torch.Tensor):
         found = (found,)
@@ -281,7 +281,7 @@ class Transformer(torch.nn.Module):
 
 
 def _facts(config: Mapping[str, Any]) -> Facts:
-    """What ``config.json`` says of inputs, of a text model inside a larger one where it has its own part."""
+    """Bounds of inputs from ``config.json``, of a text model inside a larger one where it has its own part."""
     for part in ("text_config", "decoder", "vision_config"):
         if isinstance(config.get(part), Mapping) and "hidden_size" not in config:
             config = {**config[part], **config}

@@ -1,4 +1,5 @@
-"""What a check found, kept: a receipt in JSON that can be checked again, a page in HTML, a report in JUnit's XML.
+"""The result of a check as a file: a receipt in JSON that can be checked again, a page in HTML, a report in JUnit's
+XML.
 
 A receipt is ``{"format": 1, "report": ..., "settings": ..., "versions": ..., "files": {path: {"bytes", "sha256"}}}``;
 ``report`` has the fields of ``ParityReport``, null for numbers that are not finite. docs/tasks/check-an-export.md lists
@@ -30,7 +31,7 @@ _FORMAT = 1
 _MOST_BYTES = 2**26
 _PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnxruntime", "openvino", "numpy")
 _WORST = 12
-# Of the picture, in pixels.
+# Sizes in the picture, in pixels.
 _BAR, _LABEL, _WIDTH = 14, 360, 420
 
 

@@ -32,14 +32,14 @@ from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.inputs.arrays import Array
 
 Preset = Literal["strict", "deploy"]
-# Of --preset deploy: what a ranking or a classifier does not notice.
+# Limits of --preset deploy: differences that a ranking or a classifier does not notice.
 _DEPLOY_COSINE, _DEPLOY_AGREEMENT = 0.99, 0.99
 _PASSES = 8
 # Beyond so many times what PyTorch itself is off by, no pass with moved weights explains a difference.
 _BEYOND_LUCK = 64.0
 _BLOCK = 128
 _CLIPPED = 2.0
-_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is accepted of an export in ``precision`` of a model with so many layers."""
+    """The limits of an export in ``precision`` of a model with so many layers."""
 
     precision: Precision
     depth: int
@@ -86,7 +86,7 @@ class Rule:
         return self.simulates and self.precision == "int8"
 
     def of_fixed_scales(self, owns: Sequence[Rounding]) -> Rounding:
-        """What may differ where scales were fixed on examples: the worst of all cases, and twice of it, since other
+        """The rounding where scales were fixed on examples: the worst of all cases, and twice of it, since other
         inputs are clipped, which is not simulated."""
         largest, rms = max(own.largest for own in owns), max(own.rms_of_all for own in owns)
         return Rounding(_CLIPPED * largest, _CLIPPED * rms)
@@ -148,7 +148,7 @@ def is_luck_possible(figures: Figures) -> bool:
 
 
 def own_rounding(rule: Rule, expected: Array, passed: Array) -> Rounding:
-    """What a ``passed`` of PyTorch is off by; where it rounds as the export does, anywhere counts."""
+    """The rounding of one pass of PyTorch, ``passed``; where it rounds as the export does, anywhere counts."""
     found = rounding(expected, passed)
     return found.of_all if rule.simulates else found
 
@@ -173,7 +173,7 @@ def simulated(precision: Precision) -> Iterator[None]:
 class _Simulated(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, precision: Precision) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._half = _HALVES.get(precision)
+        self._half = _HALF_TYPES.get(precision)
         self._precision = precision
 
     def __torch_dispatch__(

@@ -34,7 +34,7 @@ class BudgetSpec:
     optional: bool = False
 
 
-# What a budget may limit.
+# Figures that a budget may limit.
 LIMITS = tuple(each.name for each in dataclasses.fields(BudgetSpec) if each.name != "optional")
 
 

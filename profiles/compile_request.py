@@ -23,7 +23,7 @@ from .precision import Precision
 from .probe_host import HOST_PROFILE_NAME
 
 Include = Literal["budgets", "levels", "ladder"]
-# Of a task, part of a file's name on every platform.
+# Name of a task, part of a file's name on every platform.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # Fields of every request that makes a folder.
 MODEL = option("Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights.", MISSING)

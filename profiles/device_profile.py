@@ -48,7 +48,7 @@ class TensorRTOptions:
 
 # Which layers a rung of the promotion ladder promotes first; compiler/planning/levels.py defines them.
 PromotionOrder = Literal["increasing", "decreasing", "up-down", "down-up"]
-# Of caches, where a profile states none.
+# Capacities of caches, where a profile states none.
 _CAPACITIES = (512, 2048)
 
 

@@ -151,7 +151,7 @@ def onnxruntime_run(chain: Chain, cores: int) -> Callable[[], Array]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cores
-    # What is written is what runs: no fusion, so that every operation is counted once.
+    # The graph runs as it is written: no fusion, so that every operation is counted once.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # One session must not spin on the cores that the next one is measured on.
     options.add_session_config_entry("session.force_spinning_stop", "1")

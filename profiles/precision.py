@@ -158,7 +158,8 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
         ),
     }
 )
-# What models are traced in; templates of the others are derived from it, and what they cost is measured against it.
+# The precision that models are traced in; templates of the others are derived from it, and what they cost is measured
+# against it.
 TRACED: Precision = "fp32"
 
 

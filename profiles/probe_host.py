@@ -32,8 +32,8 @@ _MEASUREMENT_VERSION = 3
 _LOOK_SECONDS = 1.0
 # Before marked rates are measured again: every command that asks for this host's profile waits for it.
 _GLANCE_SECONDS = 0.25
-# What the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's ladder,
-# also of one that shrinks the feed-forward width alone.
+# Defaults that the probe cannot know. Shares of the universal model's latency; half is within reach of every encoder's
+# ladder, also of one that shrinks the feed-forward width alone.
 _DEFAULT_BUCKETS = ("1x1..512",)
 _DEFAULT_BUDGET_AT = "1x128"
 _DEFAULT_BUDGETS: Mapping[str, Mapping[str, str | bool]] = {

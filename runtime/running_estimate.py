@@ -14,7 +14,7 @@ from time import perf_counter
 
 from ..bucket import Bucket
 
-# Of an engine at sizes like one: the first run after it was opened finds neither memory nor caches ready.
+# Runs of an engine at sizes like one: the first after it was opened finds neither memory nor caches ready.
 _UNCOUNTED_RUNS = 1
 # From how many counted runs on the estimate is used, and an odd run is taken for less than it says.
 _ENOUGH_RUNS = 3

@@ -20,9 +20,9 @@ from ..profiles.device_profile import budget_bucket_of, budget_shape_of
 
 # A capacity that many texts need.
 _TOKENS = 2048
-# Of metadata whose name does not say what it counts.
+# Units of metadata whose name does not say what it counts.
 _UNITS = {"capacity": "slots"}
-# Of kinds of axes whose name does not say what they count.
+# Units of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
 
 

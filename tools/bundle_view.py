@@ -30,7 +30,7 @@ from ..runtime.summary import (
 from ..runtime.tasks import merged_bytes
 from .console import in_options, print_facts, print_table, say
 
-# Of the CPU seconds of a compile; report.md has every stage.
+# Stages shown of the CPU seconds of a compile; report.md has every stage.
 _STAGES_SHOWN = 5
 
 

@@ -59,7 +59,7 @@ _EXTRAS = {
     "cuda": TENSORRT.extra,
 }
 
-# What writing may meet; of files that have a name, their writers say it.
+# Errors of writing; for files that have a name, their writers say it.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 

@@ -144,7 +144,7 @@ def _plain_progress() -> Progress:
 
 # Longer cells of several words may break between these.
 _LONGEST_UNBROKEN = 24
-# What a column takes beside its cells, and a table beside its columns.
+# Width of a column beside its cells, and of a table beside its columns.
 _BESIDE, _FRAME = 3, 1
 _CHOSEN, _NOISY = "bold green", "yellow"
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from .engine_entry import Decode, Encoder, EngineEntry
 from .tensor_spec import TensorSpec
 
-# Of engines that keep keys and values in a cache: their ``segment``, and their dimensions that the caller chooses.
+# KV-cache engines: their ``segment``, and their dimensions that the caller chooses.
 CACHED, CAPACITY, WINDOW, LOGIT_COUNT = Decode.part, "capacity", "window", "answers"
 # The input with the places of new tokens in the text.
 POSITIONS = "position_ids"
-# What the names of a cache begin with, as an input and as the output that it becomes.
+# Prefixes of the names of a cache, as an input and as the output that it becomes.
 PAST, PRESENT = "past_", "present_"
-# Of engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
+# Engines that read a prompt for a decoder, and the dimension of its tokens, which the caller chooses too.
 ENCODER, SOURCE = Encoder.part, "source"
 # How many tokens of each row a decoder reads, an input on the host.
 SOURCE_LENGTHS = "source_lengths"
-# What the names of tensors begin with that stay on a device from one run to the next.
+# Prefixes of the names of tensors that stay on a device from one run to the next.
 KEPT = (PAST, "source_key_", "source_value_")
-# Of a prompt for which the figures of engines that read one are stated.
+# Length of the prompt for which the figures of engines that read one are stated.
 PROMPT_TOKENS = 512
 
 

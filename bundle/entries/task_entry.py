@@ -13,7 +13,7 @@ from .engine_entry import EngineEntry
 
 # Adapters, routers, norms and schedules of conditional adapters, or pairs of low-rank matrices beside linear layers.
 TaskKind = Literal["coda", "lora"]
-# What the matrices of a pair are called, behind the name of the layer beside.
+# Names of the two matrices of an adapter, behind the name of their layer.
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 
 

@@ -20,12 +20,12 @@ RANGES = {
     "bool": (0, 1),
 }
 DTYPES = tuple(RANGES)
-# What an output means: a vector of the input; logits of classes; logits of the token at each position (masked language
-# models); logits of the token that follows each position (causal ones).
+# The meaning of an output: a vector of the input; logits of classes; logits of the token at each position (masked
+# language models); logits of the token that follows each position (causal ones).
 Role = Literal["embedding", "classes", "tokens", "next_tokens"]
-# Of one tensor, which no host holds.
+# Limit of one tensor, which no host holds.
 MAX_ELEMENTS = 2**31
-# What a mask ``[B, S]`` must have in every row.
+# The tokens that a mask ``[B, S]`` must have in every row.
 RowNeed = Literal["token", "first_token"]
 
 

@@ -271,7 +271,7 @@ class EngineBuilder:
         """Whether equal outputs are right: of a pruned model a slice may cut nothing but zeros."""
         parameters, kept = self.universal.parameters(), {a.name: n for a, n in submodel.values if n < a.size}
         orders = [order for order in self.universal.spec.orders if order.axis.name in kept]
-        # What reads the steps says what is left of them; stacked steps are read by none but themselves.
+        # The readers of the steps say what is left of them; stacked steps are read by none but themselves.
         cuts = [c for order in orders for c in ([c for c in order.slices if c.dim == 1] or order.slices)]
         rest = (parameters[c.parameter].movedim(c.dim, 0)[kept[c.axis] * c.unit :] for c in cuts)
         return bool(cuts) and not any(bool(weights.any()) for weights in rest)

@@ -55,7 +55,7 @@ from .emitted import Emitted
 from .prove_exact import in_torch, require_form
 from .whole import JudgedEngine
 
-# What an encoder returned of each prompt, by the name of its case; None of a model without one.
+# Outputs of an encoder for each prompt, by the name of its case; None for a model without one.
 _Read = Mapping[str, Sequence[Array]] | None
 _HEADS, _SIZES = attrgetter("heads"), attrgetter("size")
 

@@ -40,10 +40,10 @@ from .fp32_reference import Fp32Reference
 
 # Spread over the ladder; the correction has three factors, so four rungs leave it one to disagree with.
 _RUNGS_MEASURED = 4
-# Of an engine of a range, where rungs are measured.
+# Shapes of an engine of a range at which rungs are measured.
 _SMALL_SEQUENCE = 16
 _MIDDLE_SEQUENCE = 128
-# What the runtime chooses while memory lasts.
+# The runtime's choice while memory lasts.
 _MEASURED_RESIDENCY: Residency = "packed"
 
 

@@ -34,7 +34,7 @@ PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transpo
 # 2 * 255 * 63 is not, so that an engine gives the same integers on every processor. The eighth bit would be worth
 # little (all-MiniLM-L6-v2: a mean cosine to float32 of 0.994 in place of 0.993), since activations lose more.
 _LARGEST_INT8 = 63
-# What the largest weight of a block may become in 4 bits, beside -8: a little more is clipped, less is spread wider.
+# Values of the largest weight of a block in 4 bits, beside -8: a little more is clipped, less is spread wider.
 _INT4_STEPS = (7.0, 7.5, 8.5, 9.0, 9.5)
 
 

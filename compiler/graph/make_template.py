@@ -235,7 +235,7 @@ PASSES = (
         (linear_layers_are_gemm,),
         graphs="fused",
     ),
-    # What attention reads of one product as one input.
+    # The parts of one product that attention reads, as one input.
     Pass("pack_attention", lambda model, _: pack_attention(model), (extents_are_known,), graphs="fused"),
     Pass(
         "tidy_fused",

@@ -125,7 +125,7 @@ def without_pairs(template: Template) -> Template:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     sums = [_sum_of(product, readers, name) for name in pairs if _is_second(name) for product in readers.get(name, ())]
-    # What is left of a sum takes its name.
+    # The rest of a sum takes its name.
     renamed = {next(v for v in total.input if v != added): total.output[0] for total, added in sums}
     gone = {id(total) for total, _ in sums}
     edit.nodes = [node for node in edit.source if id(node) not in gone]

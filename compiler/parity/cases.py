@@ -22,10 +22,10 @@ _SENTENCES = (
     "北京的秋天很美，很多人去香山看红叶。",
     "Une requête peut dire ce qu'elle peut dépenser : mémoire, temps ou énergie.",
 )
-# Of a range, beside its ends and the powers of two.
+# Shapes of a range, beside its ends and the powers of two.
 _RANDOM_SHAPES = 4
 _MOST_TOKENS = 512
-# Of one bucket; a range has twice as many cases.
+# Cases of one bucket; a range has twice as many.
 _FEW = 8
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8

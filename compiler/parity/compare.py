@@ -43,11 +43,11 @@ from ...bundle.entries.engine_entry import ParityOutput
 from ...profiles.precision import PRECISIONS, Precision
 from ...runtime.inputs.arrays import Arrays
 
-# Of a row's size: what PyTorch's float32 may be off by at most.
+# Most that PyTorch's float32 may be off by, as a share of a row's size.
 _MAX_ROUNDING_SHARE = 0.01
 # So many numbers are not all near zero by chance, so that their own rms says what size they have.
 _MIN_NUMBERS = 16
-# Of an output's rms: the least scale of a part of it.
+# Least scale of a part of an output, as a share of the output's rms.
 _MIN_SCALE_SHARE = 0.01
 # Two float32 computations of one value are off by as much in the mean, but either may be lucky.
 ROUNDING_FACTOR = 4.0

@@ -21,10 +21,10 @@ from .prove_exits import prove_exits
 from .reference import float64_inputs, in_float64
 from .references import References
 
-# Of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff is
-# 1e-16. Measured: 3e-15. A model whose float32 is off by less than 1 %, the bound of the gate, stays below 1e-10.
+# Share of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff
+# is 1e-16. Measured: 3e-15. A model whose float32 is off by less than 1 %, the bound of the gate, stays below 1e-10.
 _SLICE_LIMIT = 1e-9
-# Of one bucket; that of a range has three times as many.
+# Cases of one bucket; a range has three times as many.
 _MOST_CASES = 8
 
 

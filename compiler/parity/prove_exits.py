@@ -33,12 +33,12 @@ from .compare import Tolerance, with_rounding
 from .judge import Replayed
 from .references import References
 
-# Of PyTorch in float32, on every case, before a composition beyond its limit is believed.
+# Further passes of PyTorch in float32, on every case, before a composition beyond its limit is believed.
 _MORE_PASSES = 7
 # A receipt's error is that of engines run shared at one shape; packed, and in smaller batches, they round otherwise.
 _ENTROPY_ERROR_FACTOR = 2.0
-# Of the rows of all cases: fewer that are no near ties prove nothing where entropies are off by more than this of ln C.
-# Where they are not, rows are near ties since their entropies are equal, such as 0 at a saturated exit.
+# Share of the rows of all cases: fewer that are no near ties prove nothing where entropies are off by more than this of
+# ln C. Where they are not, rows are near ties since their entropies are equal, such as 0 at a saturated exit.
 _MIN_SHARE_CHECKED = 0.25
 _MAX_ENTROPY_ERROR = 0.1
 

@@ -23,7 +23,8 @@ from .cases import Case
 from .judge import Replayed
 from .reference import Reference, replayed
 
-# Of outputs that are kept between stages; what is more, such as logits of every token of a vocabulary, is passed again.
+# Bytes of outputs that are cached between stages; what is more, such as logits of every token of a vocabulary, is
+# passed again.
 _MOST_BYTES_KEPT = 2**30
 
 

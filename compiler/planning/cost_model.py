@@ -25,7 +25,7 @@ _ARENA_FACTOR = 8
 # Along the ladder of a 6-layer (384) and a 12-layer (768) encoder anything from 0.03 to 0.3 predicts alike; towards 0
 # the noise of a busy host decides, and submodels off the ladder suffer.
 _PRIOR_WEIGHT = 0.2
-# Of float32's bytes: a half is read, written as float32 and read again.
+# Shares of float32's bytes: a half-precision weight is read, written as float32 and read again.
 _WIDENED_HALF_SHARE = 2.5
 _HALF_SHARE = 0.5
 

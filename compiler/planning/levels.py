@@ -29,7 +29,7 @@ from ...profiles.device_profile import DeviceProfile, PromotionOrder
 from ...profiles.precision import Precision, highest_first
 from ...strict import nearest
 
-# What MatFormer trains; and even steps for a model whose order comes from a ranking.
+# Fractions that MatFormer trains; and even steps for a model whose order comes from a ranking.
 NESTED_FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 RANKED_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 _FOUR_LEVEL_NAMES = ("S", "M", "L", "XL")

@@ -38,7 +38,7 @@ from ..parity.cases import Case, shapes_to_prove
 from ..parity.compare import Rounding, Roundings, Tolerance
 from ..parity.judge import JudgedOutputs, Replayed, judge
 
-# Of a static bucket; of a range there is one at each of several shapes.
+# Cases of a static bucket; a range has one at each of several shapes.
 _CASES_COMPARED = 4
 # Near ties that may be met while looking for those cases.
 _MAX_NEAR_TIES = 4

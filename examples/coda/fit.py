@@ -24,7 +24,7 @@ from ..byte_windows import Rows
 from ..matformer.tasks import read_digits
 from ..training import Record, decay_groups, descend, one_thread, replace_folder, seconds_of
 
-# What a task's images are: those of the data set, or each turned by half a circle.
+# A task's images: those of the data set, or each turned by half a circle.
 TASKS = ("upright", "upside-down")
 KEYS: tuple[KeysOf, ...] = ("selected", "all")
 REDUCTIONS = (8, 5, 3, 2, 1)

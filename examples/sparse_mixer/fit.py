@@ -24,13 +24,13 @@ from ..training import Record, decay_groups, descend, one_thread, parameters_of,
 
 _BETAS = (0.9, 0.98)
 _TABLE_SPREAD = 0.02
-# What a sublayer adds to its input is smaller than that.
+# Gain of a sublayer: what it adds to its input is smaller than that.
 _GAIN = 0.5
 # Tokens; a mixing layer begins by looking at about so many to either side.
 _REACH = 2.0
 # The slowest wave of positions over the fastest, which turns by one radian a token: no longer than a row.
 _LONGEST = 30.0
-# What queries and keys multiply positions by: a head begins with a token and a little of those beside it.
+# Factor of positions in queries and keys: a head begins with a token and a little of those beside it.
 _FOCUS = 2.0
 
 

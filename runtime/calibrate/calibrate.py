@@ -242,7 +242,7 @@ class Fitter:
     classes: int
     policy_of: Callable[[Array], ExitPolicy]
     progress: Progress
-    # Of the first measurement, 0 until then: the whole engine's mean latency, and the figure that sets the pace.
+    # First measurement, 0 until then: the whole engine's mean latency, and the figure that sets the pace.
     _whole_ms: float = field(default=0.0, init=False)
     _whole_pace: float = field(default=0.0, init=False)
 

@@ -16,7 +16,7 @@ from ..generation.options import NGRAM
 from ..load import load
 from .measure import Progress
 
-# Of a text: those that are its prompt, and those that are written behind it.
+# Tokens of a text: those of its prompt, and those that are generated behind it.
 _PROMPT_TOKENS, _NEW_TOKENS = 64, 48
 _MOST_TEXTS = 16
 # Drafted tokens of a run, in turn from text to text: what a check takes depends on their number.

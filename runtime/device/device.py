@@ -19,7 +19,7 @@ from ..inputs.arrays import Array
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value", bound="Closable")
-# What cudaMalloc aligns to, and so the most that a kernel may ask of an address.
+# Alignment of cudaMalloc, and so the most that a kernel may ask of an address.
 ALIGNMENT = 256
 # Keys and values are float32 with four dimensions, of which this one counts tokens: of the keys of prompts the last.
 TOKENS, TOKENS_OF_KEYS = 2, 3

@@ -116,7 +116,7 @@ def routes_of(engine: EngineEntry) -> tuple[TensorSpec, ...]:
 class CopyingRunner(ABC):
     """One engine whose values are copied into arrays of the caller; see ``DeviceRunner`` for those on a GPU."""
 
-    # What runs as long as it is the same object, None while inactive; calls that are bound keep it.
+    # The engine that runs as long as it is the same object, None while inactive; calls that are bound keep it.
     _opened: object | None
 
     def __init__(self, bundle: Bundle, engine: EngineEntry) -> None:

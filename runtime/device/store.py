@@ -25,7 +25,7 @@ from .device import Device, SharedValues
 
 # Kernels read up to this many bytes at once, from addresses that are multiples of it.
 _ALIGNMENT_BYTES = 16
-# What is read of the file at a time.
+# Bytes of the file that are read at a time.
 _CHUNK_BYTES = 64 * 2**20
 
 
@@ -158,8 +158,8 @@ class _Managed(ctypes.Structure):
 _allocate = ctypes.pythonapi.PyMem_RawMalloc
 _allocate.restype = ctypes.c_void_p
 _allocate.argtypes = (ctypes.c_size_t,)
-# What takers call when they are done, which may be after the interpreter has ended: a function of C that frees what it
-# is given, and so the structure, which is the beginning of one block.
+# Destructor that takers call when they are done, which may be after the interpreter has ended: a function of C that
+# frees what it is given, and so the structure, which is the beginning of one block.
 _FREE_BLOCK = ctypes.cast(ctypes.pythonapi.PyMem_RawFree, ctypes.c_void_p).value
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object

@@ -21,10 +21,10 @@ from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host
 from .runner import opener
 
-# Of what a file may say; a logarithm needs the one, and its inverse the other.
+# Limits of latencies in a file; a logarithm needs the one, and its inverse the other.
 _LEAST_MS = 1e-6
 _MOST_MS = 1e12
-# Of a normal distribution: how far its 95th percentile lies above the median, in interquartile ranges.
+# In a normal distribution: how far its 95th percentile lies above the median, in interquartile ranges.
 _P95_PER_SPREAD = 1.22
 
 

@@ -38,13 +38,13 @@ from .residency import Residency
 from .runner import Runner, runnable_engines, runner_for
 
 _ROUNDS = 3
-# Of a static engine.
+# Runs and rounds of a static engine.
 _WARMUP_RUNS = 3
 _ROUND_SECONDS = 0.3
 # In a round of a static engine, and for a percentile.
 _LEAST_RUNS = 10
-# Of an engine of a range, at each shape: many runs where they are short, one a round at the largest. The first run at a
-# shape takes longer, so that its round is not the best.
+# Rounds of an engine of a range, at each shape: many runs where they are short, one a round at the largest. The first
+# run at a shape takes longer, so that its round is not the best.
 _SHAPE_SECONDS = 0.01
 # Whole engines that are open at once while they are measured: each may own a packed copy of its weights.
 _ENGINES_OPEN_AT_ONCE = 4

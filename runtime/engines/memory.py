@@ -36,7 +36,7 @@ def residencies_for(
     needs: dict[str, EngineNeed] = {}
     for engine, need in zip(engines, engine_needs(bundle, engines), strict=True):
         first = needs.setdefault(engine.file, need)
-        # Of submodels that share a file the one that matters most decides.
+        # Among submodels that share a file the one that matters most decides.
         needs[engine.file] = replace(first, importance=max(first.importance, need.importance))
     while True:
         assigned = assign_residencies(list(needs.values()), memory_mb, requested, limit)

@@ -13,8 +13,8 @@ import numpy as np
 from ..inputs.arrays import Array
 from .calibration import CalibratedPolicy
 
-# Of rows that still come from the calibration's distribution, one comparison in a thousand is called drift. Exits are
-# few and discrete, for which the test is on the safe side: it warns less often than that.
+# Significance level: with rows that still come from the calibration's distribution, one comparison in a thousand is
+# called drift. Exits are few and discrete, for which the test is on the safe side: it warns less often than that.
 ALPHA = 0.001
 # Below this the limit is so wide that only a complete change would show.
 LEAST_ROWS = 50

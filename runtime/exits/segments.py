@@ -21,9 +21,9 @@ from ..engines.latencies import as_predicted, latency_at
 from ..engines.pool import EnginePool
 from ..engines.runner import Runner
 
-# What a run of an engine costs at a shape that it takes, above 0.
+# Cost of a run of an engine at a shape that it takes, above 0.
 Cost = Callable[[Bucket], float]
-# What is remembered is so by the size of a request; ranges may have thousands of them.
+# Results are remembered by the size of a request; ranges may have thousands of them.
 _MAX_REMEMBERED_SIZES = 4096
 remembered = lru_cache(_MAX_REMEMBERED_SIZES)
 

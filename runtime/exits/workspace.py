@@ -116,7 +116,7 @@ Feeds = Mapping[str, Array]
 class Workspace(ABC):
     """Buffers for one request at a time. ``open_ms`` is what opening and binding engines took, which a chain resets."""
 
-    # Of every exit its own, on the host, so that answers stay where they are until the request ends: logits
+    # Answers of every exit, on the host, so that they stay where they are until the request ends: logits
     # [exits, R, C] and entropy [exits, R].
     _answers: tuple[Array, ...]
 

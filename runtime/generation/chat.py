@@ -21,7 +21,7 @@ from .bounded_templates import (
     require_letters,
 )
 
-# Of a template. Those with tools and reasoning have some ten thousand.
+# Length of a template. Those with tools and reasoning have some ten thousand.
 MAX_TEMPLATE_LETTERS = 2**18
 
 

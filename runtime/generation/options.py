@@ -17,9 +17,9 @@ from .text_stream import Stops
 
 # A text, or its tokens.
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
-# What may draft beside submodels and n-grams: whichever of them pays.
+# A draft beside submodels and n-grams: whichever of them pays.
 AUTO = "auto"
-# What answers call the draft that looks tokens up in the text itself.
+# Name of the draft that looks tokens up in the text itself.
 NGRAM = "n-gram"
 DEFAULT_TOKENS = 256
 _CHOICES = ("session", "stop", "budget", "submodel", "draft", "task")

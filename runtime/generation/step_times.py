@@ -95,7 +95,7 @@ class StepTimes:
             return alike[rows]
         weight_bytes = engine.weight_bytes or 1
         if not alike:
-            # Of the rows that are nearest, the engine that is nearest in size.
+            # Nearest in rows, then the engine that is nearest in size.
             others = [(r, of, ms) for (_, r), (ms, of, _) in list(self._steps.known.items())]
             nearest = min(others, key=lambda o: (abs(o[0] - rows), abs(o[1] - weight_bytes)), default=None)
             if nearest is None:

@@ -25,7 +25,7 @@ _MOST_STRINGS, _MOST_LETTERS = 64, 1024
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _INCOMPLETE = "\ufffd"
-# Of tokens that are decoded again with each new one.
+# Tokens that are decoded again with each new one.
 _WINDOW = 16
 _PIECEWISE = frozenset(
     {"BPEDecoder", "ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}

@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...outside_file import open_file
 from .arrays import Array, InputChecker
 
-# Of a file, and of what an NPZ file unpacks to.
+# Limits of a file, and of what an NPZ file unpacks to.
 MAX_BYTES = 256 * 2**20
 MAX_ROWS = 50_000
 LABELS = "labels"

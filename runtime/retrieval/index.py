@@ -59,7 +59,7 @@ from .search import encode, nearest
 # An index is held in memory whole.
 MAX_BYTES = 4 * 2**30
 _MAX_IDENTITY_BYTES = 2**20
-# What rounding to float32 may do to the length of a row.
+# Error of the length of a row from rounding to float32.
 _LENGTH_TOLERANCE = 1e-3
 # Values whose lengths are taken at a time, in float64: 64 MB.
 _VALUES_MEASURED_AT_ONCE = 2**23

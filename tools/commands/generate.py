@@ -120,7 +120,7 @@ def _chat_of(text: str, path: Path) -> Sequence[Mapping[str, str]]:
 
 
 _PROMPT = "> "
-# Of a row: where a rate lies between two submodels, they may take turns at every other token.
+# Runs shown of a row: where a rate lies between two submodels, they may take turns at every other token.
 _RUNS_SHOWN = 10
 Message = dict[str, str]
 

@@ -47,10 +47,10 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # click's own annotatio
     type=_Pair(),
     multiple=True,
     callback=once_each,
-    help="Which input or output is which. Repeatable.",
+    help="Input or output of the export, and its name in the model. Repeatable.",
 )
 @click.option("--inputs", type=click.Path(path_type=Path), help="NPZ file with an array per input: one more case.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the cases.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed of the cases.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),

@@ -37,7 +37,7 @@ from ..options import (
 
 _SHOWN = 6  # first values of each output
 _SHOWN_RUNS = 8
-# What to do about a limit that was missed.
+# Remedies for a limit that was missed.
 _MENDS = {
     "latency_ms": "figures of this host are made by `nestforge measure`, and --residency auto makes faster engines",
     "deadline_ms": "a deadline counts the text's encoding too; allow more time, or name a smaller submodel",

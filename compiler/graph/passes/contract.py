@@ -61,7 +61,7 @@ class Given:
         return {name for name in model.graph.initializers if name in self.parameters or self.is_stored(name)}
 
 
-# What is wrong with a graph, or None.
+# The problem of a graph, or None.
 Condition = Callable[[ir.Model, Given], str | None]
 
 

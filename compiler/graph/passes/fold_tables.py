@@ -17,14 +17,14 @@ from onnx.reference import ReferenceEvaluator
 
 # Bytes: the mask of 512 positions.
 _MAX_TABLE_BYTES = 1 << 20
-# What conditions on positions are made of.
+# Operators of conditions on positions.
 _CONDITION_OPERATORS = frozenset(
     [
         *("Add", "And", "Cast", "Equal", "Expand", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual"),
         *("Not", "Or", "Range", "Reshape", "Sub", "Transpose", "Unsqueeze"),
     ]
 )
-# What tables are made with; anything else is left as it is.
+# Operators of tables; anything else is left as it is.
 _TABLE_OPERATORS = _CONDITION_OPERATORS | frozenset(
     [
         *("Abs", "Clip", "Concat", "Cos", "CumSum", "Div", "Exp", "Floor", "Gather", "GatherND", "MatMul", "Max"),

@@ -26,7 +26,7 @@ from .operators import CACHED_ATTENTION
 # Dimensions of an input or output of a graph to the axes by which they shrink.
 Shrinking = Mapping[int, Axis]
 _NOTHING: Mapping[str, Shrinking] = MappingProxyType({})
-# What makes one dimension of several, slower ones first.
+# Operators that make one dimension of several, slower ones first.
 _REGROUPING = ("Reshape", "Flatten")
 # Inputs of attention over a cache.
 _QUERY, _KEY, _COSINES, _BIAS = 0, 1, 7, 10
@@ -160,7 +160,7 @@ def _dims(value: ir.Value | None, known: Mapping[ir.Value, Dims]) -> Dims:
     if value.shape is None:
         raise SliceError(f"value {value.name}: its shape is unknown")
     named = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-    # What nobody has named is one factor that nothing else has.
+    # An unnamed dimension is one factor that nothing else has.
     return tuple(factors(f"{value.name}.{at}" if dim is None else dim) for at, dim in enumerate(named))
 
 

@@ -18,7 +18,7 @@ from .contract import JOINED
 from .matching import extents, is_last, last_extent, new_weight, producer, replace, reshape_target, scalar, sliced
 from .operators import CACHED_ATTENTION, MICROSOFT, NORM
 
-# Of attention over a cache: queries, keys and values.
+# Inputs of attention over a cache: queries, keys and values.
 _PARTS = 3
 
 

@@ -37,7 +37,7 @@ _ANGLES = frozenset({"Cos", "Sin"})
 # Inputs of attention over a cache, and how many it has without a bias.
 _QUERY, _KEY, _COSINES, _SINES, _POSITIONS = 0, 1, 7, 8, 9
 _INPUTS = 10
-# Of a head's size, and of the numbers of it that are turned.
+# The size of a head, and of its rotated part, is a multiple of this.
 _SIZE_MULTIPLE = 16
 _HEADS_TO_FRONT = (0, 2, 1, 3)
 

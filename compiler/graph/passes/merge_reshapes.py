@@ -16,7 +16,7 @@ from .operators import ACTIVATIONS, ELEMENTWISE, NORMS
 _RESHAPES = {"Reshape", "Flatten"}
 _BEFORE_RESHAPES = _RESHAPES | {"Unsqueeze", "Squeeze"}
 _UNARY_OPERATORS = ACTIVATIONS | {"Identity"}
-# Of one tensor where the second operand is a single number: squared ReLU ends in a Pow.
+# Operators of one tensor where the second operand is a single number: squared ReLU ends in a Pow.
 _SCALAR_OPERATORS = {"Add", "Sub", "Mul", "Div", "Pow"}
 
 

@@ -7,14 +7,14 @@ MICROSOFT = "com.microsoft"
 CACHED_ATTENTION = "GroupQueryAttention"
 NORM = "SimplifiedLayerNormalization"
 NORMS = frozenset({NORM, "SkipSimplifiedLayerNormalization"})
-# Of one tensor, as FFNs have them between their two layers.
+# Functions of one tensor, as FFNs have them between their two layers.
 ACTIVATIONS = frozenset(
     [
         *("Celu", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "QuickGelu", "Relu", "Selu"),
         *("Sigmoid", "Softplus", "Softsign", "Swish", "Tanh", "ThresholdedRelu"),
     ]
 )
-# Of one tensor or several, which broadcast.
+# Functions of one tensor or several, which broadcast.
 ELEMENTWISE = ACTIVATIONS | frozenset(
     [
         *("Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Equal", "Exp", "Floor", "Greater", "GreaterOrEqual"),

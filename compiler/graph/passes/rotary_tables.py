@@ -17,7 +17,7 @@ import onnxruntime
 from .matching import Extent, constant, extents, last_extent
 
 _BY_ELEMENT = frozenset({"Add", "Cast", "Cos", "Div", "Mul", "Neg", "Sin", "Sub"})
-# Of positions at a time.
+# Positions at a time.
 _CHUNK = 4096
 # All tables of an engine together take as many bytes at most, or this part of the model's weights.
 _LEAST_BYTES, _PART_OF_WEIGHTS = 16 << 20, 0.01

@@ -30,11 +30,11 @@ from .quantize import products
 
 _HISTOGRAM_BINS = 4096
 _INT8_MAX = 127
-# What may be clipped: scales down to this part of the one that clips nothing are tried.
+# Clipping: scales down to this part of the one that clips nothing are tried.
 _MIN_SCALE_SHARE = 0.2
 _SCALES_TRIED = 81
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
-# Of values that one session returns; what is more is left to another.
+# Bytes of values that one session returns; what is more is left to another.
 _PART_BYTES = 64 << 20
 _ELEMENT_BYTES = 4
 

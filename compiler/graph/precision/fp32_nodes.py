@@ -185,7 +185,7 @@ def _forward(
     """A width for every value that is computed, from the inputs on."""
     widths = {value.name: _Width.CLOSED for value in graph.proto.graph.input}
     for tensor in graph.proto.graph.initializer:
-        # What is looked up in a weight, such as an embedding, comes from the narrow one: a wide one is twice as large.
+        # Lookups in a weight, such as an embedding, read the narrow one: a wide one is twice as large.
         free = _Width.NARROW if tensor.name in graph.matrices else _Width.FREE
         widths[tensor.name] = _Width.OPEN if tensor.name in lost else free
     for node in graph.proto.graph.node:

@@ -30,7 +30,7 @@ from .fp32_nodes import MOVEMENT, element_types
 
 _SIXTEEN_BIT_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _QUANTISE = frozenset({"QuantizeLinear", "DequantizeLinear"})
-# What a row of zeros is divided by here, where nothing is rounded to integers behind it.
+# Divisor of a row of zeros here, where nothing is rounded to integers behind it.
 _LEAST_UNIT = np.array(1e-30, np.float32)
 
 

@@ -46,7 +46,7 @@ from ..passes.contract import TRANSPOSED
 from ..passes.operators import MICROSOFT
 
 _GEMM_DEFAULTS = {"transA": 0, "alpha": 1.0, "beta": 1.0}
-# Of MatMulNBits: activations are quantised to int8, block by block, so that the sums are integer sums.
+# Attribute of MatMulNBits: activations are quantised to int8, block by block, so that the sums are integer sums.
 _INT8_ACCURACY_LEVEL = 4
 _MIDDLE = np.array(128, np.uint8)
 

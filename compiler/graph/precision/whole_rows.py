@@ -21,7 +21,7 @@ from ..passes.operators import CACHED_ATTENTION, ELEMENTWISE, MICROSOFT, NORMS
 
 _ANY_RANK = ELEMENTWISE | NORMS | {"MatMulNBits", "QuantizeLinear"}
 _KEEP_ROWS = ELEMENTWISE | NORMS | {"MatMulNBits", CACHED_ATTENTION, "RotaryEmbedding"}
-# Of QGemm: activations, their scale and zero, weights, their scales and zeros.
+# Inputs of QGemm: activations, their scale and zero, weights, their scales and zeros.
 _QGEMM_INPUTS = 6
 # Dimensions of rows and tokens left whole.
 _WHOLE = 3

@@ -24,7 +24,7 @@ def relative_bucket(step: int) -> int:
     return distance_bucket(abs(step), half, RELATIVE_REACH) + (half if step > 0 else 0)
 
 
-# Of every step that the table tells apart.
+# Buckets of the steps that the table tells apart.
 _BUCKETS = tuple(relative_bucket(step) for step in range(-RELATIVE_REACH, RELATIVE_REACH + 1))
 
 

@@ -181,7 +181,7 @@ _VIT_PARTS = {
     "ffn.down": "mlp.fc2",
 }
 _BOTH = ("weight", "bias")
-# Of BERT and of ViT.
+# Common to BERT and ViT.
 _LAYER_NORMS = {"gated_ffn": False, "norm": "layer", "position": "learned", "bias": True}
 
 

@@ -31,7 +31,7 @@ from .model import CodaEncoder, replay, take_variants
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
 # Behind the routes of a prompt that is shorter than the longest.
 NO_TOKEN = -1
-# Of a prompt that is traced, where a reduction asks for no more.
+# Length of the prompt that is traced, where a reduction needs no more.
 _EXAMPLE_TOKENS = 7
 
 

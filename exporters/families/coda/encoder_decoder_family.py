@@ -39,7 +39,7 @@ else:
 
 
 TABLES = (*(f"{ENCODER}{table}" for table in ops.TABLES), HEAD)
-# Of prompts, whose lengths are known when they are read: products with ones would be of all tokens squared.
+# Operators on prompts, whose lengths are known when they are read: products with ones would be of all tokens squared.
 _BY_INDEX = {ops.DISPATCH: "gather", ops.COMBINE: "scatter"}
 
 

@@ -22,7 +22,7 @@ from .encoder_decoder import load_model as load_pair
 from .model import load_model
 from .ops import is_of_task, parameters, temperature_names
 
-# What a task may have another value of than its base; all else of the configuration is the graph's.
+# Fields that a task may have another value of than its base; all else of the configuration is the graph's.
 _OWN_FIELDS = ("reduction", "reductions", "soft_top_k")
 _OWN_EPSILONS = ("epsilon", "epsilon_start", "epsilon_decay")
 _TASK_TYPE = "coda_task"
@@ -84,7 +84,7 @@ def read_task(config: CodaConfig, folder: Path, prefix: str = "") -> Task:
         )
     stated = read_config(checkpoint, CodaTaskConfig)
     ours = replace(config, **{name: getattr(stated, name) for name in _OWN_FIELDS})
-    # What the base states of other reductions is no fault of a task that is not offered at them.
+    # Other reductions of the base are no fault of a task that is not offered at them.
     if problem := replace(ours, reduction_of_one="routed", tokens_selected=None).problem():
         raise CheckpointError(f"{where}: {problem}")
     _require_structure(where, ours, config)

@@ -22,15 +22,15 @@ from .forms import folded_shapes, places_of, table
 
 # Keys and values [B, K, N, d] that queries read, of the same tokens or of others.
 Kept = tuple[torch.Tensor, torch.Tensor]
-# What queries [B, n, S, d] read of keys and values [B, K, N, d], given what is added to scores, [1 or B, 1, 1 or S, N]
-# or nothing, and what scores are multiplied by: [B, n, S, d].
+# Attention of queries [B, n, S, d] over keys and values [B, K, N, d], given what is added to scores, [1 or B, 1, 1 or
+# S, N] or nothing, and what scores are multiplied by: [B, n, S, d].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
 
 
 class Attention(torch.nn.Module):
     """One sublayer of the configured kind; projections and tables under the names that ``parameters`` has."""
 
-    # What the kind has of these.
+    # Those of these that the kind has.
     query: torch.nn.Linear
     key: torch.nn.Linear
     value: torch.nn.Linear

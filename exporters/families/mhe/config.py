@@ -15,15 +15,15 @@ from ...checkpoints.own_folder import StackConfig
 # Sections 2.1 to 2.4: which projections a head has of its own, and which it shares.
 AttentionKind = Literal["mha", "sha", "mqa", "skv", "el_att", "mhe_add", "mhe_mul"]
 MHE: frozenset[str] = frozenset({"mhe_add", "mhe_mul"})
-# Of these a head can be left out: it is rows of queries or of tables, and columns of the output projection.
+# Kinds of which a head can be left out: it is rows of queries or of tables, and columns of the output projection.
 WITH_HEADS_TO_LEAVE_OUT: frozenset[str] = frozenset({"mha", "mqa", "skv", *MHE})
 # How the tables of mhe_mul are stored: as what 1 is added to, or with that 1.
 Factors = Literal["e", "1+e"]
 Position = Literal["learned", "rotary"]
 Head = Literal["none", "masked_lm", "classifier"]
-# What stands in front where a dimension of a tensor holds the numbers of all heads.
+# The slower index where a dimension of a tensor holds the numbers of all heads.
 Layout = Literal["heads_first", "width_first"]
-# Of these all heads read the same keys and values, in one form at least, so that a cache does not shrink with them.
+# Kinds whose heads all read the same keys and values, in one form at least, so that a cache does not shrink with them.
 WITH_SHARED_KEYS: frozenset[str] = frozenset({"sha", "mqa", *MHE})
 ROLES = ("query", "key", "value")
 # Projections of hidden states, where they are not one for each role.

@@ -27,7 +27,8 @@ from ...hugging_face.tensors import Parameters, Shape
 from ...parts import SIZE_MULTIPLE
 from .config import ROLES, WITH_SHARED_KEYS, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 
-# What has these forms, as variants call it: all attention of a model with one side; of one with two, by its role.
+# Parts that have these forms, as variants call them: all attention of a model with one side; of one with two, by its
+# role.
 ATTENTION = "attention"
 ENCODER, DECODER, CROSS = "encoder_attention", "decoder_attention", "cross_attention"
 # The first that holds is what figures without a device count.
@@ -38,8 +39,8 @@ SHARED_KEYS = ("normal", "one_head", "shared_scores", "one_exponential", "expand
 _SHARED_SCORES = ("shared_scores", "one_exponential")
 # Those with an operator that ONNX Runtime alone has, and in float32 alone.
 ONNXRUNTIME_FORMS = frozenset({"one_head"})
-# What a head adds to the scores of two keys may differ by so much where its exponential is taken apart: between 1 and
-# exp(-8), 3e-4, which half precision has too.
+# The addends of a head to the scores of two keys may differ by so much where its exponential is taken apart: between 1
+# and exp(-8), 3e-4, which half precision has too.
 MOST_SPREAD = 8.0
 Read = Callable[[str], np.ndarray]
 

@@ -34,7 +34,8 @@ from .attention import Attend, Attention, Kept, in_form
 from .config import KINDS, Layout, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import cached_form, places_of
 
-# Of every LayerNorm of an encoder, as in BERT; of other models, as in GPT-2 and in PyTorch's own Transformer.
+# Epsilon of every LayerNorm of an encoder, as in BERT; and of other models, as in GPT-2 and in PyTorch's own
+# Transformer.
 _ENCODER_EPS, _EPS = 1e-12, 1e-5
 
 

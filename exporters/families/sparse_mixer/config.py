@@ -43,7 +43,7 @@ Rounding = Literal["half_even", "floor", "ceil"]
 # ``pretraining`` has both heads of the paper's training: masked tokens, and labels of the pooled first position.
 Head = Literal["none", "masked_lm", "classifier", "pretraining"]
 CAPACITY, GROUP, EXPERTS = "moe.capacity_factor", "moe.group_size", "moe.experts"
-# What a lower capacity is offered as where config.json does not say, in percent of tokens / experts.
+# Capacities on offer where config.json does not say, in percent of tokens / experts.
 _DEFAULT_CAPACITIES = (25, 50, 75, 100)
 _ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {"half_even": round, "floor": floor, "ceil": ceil}
 

@@ -29,7 +29,7 @@ from .mapped_cache import mapped_engine
 from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
 from .task_inputs import TaskInputs
 
-# What an engine that was packed into a file is tried on, or the nearest that it takes.
+# Shape at which an engine that was packed into a file is tried, or the nearest that it takes.
 _TRIED_SHAPE = Bucket(1, 16)
 _TYPES = {
     "float32": "tensor(float)",

@@ -23,7 +23,7 @@ from ...inputs.arrays import Array
 # The compiler has folded constants and fused what pays, so ONNX Runtime need not look again: opening is a fifth faster
 # than at BASIC and runs are not slower; above BASIC, fusions gained nothing on transformer graphs (0 to 5 % slower).
 OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-# What an engine with packed weights is saved at; it is opened as it was saved.
+# Level at which an engine with packed weights is saved; it is opened as it was saved.
 SAVED_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
 _LOG_FATAL_ONLY = 4

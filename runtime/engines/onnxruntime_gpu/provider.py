@@ -29,7 +29,7 @@ from ....errors import BundleIncompatibleError, InputError
 from ...device.device import Device
 
 _INSTALL = "install nestforge[cuda] in place of nestforge[cpu]"
-# Of arithmetic on sizes. All have kernels on a GPU, so that what falls to the processor among them is that.
+# Operators of arithmetic on sizes. All have kernels on a GPU, so that what falls to the processor among them is that.
 _SIZE_OPERATORS = frozenset(
     {
         *("Add", "Cast", "Concat", "Constant", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mul", "Range"),

@@ -52,7 +52,7 @@ class TensorRTCacheRunner:
         """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
         self._device = device = take_cuda_device(self._index)
         try:
-            # What allocates on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
+            # An allocation on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
             with device.lock:
                 use_device(self._index)
                 one = layout_of(self._inputs, self._outputs, Bucket(1, 1), dict.fromkeys(self._profiles[0].most, 1))

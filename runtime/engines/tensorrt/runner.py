@@ -45,7 +45,7 @@ class TensorRTRunner(CopyingRunner):
         """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
         self._device = device = take_cuda_device(self._index)
         try:
-            # What allocates on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
+            # An allocation on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
             with device.lock:
                 use_device(self._index)
                 self._opened = opened = self._open()
