@@ -41,6 +41,11 @@ def refused(folder: Path, *arguments: object, code: int = 1) -> str:
     return match[1]
 
 
+def says(found: str, message: str) -> bool:
+    """Whether ``found`` begins with ``message``, whose ``[...]`` stands for any text."""
+    return re.match(".*".join(map(re.escape, message.split("[...]"))), found) is not None
+
+
 class Case:
     """One compile that must be refused: a copy of the model to damage, a profile, and the arguments."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nestforge
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 import torch
@@ -18,6 +21,7 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError
 from nestforge.exporters.families.coda.model import load_model
+from safetensors.numpy import load_file
 from support.sealing import edit_manifest
 from support.tiny_coda import save_tiny_coda
 from support.tiny_compile import assert_tensorrt_takes, board
@@ -172,3 +176,47 @@ def test_the_other_kinds(tmp_path: Path, settings: dict[str, Any]) -> None:
         assert engine.parity is not None
         if engine.submodel.endswith("reduction4"):
             assert (engine.metadata or {})["tokens selected"] == (3 if "tokens_selected" in settings else 2)
+    if settings.get("router") == "first_k":
+        check_first_two(path, load_file(tmp_path / "m" / "model.safetensors"))
+
+
+Floats = npt.NDArray[np.float64]
+
+
+def check_first_two(bundle: Path, weights: Mapping[str, Floats]) -> None:
+    """The engine of reduction 4 against ``first_two``: neither padding in front nor within is a first token."""
+    ids, mask = np.random.default_rng(0).integers(0, 40, (2, 8)), np.ones((2, 8), np.int64)
+    mask[0, :3], mask[1, [1, 4, 7]] = 0, 0
+    with nestforge.load(bundle) as model:
+        (found,) = model({"input_ids": ids, "attention_mask": mask}, submodel="ffn48-coda.reduction4").outputs.values()
+    wide = {name: tensor.astype(np.float64) for name, tensor in weights.items()}
+    for row in range(2):
+        np.testing.assert_allclose(found[row], first_two(wide, ids[row], mask[row]), rtol=0, atol=2e-5)
+
+
+def first_two(weights: Mapping[str, Floats], ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int64]) -> Floats:
+    """Last states of one row ``[n]`` by the paper's formulas, written again: a layer of 4 heads of 8 that computes the
+    first two tokens, which read all tokens of the row."""
+
+    def normed(x: Floats, name: str) -> Floats:
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def linear(x: Floats, name: str) -> Floats:
+        return x @ weights[f"layers.0.{name}.weight"].T + weights[f"layers.0.{name}.bias"]
+
+    x = weights["embeddings.word.weight"][ids] + weights["embeddings.position.weight"][: len(ids)]
+    read, chosen = normed(x, "layers.0.attention_norm"), np.flatnonzero(mask)[:2]
+    query, key, value = (linear(read, f"attention.{part}") for part in ("query", "key", "value"))
+    heads = []
+    for head in range(4):
+        own = slice(8 * head, 8 * head + 8)
+        scores = query[chosen][:, own] @ key[:, own].T / math.sqrt(8)
+        shares = np.exp(scores - scores.max(-1, keepdims=True)) * mask
+        heads.append(shares / shares.sum(-1, keepdims=True) @ value[:, own])
+    attended = linear(np.concatenate(heads, -1), "attention.output")
+    inner = np.maximum(linear(normed(x[chosen] + attended, "layers.0.ffn_norm"), "ffn.up"), 0)
+    y = x + linear(np.maximum(linear(read, "adapter.down"), 0), "adapter.up")
+    y[chosen] += attended + linear(inner, "ffn.down")
+    return normed(y, "norm")

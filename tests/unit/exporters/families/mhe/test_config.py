@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +147,17 @@ def test_the_shape_of_gpt3(kind: str, billions: float) -> None:
     """The reference cuts 43.486 to 43.48 and rounds the others."""
     found = groups(f"{kind}-decoder-gpt3")[QKV] / 1e9
     assert abs(found - billions) < 0.007
+
+
+def test_training_memory_by_the_papers_rule() -> None:
+    """Section 4.5, at batch 32 and L = 512: weights 6, gradients 6 and Adam 8 bytes a parameter, activations batch x L
+    x d_m x 2; the row of docs/mhe.md."""
+    page = (Path(__file__).parents[5] / "docs" / "mhe.md").read_text()
+    kinds = ("mha", "skv", "mqa", "el-att", "mhe-mul")
+    parameters = [sum(groups(f"{kind}-encoder-base").values()) // 12 for kind in kinds]
+    row = " | ".join(f"{20 * count + 32 * 512 * 768 * 2:,}" for count in parameters)
+    assert row == "72,351,744 | 60,555,264 | 50,724,864 | 48,758,784 | 39,957,504"
+    assert f"| bytes of training one block | {row} |" in page
 
 
 # Section 4.4: 6 and 6 layers of 512, 8 heads, 18 sublayers with the cross-attention's, in millions.

@@ -27,8 +27,9 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.load_profile import load_profile
 from safetensors import safe_open
+from support.mixer_reference import mixer_outputs
 from support.tiny_compile import assert_tensorrt_takes, board
-from support.tiny_mixer import save_tiny_mixer
+from support.tiny_mixer import mixer_config, save_tiny_mixer
 
 BUCKET = Bucket(2, 16)
 # One layer that mixes, with experts where there are any, and one that attends.
@@ -223,6 +224,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("case", ENGINES)
 def test_an_engine_of_every_variant(case: str, tmp_path: Path) -> None:
+    """It answers as PyTorch does, and as the paper's formulas."""
     settings, variants = ENGINES[case]
     universal = load_universal(open_source(save_tiny_mixer(tmp_path / "m", **settings)))
     whole = universal.spec.universal()
@@ -241,8 +243,11 @@ def test_an_engine_of_every_variant(case: str, tmp_path: Path) -> None:
     found = onnxruntime.InferenceSession(path).run(None, feeds)
     for array, layer in zip(found[-2:], (1, 2), strict=True):
         np.testing.assert_array_equal(array, routes[layer].chosen.numpy())
-    for array, expected in zip(found[:-2], outputs, strict=True):
+    weights = {name: value.double().numpy() for name, value in universal.module.model.named_parameters()}
+    paper = mixer_outputs({"head": "none", **vars(mixer_config(**settings))}, weights, *feeds.values())
+    for array, expected, written in zip(found[:-2], outputs, paper, strict=True):
         np.testing.assert_allclose(array, expected.numpy(), atol=5e-5)
+        np.testing.assert_allclose(array, written, atol=5e-5)
 
 
 def _check_operations(path: Path) -> None:

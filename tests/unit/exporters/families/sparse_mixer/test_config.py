@@ -92,6 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"capacity_factor": 4.5}, "capacity_factor: expected 0.01 to 4 (the experts), got 4.5"),
     ({"capacity_factor": 0.125}, "capacity_factor: expected whole percents, got 0.125"),
     ({"capacities": [0, 50]}, "capacities: expected rising numbers from 1 to 100, got [0, 50]"),
+    ({"capacities": []}, "capacities: expected at least one number"),
     ({"capacities": [50, 150]}, "capacities: expected rising numbers from 1 to 100, got [50, 150]"),
     ({"group_sizes": [8192]}, "group_sizes: expected rising numbers from 1 to 4096, got [8192]"),
     ({"expert_counts": [2, 8]}, "expert_counts: expected rising numbers from 1 to 4, got [2, 8]"),
@@ -246,6 +247,11 @@ def test_layers_of_the_chosen_models() -> None:
 )
 def test_layouts(layout: str, number: int, layers: int, chosen: tuple[int, ...]) -> None:
     assert placed(layout, number, layers) == chosen  # type: ignore[arg-type]
+
+
+def test_more_layers_than_there_are() -> None:
+    with pytest.raises(ValueError, match=r"^count: expected 0 to 4, got 5$"):
+        placed("top", 5, 4)
 
 
 def test_the_models_of_the_tables_are_all_there() -> None:
