@@ -21,7 +21,7 @@ _BATCH_DIMS = ("batch",)
 _STEP_DIMS = ("batch", "sequence")
 _MAX_LAYERS = 4096
 # Numbers of one token in the keys, or the values, of all layers; models of hundreds of layers have less than a tenth.
-_MAX_KEPT = 2**22
+_MAX_CACHED = 2**22
 _MAX_RANK = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -140,8 +140,8 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     for number, layer in enumerate(entry.layers):
         if layer.heads * layer.size * entry.positions > MAX_ELEMENTS:
             yield f"generation: layer {number} keeps more than {MAX_ELEMENTS} numbers at {entry.positions} positions"
-    if (kept := sum(layer.heads * layer.size for layer in entry.layers)) > _MAX_KEPT:
-        yield f"generation: all layers keep {kept} numbers of a token, more than {_MAX_KEPT}"
+    if (cached := sum(layer.heads * layer.size for layer in entry.layers)) > _MAX_CACHED:
+        yield f"generation: all layers keep {cached} numbers of a token, more than {_MAX_CACHED}"
     places = [(engine.submodel, engine.capacity) for engine in entry.engines]
     for submodel, capacity in {place for place in places if places.count(place) > 1}:
         of_one_size = "" if capacity is None else f" at capacity {capacity}"
@@ -175,18 +175,18 @@ def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[st
         )
     if engine.weight_bytes is None:
         yield f"engine {engine.id}: an engine that generates without weight_bytes"
-    yield from _kept_problems(engine, entry)
+    yield from _cache_layout_problems(engine, entry)
     if engine.bucket.batch * entry.vocabulary > MAX_ELEMENTS:
         yield f"engine {engine.id}: logits of {engine.bucket.batch} rows have more than {MAX_ELEMENTS} elements"
 
 
-def _kept(engine: EngineEntry) -> dict[str, tuple[int, ...] | None]:
+def _cache_layout(engine: EngineEntry) -> dict[str, tuple[int, ...] | None]:
     """The engine's statements on its cache and on prompts, by the names of the manifest."""
-    return dict(zip(("cache_heads", "cache_sizes", "source_heads", "source_sizes"), engine.kept, strict=True))
+    return dict(zip(("cache_heads", "cache_sizes", "source_heads", "source_sizes"), engine.cache_layout, strict=True))
 
 
-def _kept_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]:
-    for name, stated in _kept(engine).items():
+def _cache_layout_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]:
+    for name, stated in _cache_layout(engine).items():
         if stated is None:
             continue
         layers = entry.layers if name.startswith("cache") else entry.source_layers
@@ -208,7 +208,7 @@ def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable
         if layer.heads * layer.size * encoder.positions > MAX_ELEMENTS:
             yield f"generation: an encoder returns more than {MAX_ELEMENTS} numbers at {encoder.positions} positions"
     for engine in encoder.engines:
-        yield from _kept_problems(engine, entry)
+        yield from _cache_layout_problems(engine, entry)
         if not isinstance(engine.kind, Encoder):
             yield f"engine {engine.id}: kind {engine.kind.name!r}; engines that read a prompt have {Encoder.name!r}"
         if engine.bucket.batch != 1 or engine.bucket.smallest.tokens != 1:

@@ -141,7 +141,7 @@ def chosen_exits(exits: Sequence[int], wanted: Sequence[int] | None) -> tuple[in
     return tuple(sorted({*wanted, exits[-1]}))
 
 
-class KeptAxes(NamedTuple):
+class CacheAxes(NamedTuple):
     """The elastic axes by which the heads that a layer keeps shrink, and by which the numbers of each do; None where
     they do not."""
 
@@ -160,8 +160,9 @@ class EncoderForm:
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``EncoderEntry``; ``workload`` is
     what that costs, ``step`` what one new token of the decoder does. ``axes`` and ``routes(submodel)`` as of ``Part``;
-    of a prompt that is shorter than the longest, routes are filled with -1. ``kept`` are the axes by which what each
-    layer of the decoder reads of a prompt shrinks, if it does; ``layers`` is that where the caches have something else.
+    of a prompt that is shorter than the longest, routes are filled with -1. ``cache_axes`` are the axes by which what
+    each layer of the decoder reads of a prompt shrinks, if it does; ``layers`` is that where the caches have something
+    else.
     """
 
     start: int
@@ -171,7 +172,7 @@ class EncoderForm:
     step: Callable[[Submodel], Sequence[Op]]
     axes: tuple[str, ...] = ()
     routes: Callable[[Submodel], tuple[RoutingEntry, ...]] = lambda _: ()
-    kept: tuple[KeptAxes, ...] = ()
+    cache_axes: tuple[CacheAxes, ...] = ()
     layers: tuple[CachedLayer, ...] | None = None
 
     @property
@@ -195,8 +196,8 @@ class CachedForm:
     (``[B, heads, S, size]``), of a layer with a window those of the last tokens that it sees. Behind an ``encoder`` it
     also takes the tokens that that reads, ``[B, N]``. ``variants`` are those of ``Architecture.variants`` in which
     ``module`` and that of the encoder are traced, of a model that reads folded tensors; ``recorded`` and the encoder's
-    take a module in those too. ``kept`` are the elastic axes by which what each of ``layers`` keeps shrinks, if it
-    does.
+    take a module in those too. ``cache_axes`` are the elastic axes by which what each of ``layers`` keeps shrinks, if
+    it does.
     """
 
     vocabulary: int
@@ -207,14 +208,14 @@ class CachedForm:
     family_problem: str | None = None
     encoder: EncoderForm | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
-    kept: tuple[KeptAxes, ...] = ()
+    cache_axes: tuple[CacheAxes, ...] = ()
 
     def at(self, submodel: Submodel) -> CachedForm:
         """This with the heads of ``submodel``, and their sizes."""
         encoder = self.encoder
-        if encoder is not None and (encoder.kept or self.kept):
-            encoder = replace(encoder, layers=_narrowed(self.entry.source_layers, encoder.kept, submodel))
-        return replace(self, layers=_narrowed(self.layers, self.kept, submodel), encoder=encoder)
+        if encoder is not None and (encoder.cache_axes or self.cache_axes):
+            encoder = replace(encoder, layers=_narrowed(self.entry.source_layers, encoder.cache_axes, submodel))
+        return replace(self, layers=_narrowed(self.layers, self.cache_axes, submodel), encoder=encoder)
 
     def within(self, capacity: int) -> CachedForm:
         """This for texts of at most ``capacity`` tokens."""
@@ -268,29 +269,31 @@ class CachedForm:
                 variants=self.variants,
                 axes=encoder.axes,
                 routes=encoder.routes,
-                elastic=dict(_elastic_source(encoder.kept)),
+                elastic=dict(_elastic_source(encoder.cache_axes)),
             )
 
     def _elastic(self) -> Iterator[tuple[str, Mapping[int, str]]]:
         """``Part.elastic`` of KV-cache engines."""
-        for number, axes in enumerate(self.kept):
+        for number, axes in enumerate(self.cache_axes):
             dims = _dims((1, axes.heads), (3, axes.size))
             for name in ("past_key", "past_value", "present_key", "present_value"):
                 yield f"{name}_{number}", dims
         if self.encoder is not None:
-            yield from _elastic_source(self.encoder.kept)
+            yield from _elastic_source(self.encoder.cache_axes)
 
 
-def _narrowed(layers: Sequence[CachedLayer], kept: Sequence[KeptAxes], submodel: Submodel) -> tuple[CachedLayer, ...]:
+def _narrowed(
+    layers: Sequence[CachedLayer], cache_axes: Sequence[CacheAxes], submodel: Submodel
+) -> tuple[CachedLayer, ...]:
     """Caches of ``layers`` in ``submodel``."""
-    if not kept:
+    if not cache_axes:
         return tuple(layers)
-    return tuple(axes.of(layer, submodel) for layer, axes in zip(layers, kept, strict=True))
+    return tuple(axes.of(layer, submodel) for layer, axes in zip(layers, cache_axes, strict=True))
 
 
-def _elastic_source(kept: Sequence[KeptAxes]) -> Iterator[tuple[str, Mapping[int, str]]]:
+def _elastic_source(cache_axes: Sequence[CacheAxes]) -> Iterator[tuple[str, Mapping[int, str]]]:
     """``Part.elastic`` of what a decoder reads of a prompt: keys have their size in front of tokens."""
-    for number, axes in enumerate(kept):
+    for number, axes in enumerate(cache_axes):
         yield f"source_key_{number}", _dims((1, axes.heads), (2, axes.size))
         yield f"source_value_{number}", _dims((1, axes.heads), (3, axes.size))
 

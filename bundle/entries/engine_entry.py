@@ -191,7 +191,7 @@ class EngineEntry:
         return self.kind.capacity if isinstance(self.kind, Decode) else None
 
     @property
-    def kept(self) -> tuple[tuple[int, ...] | None, ...]:
+    def cache_layout(self) -> tuple[tuple[int, ...] | None, ...]:
         """Key of its cache, and of its part of a prompt, among those of other engines: heads and sizes of both."""
         cache = (self.kind.cache_heads, self.kind.cache_sizes) if isinstance(self.kind, Decode) else (None, None)
         if not isinstance(self.kind, Decode | Encoder):
@@ -201,7 +201,7 @@ class EngineEntry:
     def can_continue(self, other: EngineEntry) -> bool:
         """Whether this one can read the keys and values that ``other`` wrote, or read of a prompt: they have every head
         that it reads, and each of these as many numbers."""
-        heads, sizes = (tuple(zip(self.kept[at::2], other.kept[at::2], strict=True)) for at in (0, 1))
+        heads, sizes = (tuple(zip(self.cache_layout[at::2], other.cache_layout[at::2], strict=True)) for at in (0, 1))
         return all(own == there for own, there in sizes) and all(_are_first(own, there) for own, there in heads)
 
     def row_flops(self, sequence: int) -> int:

@@ -19,7 +19,7 @@ ENCODER, SOURCE = Encoder.part, "source"
 # How many tokens of each row a decoder reads, an input on the host.
 SOURCE_LENGTHS = "source_lengths"
 # Prefixes of the names of tensors that stay on a device from one run to the next.
-KEPT = (PAST, "source_key_", "source_value_")
+ON_DEVICE = (PAST, "source_key_", "source_value_")
 # Length of the prompt for which the figures of engines that read one are stated.
 PROMPT_TOKENS = 512
 
@@ -120,7 +120,7 @@ class GenerationEntry:
         return min(self.positions, sizes[-1]) if sizes else self.positions
 
     @property
-    def writers(self) -> tuple[EngineEntry, ...]:
+    def generators(self) -> tuple[EngineEntry, ...]:
         """The engine of each submodel, that of the largest capacity where there are several."""
         of_submodel: dict[str, EngineEntry] = {}
         for engine in sorted(self.engines, key=lambda engine: engine.capacity or 0):
@@ -164,15 +164,15 @@ class GenerationEntry:
     @property
     def heads(self) -> tuple[int, ...]:
         """Heads of each layer's cache and, behind an encoder, of what it reads of a prompt."""
-        return tuple(layer.heads for layer in self._kept)
+        return tuple(layer.heads for layer in self._cached_layers)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Numbers of a head, as ``heads`` has them."""
-        return tuple(layer.size for layer in self._kept)
+        return tuple(layer.size for layer in self._cached_layers)
 
     @property
-    def _kept(self) -> tuple[CachedLayer, ...]:
+    def _cached_layers(self) -> tuple[CachedLayer, ...]:
         return self.layers if self.encoder is None else (*self.layers, *self.source_layers)
 
     @property
@@ -182,7 +182,7 @@ class GenerationEntry:
 
     def of(self, engine: EngineEntry) -> GenerationEntry:
         """This with the heads, and their sizes, that the cache of ``engine`` has, and what it reads of a prompt."""
-        cache_heads, cache_sizes, source_heads, source_sizes = engine.kept
+        cache_heads, cache_sizes, source_heads, source_sizes = engine.cache_layout
         layers = _of_size(self.layers, cache_heads, cache_sizes)
         encoder = self.encoder
         if encoder is not None:

@@ -105,7 +105,7 @@ def _build_encoder(
 ) -> EngineEntry:
     part, cases = builder.universal.source.parts[ENCODER], prompts_of(batches)
     engine = builder.emit(name, file, submodel, part.at(Bucket(1, 1)), ENCODER)
-    engine = replace(engine, entry=_with_kept(engine.entry, form, builder.universal.source.cached))
+    engine = replace(engine, entry=_with_cache_layout(engine.entry, form, builder.universal.source.cached))
     found = builder.run(engine.entry, [case.feeds for case in cases])
     module = builder.references.of(submodel).viewed(part.module, part.outputs)
     limit = tolerance_of(engine.entry, builder.universal)
@@ -126,7 +126,7 @@ def _build(
 ) -> EngineEntry:
     emitted = builder.emit(name, file, submodel, form.bucket, CACHED, capacity)
     held = _activation_bytes(builder, form, submodel, emitted.entry.precision)
-    entry = _with_kept(replace(emitted.entry, activation_bytes=held), form, builder.universal.source.cached)
+    entry = _with_cache_layout(replace(emitted.entry, activation_bytes=held), form, builder.universal.source.cached)
     engine = replace(emitted, entry=entry)
     limit = tolerance_of(entry, builder.universal)
     answers = _answers(builder, form, entry, batches, read)
@@ -152,7 +152,7 @@ def _build(
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
 
 
-def _with_kept(entry: EngineEntry, form: CachedForm, whole: CachedForm | None) -> EngineEntry:
+def _with_cache_layout(entry: EngineEntry, form: CachedForm, whole: CachedForm | None) -> EngineEntry:
     """``entry`` with what ``form`` keeps of a token: heads and their sizes, where they are not those of the ``whole``
     model."""
     kind = entry.kind

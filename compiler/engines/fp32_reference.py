@@ -26,7 +26,7 @@ from ..examples.corpus import ArrayCorpus, Corpus
 from ..graph.emit import emit, private_bytes
 from ..graph.precision.calibrate import calibrate, overflowing
 from ..graph.precision.derive import exit_heads
-from ..graph.precision.fp32_nodes import kept_products
+from ..graph.precision.fp32_nodes import fp32_products
 from ..graph.store import read_store, write_store
 from ..graph.template import Template
 from ..parity.cases import parity_cases
@@ -99,11 +99,11 @@ def calibrated(
         _refuse_overflow(templates, reference, precision, clock.each(cases))
     if not _needing("scales", precisions):
         return templates
-    kept = kept_products(reference.template.proto, exit_heads(templates.universal.source, None))
+    in_fp32 = fp32_products(reference.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
 
     def found() -> dict[str, float]:
-        return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), kept, counted)
+        return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), in_fp32, counted)
 
     return replace(templates, scales=stage.memo("scales", dict[str, float], found))
 

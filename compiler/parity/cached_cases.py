@@ -68,7 +68,7 @@ Batch = tuple[Row, ...]
 def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
     """Reference of a text of ``S`` tokens: logits, and keys and values of each layer, behind a window of the last
     tokens alone."""
-    kept = [
+    caches = [
         TensorSpec(
             f"{kind}_{number}",
             "float32",
@@ -77,7 +77,7 @@ def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
         for number, layer in enumerate(entry.layers)
         for kind in ("key", "value")
     ]
-    return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *kept)
+    return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *caches)
 
 
 def cached_batches(entry: GenerationEntry, long: bool) -> list[Batch]:
@@ -231,7 +231,7 @@ def _run(
     try:
         logits = _logits(cached, batch)
         return [
-            {"logits": np.concatenate(own)[None], **_kept(entry, cache, number, len(row.ids))}
+            {"logits": np.concatenate(own)[None], **_cached_values(entry, cache, number, len(row.ids))}
             for number, (row, own) in enumerate(zip(batch, logits, strict=True))
         ]
     finally:
@@ -258,7 +258,7 @@ def _logits(cached: CachedEngine, batch: Batch) -> list[list[np.ndarray]]:
     return logits
 
 
-def _kept(entry: GenerationEntry, cache: AnyCache[Any], row: int, tokens: int) -> Arrays:
+def _cached_values(entry: GenerationEntry, cache: AnyCache[Any], row: int, tokens: int) -> Arrays:
     """Part of ``cache`` of a row of so many ``tokens``, as ``run_batches`` returns it."""
     found: dict[str, np.ndarray] = {}
     for number, layer in enumerate(entry.layers):

@@ -25,7 +25,7 @@ from .reference import Reference, replayed
 
 # Bytes of outputs that are cached between stages; what is more, such as logits of every token of a vocabulary, is
 # passed again.
-_MOST_BYTES_KEPT = 2**30
+_MOST_BYTES_CACHED = 2**30
 
 
 class _Pass(NamedTuple):
@@ -39,13 +39,13 @@ class _Pass(NamedTuple):
 class References:
     """The references of ``universal``'s submodels on the ``cases`` of each bucket.
 
-    Their modules exist one at a time, since each holds twice its weights; what they answered is kept.
+    Their modules exist one at a time, since each holds twice its weights; what they answered is cached.
     """
 
     def __init__(self, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]]) -> None:
         self.universal, self.cases = universal, cases
         self._last: tuple[Submodel, Reference] | None = None
-        self._kept: dict[_Pass, Replayed] = {}
+        self._passes: dict[_Pass, Replayed] = {}
         self._universal: dict[Bucket, list[Arrays]] = {}
 
     def of(self, submodel: Submodel) -> Reference:
@@ -77,7 +77,7 @@ class References:
 
     def universal_outputs(self, bucket: Bucket) -> list[Arrays]:
         """The universal model's answers on the cases of ``bucket``, rounded to float32: every submodel's outputs are
-        compared with it, so that it is always kept."""
+        compared with it, so that it is always cached."""
         if bucket not in self._universal:
             exact = self.replayed(self.universal.spec.universal(), bucket).outputs
             self._universal[bucket] = [_float32(arrays) for arrays in exact]
@@ -96,15 +96,15 @@ class References:
         """The same on ``some`` of the cases of each bucket, by number; what was passed is not passed again."""
         numbers = {bucket: some(cases) for bucket, cases in self.cases.items()}
         fewer = References(self.universal, {b: [self.cases[b][n] for n in kept] for b, kept in numbers.items()})
-        fewer._kept = {key: passed.at(numbers[key.bucket]) for key, passed in self._kept.items()}
+        fewer._passes = {key: passed.at(numbers[key.bucket]) for key, passed in self._passes.items()}
         return fewer
 
     def _once(self, key: _Pass) -> Replayed:
-        if key in self._kept:
-            return self._kept[key]
+        if key in self._passes:
+            return self._passes[key]
         passed = replayed(self._reference(key), self.cases[key.bucket], remade=partial(self._reference, key))
-        if sum(map(_bytes, (*self._kept.values(), passed))) <= _MOST_BYTES_KEPT:
-            self._kept[key] = passed
+        if sum(map(_bytes, (*self._passes.values(), passed))) <= _MOST_BYTES_CACHED:
+            self._passes[key] = passed
         return passed
 
     def _reference(self, key: _Pass) -> Reference:

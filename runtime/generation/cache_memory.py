@@ -21,7 +21,7 @@ def session_bytes(entry: GenerationEntry, rows: int, capacity: int, prompt_token
         raise InputError(f"rows: expected at most {most}, which the engines take at once, got {rows}")
     require_positions(entry, capacity)
     cache = entry.cache_bytes(rows, capacity) + entry.source_bytes(rows, prompt_tokens)
-    return cache + 4 * entry.vocabulary * rows * len(entry.writers)  # each that is bound has logits of its own
+    return cache + 4 * entry.vocabulary * rows * len(entry.generators)  # each that is bound has logits of its own
 
 
 def require_positions(entry: GenerationEntry, capacity: int) -> None:

@@ -234,7 +234,7 @@ def smaller_engines(manifest: Manifest, target: EngineEntry, admitted: Collectio
     """The ``admitted`` ids that may draft for ``target``, the largest submodel's first: those that read its cache."""
     assert manifest.generation is not None
     order = [entry.id for entry in manifest.largest_first]
-    by_submodel = {engine.submodel: engine for engine in manifest.generation.writers if engine.id in admitted}
+    by_submodel = {engine.submodel: engine for engine in manifest.generation.generators if engine.id in admitted}
     behind = order[order.index(target.submodel) + 1 :]
     found = [by_submodel[submodel] for submodel in behind if submodel in by_submodel]
     return [engine for engine in found if engine.can_continue(target)]
@@ -248,7 +248,7 @@ def _named(manifest: Manifest, draft: str, target: EngineEntry, smaller: Sequenc
     found = next((engine for engine in smaller if engine.submodel == wanted), None)
     if found is None:
         generation = manifest.generation
-        alike = generation is None or all(engine.kept == target.kept for engine in generation.engines)
+        alike = generation is None or all(engine.cache_layout == target.cache_layout for engine in generation.engines)
         heads = "" if alike else " (heads of its size, and no layer with more, or it could not read its cache)"
         able = ", ".join(engine.submodel for engine in smaller) or "there is none"
         raise SelectionError(

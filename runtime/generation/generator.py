@@ -138,7 +138,7 @@ class Generator:
 
     def learned(self) -> tuple[list[RunTime], list[JudgedDraft]]:
         """Times of runs of one row, and how much of each draft was accepted, in this process."""
-        return self._gains.found(self._entry().writers)
+        return self._gains.found(self._entry().generators)
 
     def close(self) -> None:
         """Releases every engine."""
@@ -282,7 +282,7 @@ class Generator:
                 kept = read_drafts(self._bundle)
                 found = None if kept is None else kept.of(this_host(), self._threads)
                 if found is not None:
-                    self._gains.start_from(found, entry.writers)
+                    self._gains.start_from(found, entry.generators)
                 self._starts_anew = False
 
 

@@ -134,7 +134,7 @@ def candidates(
     on, all where it is None; ``rows`` generate at once, with ``cache_bytes``. Raises SelectionError."""
     assert manifest.generation is not None
     generation = manifest.generation
-    offered = [engine for engine in generation.writers if proven is None or engine.submodel in proven]
+    offered = [engine for engine in generation.generators if proven is None or engine.submodel in proven]
     by_submodel = {
         engine.submodel: engine
         for engine in offered
@@ -144,7 +144,7 @@ def candidates(
     engines = [by_submodel[submodel] for submodel in order if by_submodel[submodel].bucket.batch >= rows]
     if request.submodel is not None or request.budget is not None:
         wanted, reason = _named(manifest, request, proven)
-        if wanted not in by_submodel and any(engine.submodel == wanted for engine in generation.writers):
+        if wanted not in by_submodel and any(engine.submodel == wanted for engine in generation.generators):
             raise SelectionError(
                 f"submodel {wanted}: the memory_mb of this model leaves no room for it; there is room for "
                 f"{', '.join(order)}; ask for one of them, or raise the cap"
@@ -166,7 +166,7 @@ def candidates(
         raise SelectionError(f"no submodel has an engine that generates {rows} rows here")
     if not request.is_timed:
         return engines[:1], reason
-    able = engines if rows == 1 else [engine for engine in engines if engine.kept == engines[0].kept]
+    able = engines if rows == 1 else [engine for engine in engines if engine.cache_layout == engines[0].cache_layout]
     if len(able) < len(engines):
         reason += f"; of several rows only submodels with its heads, {len(engines) - len(able)} left out"
     return able, reason

@@ -15,7 +15,7 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.precision.calibrate import calibrate
-from nestforge.compiler.graph.precision.fp32_nodes import kept_products
+from nestforge.compiler.graph.precision.fp32_nodes import fp32_products
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.precision.quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
 from nestforge.compiler.graph.store import Store, read_store, write_store
@@ -120,19 +120,21 @@ def encoded_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int
     model, wide, heads = made.model, made.template, made.heads
     path = folder / WEIGHTS_NAME
     write_store(model, wide.weights, wide.tables, path)
-    kept = kept_products(wide.proto, heads)
+    in_fp32 = fp32_products(wide.proto, heads)
     graph = onnx.ModelProto.FromString(emit(wide, read_store(path, model.spec), model.spec.universal()))
     feeds = random_feeds(made.interface.inputs, bucket)
     if "attention_mask" in feeds:  # a pooler reads the first token, so one that is hidden has no answer to compare
         feeds["attention_mask"][:, 0] = 1
-    scales = calibrate(graph, folder, [random_feeds(made.interface.inputs, bucket, seed) for seed in range(1, 5)], kept)
-    qdq = quantized(wide.proto, scales, kept)
+    scales = calibrate(
+        graph, folder, [random_feeds(made.interface.inputs, bucket, seed) for seed in range(1, 5)], in_fp32
+    )
+    qdq = quantized(wide.proto, scales, in_fp32)
     protos = {
         "fp32": wide.proto,
         "qdq": qdq,
         "int8": small_tables(as_qgemm(qdq)),
-        "int8-dynamic": small_tables(dynamic(wide.proto, kept)),
-        "int4": small_tables(weight_only(wide.proto, kept)),
+        "int8-dynamic": small_tables(dynamic(wide.proto, in_fp32)),
+        "int4": small_tables(weight_only(wide.proto, in_fp32)),
     }
     templates = {form: replace(wide, proto=proto) for form, proto in protos.items()}
     write_store(model, {name for template in templates.values() for name in template.weights}, wide.tables, path)

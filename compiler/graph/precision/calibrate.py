@@ -43,7 +43,7 @@ def calibrate(
     graph: onnx.ModelProto,
     folder: Path,
     feeds: Iterable[Arrays],
-    kept: Collection[str],
+    in_fp32: Collection[str],
     counted: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
     """The scale of the input of each weight, by the weight's name: ``real = scale * int8``.
@@ -51,9 +51,9 @@ def calibrate(
     ``graph`` is an emitted float32 engine whose weights lie in ``folder``, and ``feeds`` are examples at its bucket;
     ``counted`` bool ``[B, S]``, one for each, says which positions are theirs: padding has no say.
     By weight, since segments and other buckets read the same ones; two products of one weight share a scale.
-    Products that make ``kept`` are left out. Raises BuildError if an input is 0 in every example, or is not finite.
+    Products that make ``in_fp32`` are left out. Raises BuildError if an input is 0 in every example, or is not finite.
     """
-    found = list(products(graph.graph, kept).values())
+    found = list(products(graph.graph, in_fp32).values())
     weights = {product.x: product.weight for product in found}
     seen = {value: Magnitudes() for value in weights}
 

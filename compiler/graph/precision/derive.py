@@ -15,7 +15,7 @@ from ....profiles.backends import BACKENDS
 from ....profiles.precision import TRACED, Precision
 from ..encodings import split_encoding
 from ..template import Template
-from .fp32_nodes import kept_products
+from .fp32_nodes import fp32_products
 from .half import half, with_half_weights
 from .quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
 from .whole_rows import in_whole_rows
@@ -74,9 +74,9 @@ class _Traced:
     heads: Collection[str]
 
     @property
-    def kept(self) -> frozenset[str]:
+    def in_fp32(self) -> frozenset[str]:
         """The products that stay in fp32."""
-        return kept_products(self.template.proto, self.heads)
+        return fp32_products(self.template.proto, self.heads)
 
 
 def _half(precision: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:
@@ -85,23 +85,23 @@ def _half(precision: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:
 
 
 def _int8(traced: _Traced) -> _Derived:
-    proto = quantized(traced.template.proto, traced.scales, traced.kept)
+    proto = quantized(traced.template.proto, traced.scales, traced.in_fp32)
     own = BACKENDS[traced.backend].own_operators
     return small_tables(as_qgemm(proto)) if own else proto, traced.template.tables
 
 
 def _int8_dynamic(traced: _Traced) -> _Derived:
-    return small_tables(dynamic(traced.template.proto, traced.kept)), traced.template.tables
+    return small_tables(dynamic(traced.template.proto, traced.in_fp32)), traced.template.tables
 
 
 def _int4(traced: _Traced) -> _Derived:
-    return in_whole_rows(small_tables(weight_only(traced.template.proto, traced.kept))), traced.template.tables
+    return in_whole_rows(small_tables(weight_only(traced.template.proto, traced.in_fp32))), traced.template.tables
 
 
 def _fp16_weights(traced: _Traced) -> _Derived:
     template = as_run(traced.template, traced.backend)
     read = {node.output[0]: node.input[1:2] for node in traced.template.proto.graph.node}
-    whole = {weight for value in traced.kept for weight in read[value]} | template.tables.keys()
+    whole = {weight for value in traced.in_fp32 for weight in read[value]} | template.tables.keys()
     return with_half_weights(template.proto, whole), template.tables
 
 

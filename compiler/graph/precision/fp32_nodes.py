@@ -46,7 +46,7 @@ _ROUNDING_FREE_OPERATORS = frozenset({"IsInf", "IsNaN", "Shape", "Size"})
 _SOFTMAX_OPERATORS = frozenset({"LogSoftmax", "Softmax"})
 
 
-def kept_products(proto: onnx.ModelProto, outputs: Collection[str]) -> frozenset[str]:
+def fp32_products(proto: onnx.ModelProto, outputs: Collection[str]) -> frozenset[str]:
     """Names of the values (outputs of Gemm and MatMul nodes) that feed decisions or, through no other product, one of
     ``outputs``."""
     graph = FloatGraph(proto)

@@ -69,23 +69,24 @@ class Product:
         return (self.inputs, self.outputs) if self.transposed else (self.outputs, self.inputs)
 
 
-def products(graph: onnx.GraphProto, kept: Collection[str]) -> dict[str, Product]:
-    """The Gemms that a precision may change, by output, in the order of the graph, without the ones that make ``kept``.
+def products(graph: onnx.GraphProto, in_fp32: Collection[str]) -> dict[str, Product]:
+    """The Gemms that a precision may change, by output, in the order of the graph, without the ones that make
+    ``in_fp32``.
 
     The weight is an external initializer (a row ``W[e]`` of a stack too) with at least 32 inputs and 16 outputs.
     """
     weights = {tensor.name: tensor for tensor in graph.initializer}
     found = (_product(node, weights) for node in graph.node)
-    return {product.output: product for product in found if product is not None and product.output not in kept}
+    return {product.output: product for product in found if product is not None and product.output not in in_fp32}
 
 
-def quantized(proto: onnx.ModelProto, scales: Mapping[str, float], kept: Collection[str]) -> onnx.ModelProto:
-    """``proto`` in int8 by QDQ, but for the products that make ``kept``. ``scales`` are what ``calibrate`` returns.
+def quantized(proto: onnx.ModelProto, scales: Mapping[str, float], in_fp32: Collection[str]) -> onnx.ModelProto:
+    """``proto`` in int8 by QDQ, but for the products that make ``in_fp32``. ``scales`` are what ``calibrate`` returns.
 
     A product of joined weights takes the largest scale of theirs, which clips least. A value that several products read
     is quantised once for each scale.
     """
-    edit, changed = Edit(proto), products(proto.graph, kept)
+    edit, changed = Edit(proto), products(proto.graph, in_fp32)
     zero = edit.constant(np.array(0, np.int8))
     done: dict[tuple[str, ...], str] = {}
     for node in edit.source:
@@ -131,13 +132,13 @@ def as_qgemm(proto: onnx.ModelProto) -> onnx.ModelProto:
     return edit.done()
 
 
-def dynamic(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+def dynamic(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelProto:
     """The float32 template ``proto`` as int8-dynamic: each row of activations is scaled at run time, by the largest
     magnitude in it; no calibration is needed."""
-    return _scaled_at_run_time(proto, kept, frozenset())
+    return _scaled_at_run_time(proto, in_fp32, frozenset())
 
 
-def weight_only(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+def weight_only(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelProto:
     """The float32 template ``proto`` as int4: ``MatMulNBits`` where outputs shrink, elsewhere as int8-dynamic.
 
     A weight whose inputs shrink has no blocks of 32 that every prefix holds whole; nor has one that is a table too if
@@ -146,10 +147,10 @@ def weight_only(proto: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProt
     tables = {node.input[0] for node in proto.graph.node if node.op_type == "Gather"}
     blocked = {
         product.output
-        for product in products(proto.graph, kept).values()
+        for product in products(proto.graph, in_fp32).values()
         if not product.transposed and (product.inputs % INT4_BLOCK == 0 or product.weight not in tables)
     }
-    return _scaled_at_run_time(proto, kept, blocked)
+    return _scaled_at_run_time(proto, in_fp32, blocked)
 
 
 def small_tables(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -200,9 +201,9 @@ def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
     edit.add("Reshape", [scaled, shape], gather.output)
 
 
-def _scaled_at_run_time(proto: onnx.ModelProto, kept: Collection[str], blocked: Collection[str]) -> onnx.ModelProto:
-    """Every product but ``kept``: the ones that make ``blocked`` in 4 bits, the others of integers, row by row."""
-    edit, changed = Edit(proto), products(proto.graph, kept)
+def _scaled_at_run_time(proto: onnx.ModelProto, in_fp32: Collection[str], blocked: Collection[str]) -> onnx.ModelProto:
+    """Every product but ``in_fp32``: the ones that make ``blocked`` in 4 bits, the others of integers, row by row."""
+    edit, changed = Edit(proto), products(proto.graph, in_fp32)
     done: dict[str, tuple[list[str], str]] = {}
     for node in edit.source:
         product = changed.get(node.output[0])

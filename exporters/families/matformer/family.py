@@ -26,7 +26,7 @@ from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Family
 from ...hugging_face.tensors import Parameters
-from ...parts import CachedForm, KeptAxes
+from ...parts import CacheAxes, CachedForm
 from ...signature import Signature, text_signature
 from .config import LANGUAGE, VISION, MatformerConfig, MatformerVitConfig, NestedConfig
 from .ops import elastic_spec, language_model_ops, language_parameters, vision_model_ops, vision_parameters
@@ -97,14 +97,14 @@ def _cached(config: MatformerConfig) -> CachedForm:
         return model
 
     layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
-    axes = tuple(KeptAxes(f"layers.{layer}.heads") for layer in range(len(layers))) if config.nested_heads else ()
+    axes = tuple(CacheAxes(f"layers.{layer}.heads") for layer in range(len(layers))) if config.nested_heads else ()
     return CachedForm(
         config.vocab_size,
         config.max_position_embeddings,
         layers,
         lambda module: model().CachedLM(module.model).eval(),
         lambda module: model().RecordedLM(module.model).eval(),
-        kept=axes,
+        cache_axes=axes,
     )
 
 

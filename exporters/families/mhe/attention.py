@@ -21,7 +21,7 @@ from .config import ROLES, MheConfig
 from .forms import folded_shapes, places_of, table
 
 # Keys and values [B, K, N, d] that queries read, of the same tokens or of others.
-Kept = tuple[torch.Tensor, torch.Tensor]
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 # Attention of queries [B, n, S, d] over keys and values [B, K, N, d], given what is added to scores, [1 or B, 1, 1 or
 # S, N] or nothing, and what scores are multiplied by: [B, n, S, d].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
@@ -56,13 +56,13 @@ class Attention(torch.nn.Module):
         mask: torch.Tensor | None = None,
         turn: Positions | None = None,
         attend: Attend | None = None,
-        kept: Kept | None = None,
+        keys_and_values: KeysAndValues | None = None,
     ) -> torch.Tensor:
         """``hidden`` [B, S, H] to [B, S, H]. ``turn`` turns queries and keys by their positions, after their head
-        embeddings; ``attend`` takes the place of attention over these tokens alone. In cross-attention ``kept`` is what
-        the method of that name made of what is read."""
+        embeddings; ``attend`` takes the place of attention over these tokens alone. In cross-attention
+        ``keys_and_values`` is what the method of that name made of what is read."""
         query = self._queries(hidden)
-        key, value = kept or self.kept(hidden, turn)
+        key, value = keys_and_values or self.keys_and_values(hidden, turn)
         if turn is not None:
             query = turn(query)
         context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
@@ -71,7 +71,7 @@ class Attention(torch.nn.Module):
         updated: torch.Tensor = self.output(joined(context.transpose(1, 2), self.config))
         return updated
 
-    def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
+    def keys_and_values(self, hidden: torch.Tensor, turn: Positions | None = None) -> KeysAndValues:
         """The keys and values [B, K, S, d] of ``hidden`` [B, S, H], of which a cache has these."""
         match self.config.attention:
             case "skv":
@@ -193,14 +193,18 @@ class SharedKeys(torch.nn.Module):
         mask: torch.Tensor | None = None,
         turn: Positions | None = None,
         attend: Attend | None = None,
-        kept: Kept | None = None,
+        keys_and_values: KeysAndValues | None = None,
     ) -> torch.Tensor:
         """As ``Attention.forward``; positions turn nothing in these forms."""
         assert turn is None
         if attend is not None:
             query = self._queries(hidden).transpose(1, 2)
-            return self._output(attend(query, *(kept or self.kept(hidden)), mask, 1.0).transpose(1, 2))
-        key, value = (one.squeeze(1) for one in kept) if kept else (self._key(hidden), self.value(hidden))  # [B, N, d]
+            return self._output(
+                attend(query, *(keys_and_values or self.keys_and_values(hidden)), mask, 1.0).transpose(1, 2)
+            )
+        key, value = (  # [B, N, d]
+            (one.squeeze(1) for one in keys_and_values) if keys_and_values else (self._key(hidden), self.value(hidden))
+        )
         if self.form == "one_exponential":
             return self._output(self._weighed(hidden, key, value, mask))
         if self.form == "one_head":
@@ -216,7 +220,7 @@ class SharedKeys(torch.nn.Module):
         context = scores.softmax(-1).flatten(1, 2) @ value
         return self._output(context.view(*scores.shape[:3], value.shape[2]))
 
-    def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
+    def keys_and_values(self, hidden: torch.Tensor, turn: Positions | None = None) -> KeysAndValues:
         """The keys and values [B, 1, S, d] that a cache has of ``hidden`` [B, S, H]."""
         assert turn is None
         return self._key(hidden)[:, :, None].transpose(1, 2), self.value(hidden)[:, :, None].transpose(1, 2)
@@ -280,18 +284,18 @@ class Expanded(torch.nn.Module):
         mask: torch.Tensor | None = None,
         turn: Positions | None = None,
         attend: Attend | None = None,
-        kept: Kept | None = None,
+        keys_and_values: KeysAndValues | None = None,
     ) -> torch.Tensor:
         """As ``Attention.forward``."""
         query = self._of_heads(hidden, self.expanded.query)
-        key, value = kept or self.kept(hidden, turn)
+        key, value = keys_and_values or self.keys_and_values(hidden, turn)
         if turn is not None:
             query = turn(query)
         context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
         updated: torch.Tensor = self.output(joined(context.transpose(1, 2), self.config))
         return updated
 
-    def kept(self, hidden: torch.Tensor, turn: Positions | None = None) -> Kept:
+    def keys_and_values(self, hidden: torch.Tensor, turn: Positions | None = None) -> KeysAndValues:
         """The keys and values [B, n, S, d] of ``hidden`` [B, S, H]."""
         key, value = (self._of_heads(hidden, part) for part in (self.expanded.key, self.expanded.value))
         return (key if turn is None else turn(key)), value

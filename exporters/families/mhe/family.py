@@ -20,7 +20,7 @@ from ...architecture import Architecture, Folded
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
 from ...family import Deferred, Family
-from ...parts import CachedForm, EncoderForm, KeptAxes
+from ...parts import CacheAxes, CachedForm, EncoderForm
 from ...signature import TOKENS, next_token_logits, text_signature
 from .config import KINDS, PRESETS, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import (
@@ -119,7 +119,7 @@ def _cached(config: MheConfig, spread: float) -> CachedForm | None:
             lambda module: model.CachedLM(module.model),
             recorded,
             variants={ATTENTION: variant} if config.has_tables else {},
-            kept=kept_axes(config, ATTENTION),
+            cache_axes=cache_axes(config, ATTENTION),
         )
     if not isinstance(config, MheEncoderDecoderConfig):
         return None
@@ -130,7 +130,7 @@ def _cached(config: MheConfig, spread: float) -> CachedForm | None:
         lambda module: model.SourceEncoder(module.model),
         partial(encoding_ops, config, spread=spread),
         partial(step_ops, config),
-        kept=kept_axes(config, CROSS),
+        cache_axes=cache_axes(config, CROSS),
     )
     return CachedForm(
         vocabulary,
@@ -139,18 +139,18 @@ def _cached(config: MheConfig, spread: float) -> CachedForm | None:
         lambda module: model.CachedDecoder(module.model),
         recorded,
         encoder=encoder,
-        kept=kept_axes(config, DECODER),
+        cache_axes=cache_axes(config, DECODER),
         variants=forms,
     )
 
 
-def kept_axes(config: MheConfig, role: str) -> tuple[KeptAxes, ...]:
+def cache_axes(config: MheConfig, role: str) -> tuple[CacheAxes, ...]:
     """Cached heads of attention in ``role``, layer by layer; none where all submodels keep the same: heads that all
     read one pair of keys and values leave that as it is."""
     axes = [place.axis for place in places_of(config) if place.role == role]
     if config.width_first:
-        return tuple(KeptAxes(size=axis) for axis in axes if axis is not None)
-    return tuple(KeptAxes(heads=axis) for axis in axes if axis is not None and cached_heads(config) > 1)
+        return tuple(CacheAxes(size=axis) for axis in axes if axis is not None)
+    return tuple(CacheAxes(heads=axis) for axis in axes if axis is not None and cached_heads(config) > 1)
 
 
 FAMILIES = tuple(

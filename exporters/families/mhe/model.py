@@ -30,7 +30,7 @@ from ...modules.layers import (
     draw_weights,
     on_same_weights,
 )
-from .attention import Attend, Attention, Kept, in_form
+from .attention import Attend, Attention, KeysAndValues, in_form
 from .config import KINDS, Layout, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import cached_form, places_of
 
@@ -136,7 +136,7 @@ class MheEncoderDecoder(torch.nn.Module):
         mask = causal_mask(hidden.shape[1], hidden)[None, None]  # [1, 1, S, S]
         layer: Any
         for layer in self.decoder.layers:
-            hidden = layer(hidden, mask, layer.cross_attention.kept(source), source_mask)
+            hidden = layer(hidden, mask, layer.cross_attention.keys_and_values(source), source_mask)
         return self.logits(hidden)
 
     def encode(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -206,14 +206,14 @@ class ReadingLayer(torch.nn.Module):
         self,
         hidden: torch.Tensor,
         mask: torch.Tensor | None,
-        source: Kept,
+        source: KeysAndValues,
         source_mask: torch.Tensor | None,
         attend: Attend | None = None,
     ) -> torch.Tensor:
         """``hidden`` [B, S, H] to [B, S, H]. ``source`` are keys and values of N tokens, made by ``cross_attention``;
         ``source_mask`` [B, 1, 1, N] is added to their scores, ``mask`` and ``attend`` are those of ``attention``."""
         hidden = self.attention_norm(hidden + self.attention(hidden, mask, None, attend))
-        hidden = self.cross_attention_norm(hidden + self.cross_attention(hidden, source_mask, kept=source))
+        hidden = self.cross_attention_norm(hidden + self.cross_attention(hidden, source_mask, keys_and_values=source))
         normed: torch.Tensor = self.ffn_norm(hidden + self.ffn(hidden))
         return normed
 
@@ -358,7 +358,7 @@ class Recording(torch.nn.Module):
     def forward(
         self, hidden: torch.Tensor, mask: torch.Tensor | None, turn: Positions | None, attend: None
     ) -> torch.Tensor:
-        self.last = self.cached.kept(hidden, turn)
+        self.last = self.cached.keys_and_values(hidden, turn)
         updated: torch.Tensor = self.attention(hidden, mask, turn, attend)
         return updated
 
@@ -380,7 +380,7 @@ class SourceEncoder(View):
         source, found = self.model.encode(input_ids, None), list[torch.Tensor]()
         attention: Any
         for attention in self.made_by:
-            key, value = attention.kept(source)
+            key, value = attention.keys_and_values(source)
             found += [key.transpose(2, 3), value]
         return tuple(found)
 

@@ -53,7 +53,7 @@ def encoding_ops(config: MheEncoderDecoderConfig, submodel: Submodel, bucket: Bu
         if place.role == ENCODER:
             ops += form_ops(of)[prompt_form(config, spread)] if config.has_tables else plain_ops(of)
         elif place.role == CROSS:
-            ops += kept_ops(of)
+            ops += key_value_ops(of)
     return ops
 
 
@@ -64,7 +64,7 @@ def step_ops(config: MheEncoderDecoderConfig, submodel: Submodel) -> list[Op]:
     for layer in layers_of(config):
         if not _is_encoder(layer):
             own, cross = (_sublayer(config, submodel, bucket, place) for place in places_in(config, layer))
-            ops += [*kept_ops(own), *reading_ops(own), *reading_ops(cross._replace(source=_PROMPT_TOKENS))]
+            ops += [*key_value_ops(own), *reading_ops(own), *reading_ops(cross._replace(source=_PROMPT_TOKENS))]
             ops += _between(config, submodel, bucket, layer)
     return [*ops, _head(config, bucket)]
 
@@ -180,7 +180,7 @@ def plain_ops(of: Sublayer) -> list[Op]:
     ]
 
 
-def kept_ops(of: Sublayer) -> list[Op]:
+def key_value_ops(of: Sublayer) -> list[Op]:
     """The keys and values that all queries of a generation read, in the form of KV-cache engines."""
     one = of.size
     widths = (one, one) if of.config.has_tables else _plain_widths(of)[1:]

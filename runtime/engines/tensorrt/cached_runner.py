@@ -14,7 +14,7 @@ import tensorrt as trt
 from ....bucket import Bucket
 from ....bundle.device_files.plan_index import PlanEntry
 from ....bundle.entries.engine_entry import EngineEntry
-from ....bundle.entries.generation_entry import ENCODER, KEPT, PRESENT
+from ....bundle.entries.generation_entry import ENCODER, ON_DEVICE, PRESENT
 from ....bundle.open_bundle import Bundle
 from ....bundle.shape_profile import shape_profiles
 from ....errors import BundleError, InputError
@@ -37,10 +37,10 @@ class TensorRTCacheRunner:
         inputs, outputs = bundle.manifest.interface_of(engine)
         outputs += routes_of(engine)
         self._interface = inputs, outputs
-        self._inputs = [spec for spec in inputs if not spec.name.startswith(KEPT)]
-        self._outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *KEPT))]
-        self._read = {spec.name: spec for spec in inputs if spec.name.startswith(KEPT)}
-        self._made = {spec.name: spec for spec in outputs if spec.name.startswith(KEPT)}
+        self._inputs = [spec for spec in inputs if not spec.name.startswith(ON_DEVICE)]
+        self._outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *ON_DEVICE))]
+        self._read = {spec.name: spec for spec in inputs if spec.name.startswith(ON_DEVICE)}
+        self._made = {spec.name: spec for spec in outputs if spec.name.startswith(ON_DEVICE)}
         self._profiles = shape_profiles(bundle.manifest, engine)
         self._log = Log()
         self._opened: trt.ICudaEngine | None = None

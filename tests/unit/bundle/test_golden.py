@@ -108,7 +108,7 @@ def test_heads_of_a_cache_and_of_a_prompt_are_narrow_each_for_itself() -> None:
     with nestforge.load(GOLDEN / "bundle-narrow-heads") as model:
         entry = model.bundle.manifest.generation
         assert entry is not None
-        assert {(engine.segment, engine.kept) for engine in entry.every_engine} == {
+        assert {(engine.segment, engine.cache_layout) for engine in entry.every_engine} == {
             ("cached", (None, (8,), None, (4,))),
             ("encoder", (None, None, None, (4,))),
             ("cached", (None, None, None, None)),

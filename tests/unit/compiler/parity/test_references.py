@@ -91,7 +91,7 @@ def test_a_pass_that_is_kept_holds_no_module(builder: EngineBuilder) -> None:
 def test_what_takes_too_much_memory_is_passed_again_but_for_the_universal_model(
     builder: EngineBuilder, passes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES_KEPT", 0)
+    monkeypatch.setattr(module, "_MOST_BYTES_CACHED", 0)
     references, spec = fresh(builder), builder.universal.spec
     for _ in range(2):
         references.replayed(spec.parse("ffn8-heads1"), BUCKET)

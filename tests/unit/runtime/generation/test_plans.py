@@ -112,7 +112,7 @@ def test_another_submodel_continues_the_cache(plans: tuple[ElasticModel, World],
     for model in (plans[0], processor):
         entry = model.bundle.manifest.generation
         assert entry is not None
-        of = {engine.submodel: engine for engine in entry.writers}
+        of = {engine.submodel: engine for engine in entry.generators}
         with model.session(capacity=40) as session:
             session.arrange(1, 13)
             session.prefill(0, model.generate._prompts(entry).tokens(LONG, None)[0], of[WHOLE], 1)

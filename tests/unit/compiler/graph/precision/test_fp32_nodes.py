@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from nestforge.compiler.graph.precision.fp32_nodes import kept_products, wide_nodes
+from nestforge.compiler.graph.precision.fp32_nodes import fp32_products, wide_nodes
 from onnx import TensorProto
 from support.derived_engines import parsed
 
@@ -103,15 +103,15 @@ def _wide(model: onnx.ModelProto, *outputs: str, lost: tuple[str, ...] = (), nar
     ("outputs", "kept"), [((), {"s"}), (("y",), {"s", "o"}), (("route",), {"s"}), (("elsewhere",), {"s"})]
 )
 def test_products_before_decisions_and_named_outputs_are_kept(outputs: tuple[str, ...], kept: set[str]) -> None:
-    assert kept_products(ROUTED, outputs) == kept
+    assert fp32_products(ROUTED, outputs) == kept
 
 
 def test_a_comparison_of_numbers_decides_and_one_of_positions_does_not() -> None:
     text = """gate ({kind}[2, 4] x) => (bool[2, 4] y, float[2, 4] z) <float[4, 4] w = {{{ones}}}>
     {{ h = Gemm (x, w)  y = Less (h, h)  z = Identity (h) }}"""
-    assert kept_products(parsed(text.format(kind="float", ones=", ".join(["1.0"] * 16))), ()) == {"h"}
+    assert fp32_products(parsed(text.format(kind="float", ones=", ".join(["1.0"] * 16))), ()) == {"h"}
     places = parsed("p (int64[2] x) => (float[2, 4] z) { c = Equal (x, x)  f = Cast <to=1> (c)  z = MatMul (f, f) }")
-    assert kept_products(places, ()) == frozenset()
+    assert fp32_products(places, ()) == frozenset()
 
 
 def test_router_scores_and_named_heads_are_wide() -> None:

@@ -83,7 +83,7 @@ def test_every_kind_over_another_text(kind: str) -> None:
     attention = drawn(encoder_config(attention=kind))
     x, y = torch.randn(1, 4, 32, dtype=torch.float64), torch.randn(1, 7, 32, dtype=torch.float64)
     heads = torch.cat([head(attention, x[0], i, read=y[0]) for i in range(4)], -1)
-    found = attention(x, kept=attention.kept(y))
+    found = attention(x, keys_and_values=attention.keys_and_values(y))
     torch.testing.assert_close(found[0], heads @ attention.output.weight.T, rtol=0, atol=1e-13)
 
 

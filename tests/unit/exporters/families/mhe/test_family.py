@@ -151,7 +151,9 @@ def test_what_a_cache_holds(tmp_path: Path, attention: str, heads: int) -> None:
     assert cached is not None
     assert {(layer.heads, layer.size) for layer in cached.layers} == {(heads, 8)}
     assert cached.problem is None
-    assert bool(cached.kept) == (attention in ("mha", "skv")), "every head has keys of its own, and heads are elastic"
+    assert bool(cached.cache_axes) == (attention in ("mha", "skv")), (
+        "every head has keys of its own, and heads are elastic"
+    )
 
 
 def test_a_rotary_model_keeps_every_heads_keys(tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_axes_and_signature_of_a_translation_model(tmp_path: Path) -> None:
     cached = source.architecture.cached
     assert cached is not None
     assert cached.encoder is not None
-    assert (cached.encoder.start, cached.encoder.positions, cached.kept) == (1, 24, ())
+    assert (cached.encoder.start, cached.encoder.positions, cached.cache_axes) == (1, 24, ())
 
 
 def test_a_text_feeds_both_sides(tmp_path: Path) -> None:

@@ -193,8 +193,10 @@ def spreads(model: Any, given: tuple[torch.Tensor, ...]) -> list[float]:
 
     for place in places_of(model.config):
         attention = model.get_submodule(place.at)
-        kept = attention.kept
-        attention.kept = lambda hidden, turn=None, own=attention, kept=kept: watch(own, hidden) or kept(hidden, turn)
+        made = attention.keys_and_values
+        attention.keys_and_values = lambda hidden, turn=None, own=attention, made=made: (
+            watch(own, hidden) or made(hidden, turn)
+        )
     model(*given)
     return found
 

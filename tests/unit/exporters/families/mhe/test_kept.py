@@ -97,7 +97,7 @@ def test_a_translation_model_keeps_other_heads_of_its_own_text_than_of_the_promp
     bundle = compiled(tmp_path, ["ffn48-heads4x1_3x1-cross_heads2"])
     entry = bundle.manifest.generation
     assert entry is not None
-    assert {(engine.segment, engine.emitted, *engine.kept) for engine in entry.every_engine} == {
+    assert {(engine.segment, engine.emitted, *engine.cache_layout) for engine in entry.every_engine} == {
         ("cached", "sliced", (3,), None, (2,), None),
         ("encoder", "sliced", None, None, (2,), None),
         ("cached", "sliced", None, None, None, None),
