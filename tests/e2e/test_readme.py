@@ -17,8 +17,10 @@ from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main
+from support.exports import FAMILIES, quiet, torchscript
 from support.generating import save_text_llama
 from support.tiny_models import add_pooling, corpus, save_tiny_encoder
+from transformers import AutoModel
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -91,6 +93,9 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
     texts = corpus(tmp_path / "calibration.txt").read_text()
     (tmp_path / "corpus.txt").write_text(texts)
     (tmp_path / "prompts.txt").write_text("Once upon a time\nA list of fruits: apple,\n")
+    if page.endswith("check-an-export.md"):
+        with quiet():
+            torchscript(AutoModel.from_pretrained(tiny_model).eval(), FAMILIES["bert"], tmp_path / "model.onnx")
     return {
         "MODEL": str(tiny_model),
         "CLASSIFIER": str(save_tiny_encoder(tmp_path / "classifier", task="ForSequenceClassification")),
@@ -133,10 +138,11 @@ def test_commands(page: str, workplace: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_python(page: str, workplace: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    if "nestforge.compile" not in (text := "".join(blocks(page, "python"))):
+    text = "".join(blocks(page, "python"))
+    if not ({"nestforge.compile", "nestforge.check_parity"} & {*re.findall(r"nestforge\.\w+", text)}):
         compile_bundle(workplace["MODEL"], profile="tiny.yaml", output="my.bundle")
     for name, real in workplace.items():
         text = text.replace(f'"{name}"', repr(real))
     inputs = {name: np.ones((1, 9), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
     exec(compile(text, page, "exec"), {"inputs": inputs})  # noqa: S102  (the text is our own)
-    assert "ffn" in capsys.readouterr().out
+    assert ("PARITY OK" if "check_parity" in text else "ffn") in capsys.readouterr().out

@@ -75,6 +75,7 @@ def commands_in(work: Path) -> list[list[str]]:
         ("measure", bundle, "--force"),
         ("calibrate", work / "bundle-fewer-heads"),
         ("verify", bundle, "--against", base),
+        ("parity", bundle, "--against", base),
         ("consistency", bundle, "--text", text),
         ("run", bundle, "--text", "the fox", "--residency", "mapped"),
         ("generate", work / "bundle-fewer-heads", "--prompt", "the fox", "--max-tokens", "2"),
