@@ -31,9 +31,9 @@ _FOLDERS = {
     "folder that compiles",
 }
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-# By what was asked for: the file that marks it, what is said where no folder lies, and what follows that for an id of
+# By what was requested: the file that marks it, what is said where no folder lies, and what follows that for an id of
 # the Hub, and else.
-_ASKED = {
+_WANTED = {
     "model": (
         "config.json",
         "{path}: no such folder; expected config.json and model.safetensors in it; nothing is downloaded here: ",
@@ -157,15 +157,15 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def folder_problem(asked: Literal["model", "bundle"], path: Path) -> str | None:
-    """Why nothing that was ``asked`` for lies at ``path``: what does, with the command that takes it, or that there is
+def folder_problem(wanted: Literal["model", "bundle"], path: Path) -> str | None:
+    """Why nothing that is ``wanted`` lies at ``path``: what does, with the command that takes it, or that there is
     no folder, with the command that downloads one. None where there may be one."""
-    marker, missing, of_hub, otherwise = _ASKED[asked]
+    marker, missing, of_hub, otherwise = _WANTED[wanted]
     is_folder = os.path.isdir(path)  # of a name that the system refuses, too
     if is_folder and os.path.lexists(path / marker):
         return None
     if kind := _what_it_is(path, is_folder):
-        return f"{asked} {path}: is {kind}"
+        return f"{wanted} {path}: is {kind}"
     if is_folder:
         return None
     is_hub_id = _HUB_ID.fullmatch(str(path)) is not None and not os.path.exists(path.parent)

@@ -249,7 +249,7 @@ _MEAN = "mean_latency_ms"
 
 @benchmark
 def bench_exit_budget() -> list[Row]:
-    """Calibrated mean latency, measured anew on texts that the search never saw, against the share asked for.
+    """Calibrated mean latency, measured anew on texts that the search never saw, against the share requested.
 
     The machine itself gets faster and slower by more than the bar between the two. So the budget is a share of the
     whole engine's latency, and both times the chain and the whole engine are timed in turns."""

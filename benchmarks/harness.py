@@ -28,7 +28,7 @@ BENCHMARKS: dict[str, Callable[[], list[Row]]] = {}
 
 
 def benchmark(function: Callable[[], list[Row]]) -> Callable[[], list[Row]]:
-    """Adds ``bench_NAME`` to the benchmarks that can be asked for by name."""
+    """Adds ``bench_NAME`` to the benchmarks that can be requested by name."""
     BENCHMARKS[function.__name__.removeprefix("bench_")] = function
     return function
 

@@ -194,7 +194,7 @@ class Ranking:
 @dataclass(frozen=True)
 class JobOptions:
     """Settings of a compile beside its profile: which submodels it ``include``d whatever budgets chose, and the ids of
-    the ``submodels`` that were asked for, of them the published ``slices``; whether examples were ``text`` or ``data``;
+    the ``submodels`` that were requested, of them the published ``slices``; whether examples were ``text`` or ``data``;
     the layers of the ``exits`` at which the model is cut, None for all; whether engines ``generate``, and tasks are
     ``mergeable``. ``whole_along`` are axes that no submodel shrinks: weights are not laid out along them.
     """
@@ -225,7 +225,7 @@ class Manifest:
     """Everything about a bundle that follows from its inputs; what was measured is in the build record.
 
     For a profile of the compiling host itself, measured latencies are inputs to its budgets. ``notes`` state what was
-    rounded, and what is unusual about submodels that were asked for by id.
+    rounded, and what is unusual about submodels that were requested by id.
     """
 
     schema_version: int

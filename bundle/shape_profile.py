@@ -99,11 +99,11 @@ def shape_profile(manifest: Manifest, bucket: Bucket) -> ShapeProfile:
 
     Raises BundleFormatError for a ``budget_at`` in the manifest that is no shape.
     """
-    asked = manifest.provenance.profile.get("budget_at")
-    if bucket.is_static or asked is None:
+    requested = manifest.provenance.profile.get("budget_at")
+    if bucket.is_static or requested is None:
         return ShapeProfile(bucket, Bucket(bucket.smallest.batch, bucket.sequence))
     try:
-        return ShapeProfile(bucket, bucket.nearest(Bucket.parse(str(asked))))
+        return ShapeProfile(bucket, bucket.nearest(Bucket.parse(str(requested))))
     except ValueError as failure:
         raise BundleFormatError(f"{MANIFEST_NAME}: provenance: profile: budget_at: {failure}") from None
 

@@ -156,9 +156,9 @@ def _submodels(bundle: Bundle, universal: UniversalModel, name: str, task: Task)
     built = [universal.spec.parse(entry.id) for entry in bundle.manifest.submodels]
     found = tuple(submodel.id for submodel in built if _is_offered(submodel, task))
     if not found:
-        asked = "; ".join(f"{axis} {', '.join(map(str, values))}" for axis, values in task.choices.items())
+        offered = "; ".join(f"{axis} {', '.join(map(str, values))}" for axis, values in task.choices.items())
         raise InputError(
-            f"task {name}: {task.folder}: answers at {asked}; the bundle has {', '.join(s.id for s in built)}"
+            f"task {name}: {task.folder}: answers at {offered}; the bundle has {', '.join(s.id for s in built)}"
         )
     return found
 

@@ -33,7 +33,7 @@ class Job:
     """Everything that a compile will do, resolved once from a request: nothing asks the request again.
 
     ``source`` is the model as its folder states it (headers alone), in the precisions and with the tasks and exits of
-    the job; ``profile`` is the device with what the request puts in place of its own. ``submodels`` were asked for by
+    the job; ``profile`` is the device with what the request puts in place of its own. ``submodels`` were requested by
     id or as published slices; ``included`` are the ids of the submodels that are built whatever budgets choose.
     ``options`` are what the profile does not say of the job, as the manifest keeps it: with that, ``stated_source``
     gives the source back. ``notes`` state what of the profile this model cannot have. ``tasks`` were read whole;
@@ -57,7 +57,7 @@ class Job:
 
     @cached_property
     def corpus(self) -> Corpus | ArrayCorpus | None:
-        """The examples, read when first asked for: a plan needs none."""
+        """The examples, read when first requested: a plan needs none."""
         if self.examples is None:
             return None
         return read_corpus(self.examples) if self.options.text else read_array_corpus(self.examples, self.source)
@@ -105,35 +105,35 @@ class Job:
 
 
 def resolve(request: CompileRequest) -> Job:
-    """Opens the profile and the model (headers alone, no torch), and reads what was asked for by name.
+    """Opens the profile and the model (headers alone, no torch), and reads what was requested by name.
 
     Raises a NestforgeError for a model, profile, level, submodel, bucket or precision that does not exist or fit.
     """
-    asked_for = requested_profile(request)
-    source = open_source(request.model, request.exits, asked_for.precisions, generates=request.generate)
+    wanted = requested_profile(request)
+    source = open_source(request.model, request.exits, wanted.precisions, generates=request.generate)
     source, tasks = with_tasks(source, request.tasks, request.lora_rank) if request.tasks else (source, {})
     published = tuple(read_slice(source, Path(folder)) for folder in request.slices)
-    profile = source.fitted(asked_for, bool(request.buckets), request.budget_at is not None)
+    profile = source.fitted(wanted, bool(request.buckets), request.budget_at is not None)
 
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     of_levels = tuple(level.submodel for level in levels)
-    asked = tuple(read_assignment(source.spec, id_, levels, profile) for id_ in request.submodels)
-    validate_model(source, profile, (*of_levels, *asked), request)
-    source = replace(source, whole_along=_whole_along(source.spec, (*of_levels, *asked, *published)))
+    by_id = tuple(read_assignment(source.spec, id_, levels, profile) for id_ in request.submodels)
+    validate_model(source, profile, (*of_levels, *by_id), request)
+    source = replace(source, whole_along=_whole_along(source.spec, (*of_levels, *by_id, *published)))
 
     whole = {"budgets": (), "levels": of_levels, "ladder": ladder(levels, profile.promotion_order)}
     included = whole[request.include]
-    always = (source.spec.universal(), *asked, *published, *in_every_precision(included, profile.precisions))
+    always = (source.spec.universal(), *by_id, *published, *in_every_precision(included, profile.precisions))
     examples = request.data if request.text is None else request.text
     return Job(
         source=source,
         profile=profile,
         levels=levels,
-        submodels=(*asked, *published),
+        submodels=(*by_id, *published),
         included=frozenset(submodel.id for submodel in always),
         options=JobOptions(
             include=request.include,
-            submodels=tuple(submodel.id for submodel in (*asked, *published)),
+            submodels=tuple(submodel.id for submodel in (*by_id, *published)),
             text=request.text is not None,
             data=request.data is not None,
             exits=None if request.exits is None else tuple(sorted(request.exits)),
@@ -142,7 +142,7 @@ def resolve(request: CompileRequest) -> Job:
             slices=tuple(submodel.id for submodel in published),
             whole_along=tuple(sorted(source.whole_along)),
         ),
-        notes=_notes(source, asked_for, profile, is_asked=bool(request.buckets)),
+        notes=_notes(source, wanted, profile, has_buckets=bool(request.buckets)),
         tasks=tasks,
         lora_rank=request.lora_rank,
         examples=None if examples is None else Path(examples),
@@ -173,21 +173,21 @@ def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[
     )
 
 
-def _notes(source: ModelSource, asked_for: DeviceProfile, profile: DeviceProfile, is_asked: bool) -> tuple[str, ...]:
-    """Settings of the model's folder and of the profile ``asked_for`` that engines cannot follow: of generation, of
+def _notes(source: ModelSource, wanted: DeviceProfile, profile: DeviceProfile, has_buckets: bool) -> tuple[str, ...]:
+    """Settings of the model's folder and of the profile ``wanted`` that engines cannot follow: of generation, of
     ranges, and the shape at which budgets are judged."""
     notes: list[str | None] = []
     if (stated := source.generation_defaults) is not None and source.cached is not None:
         notes += [*stated.notes(source.cached.vocabulary), BACKENDS[profile.backend].generation_note]
     if source.signature.shortened is not None:
         notes.append(f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
-    asked, shape = profile.budget_at, profile.budget_shape
-    if asked is not None and source.signature.max_sequence is None:
-        asked = Bucket(asked.batch, 1)  # of such a model only batches differ
-    if asked not in (None, shape):
-        notes.append(f"budgets limit latency and FLOPs at {shape}, the nearest to {asked} that engines run at")
+    shape_wanted, shape = profile.budget_at, profile.budget_shape
+    if shape_wanted is not None and source.signature.max_sequence is None:
+        shape_wanted = Bucket(shape_wanted.batch, 1)  # of such a model only batches differ
+    if shape_wanted not in (None, shape):
+        notes.append(f"budgets limit latency and FLOPs at {shape}, the nearest to {shape_wanted} that engines run at")
     static = source.signature_for(profile).static
-    if static is not None and not is_asked and not all(bucket.is_static for bucket in asked_for.buckets):
+    if static is not None and not has_buckets and not all(bucket.is_static for bucket in wanted.buckets):
         notes.append(f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}")
     return tuple(note for note in notes if note is not None)
 

@@ -159,7 +159,7 @@ def search_assignments(
 
     Children of the best so far swap the levels of two layers, move one layer by a level, or mix two parents, and are
     then brought to size by moving random layers. Axes outside the layers keep the first known submodel's values.
-    Yields every assignment as it is evaluated; fewer than asked for where there are no more.
+    Yields every assignment as it is evaluated; fewer than requested where there are no more.
     """
     space = _Space(levels, known[0])
     random = Random(seed)  # noqa: S311  (a search, not a secret)

@@ -44,7 +44,7 @@ def _task_problems(source: ModelSource, profile: DeviceProfile, request: Compile
     if "tasks" not in BACKENDS[profile.backend].kinds:
         yield f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
     if profile.precisions != ("fp32",):
-        yield f"task: engines with tasks are in fp32, asked for {', '.join(profile.precisions)}"
+        yield f"task: engines with tasks are in fp32, requested {', '.join(profile.precisions)}"
     if source.exits is not None:
         yield f"task: {source.name} has exits, and segments take no tasks; compile it without `tasks`"
 
@@ -63,12 +63,12 @@ def _decoder_problems(source: ModelSource, profile: DeviceProfile, submodels: It
     if "generation" not in backend.kinds:
         yield f"generate: engines for {backend.name} are whole ones; compile for onnxruntime"
     if not backend.caches_integers and profile.precisions != (TRACED,):
-        asked = ", ".join(profile.precisions)
-        yield f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, asked for {asked}"
+        requested = ", ".join(profile.precisions)
+        yield f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, requested {requested}"
     for precision in profile.precisions:
         if PRECISIONS[precision].arithmetic == "half":
             yield (
-                f"generate: KV-cache engines are in fp32 or an integer precision, asked for {precision}; on the "
+                f"generate: KV-cache engines are in fp32 or an integer precision, requested {precision}; on the "
                 "processor the operator that reads the cache takes longer in half precision"
             )
     for submodel in submodels:

@@ -36,15 +36,15 @@ class Signature:
     static: str | None = None
     shortened: str | None = None
 
-    def buckets(self, asked: Sequence[Bucket] | None, usual: Sequence[Bucket]) -> tuple[Bucket, ...]:
-        """The buckets that were ``asked`` for, else the profile's ``usual`` ones, as this model has them.
+    def buckets(self, requested: Sequence[Bucket] | None, usual: Sequence[Bucket]) -> tuple[Bucket, ...]:
+        """The buckets that were ``requested``, else the profile's ``usual`` ones, as this model has them.
 
         Without a sequence only batches differ. Usual ranges end where the model does; of a model that cannot have them,
         there are some shapes of the range up to its end. Raises ExportError for a sequence that is longer than the
         model takes or another than it is bound to, and for a range that it cannot have.
         """
-        if asked:
-            wanted = list(asked)
+        if requested:
+            wanted = list(requested)
             for bucket in wanted:
                 self._require(bucket)
         else:

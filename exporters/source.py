@@ -78,7 +78,7 @@ class ModelSource:
         if self.cut_at is None:
             return spec
         if DEPTH not in spec.kinds:
-            raise PlanError(f"{self.checkpoint.folder}: exits {list(self.cut_at)} asked for, but this model has none")
+            raise PlanError(f"{self.checkpoint.folder}: exits {list(self.cut_at)} requested, but this model has none")
         return replace(
             spec,
             axes=tuple(
@@ -147,7 +147,7 @@ class ModelSource:
         return self.signature
 
     def fitted(self, device: DeviceProfile, are_asked: bool, is_shape_asked: bool) -> DeviceProfile:
-        """``device`` with buckets that the model has, which a request may have asked for, as it may have for the shape
+        """``device`` with buckets that the model has, which a request may have requested, as it may have for the shape
         in one of them at which budgets are judged. Raises PlanError, or ExportError for buckets."""
         own = self.signature_for(device).buckets(device.buckets if are_asked else None, device.buckets)
         fitted, shape = replace(device, buckets=own), device.budget_at

@@ -137,7 +137,7 @@ def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket,
         if found != spec.declared(bucket):
             raise ExportError(
                 f"{type(module).__name__} at {bucket}: the module is made for one size, input {spec.name} has shape "
-                f"{list(found)} where {list(spec.declared(bucket))} was asked for; ask for static buckets"
+                f"{list(found)} where {list(spec.declared(bucket))} was requested; ask for static buckets"
             )
 
 

@@ -25,7 +25,7 @@ from .text_model import TextModel, listed
 _LEAST_LENGTH = 1e-12
 
 
-class Asked(NamedTuple):
+class TextRequest(NamedTuple):
     """A request for texts: vectors of ``width`` numbers, ``normalized`` to length 1 or not, or another
     ``output_value``; in batches of at most ``batch_size`` texts behind a prompt, as in a call of the model."""
 
@@ -61,34 +61,34 @@ class Embedder(TextModel):
             self.close()
             raise
 
-    def inferred(self, texts: list[Any], asked: Asked, show_progress: bool = False) -> Any:
-        """The answer to what is ``asked``: vectors ``[N, width]`` float32, or the tokens ``[tokens, T]`` of each text,
+    def inferred(self, texts: list[Any], request: TextRequest, show_progress: bool = False) -> Any:
+        """The answer to what is requested: vectors ``[N, width]`` float32, or the tokens ``[tokens, T]`` of each text,
         or a dict of arrays for each. Raises InputError."""
-        vectors, rows = np.empty((len(texts), asked.width), np.float32), list[Any]([None] * len(texts))
-        tokens = None if asked.output_value == SENTENCE_EMBEDDING else self._token_output()
-        for part, answer in self._batches(texts, asked, show_progress):
-            vectors[part] = answer[self._output.name][:, : asked.width]
+        vectors, rows = np.empty((len(texts), request.width), np.float32), list[Any]([None] * len(texts))
+        tokens = None if request.output_value == SENTENCE_EMBEDDING else self._token_output()
+        for part, answer in self._batches(texts, request, show_progress):
+            vectors[part] = answer[self._output.name][:, : request.width]
             if tokens is not None:
                 read = self._encoded([texts[number] for number in part], answer.prompt)
                 for number, row in zip(part, rows_of_tokens(answer[tokens], read, self._pooled), strict=True):
                     rows[number] = {**row, **self._stated(answer.prompt)}
         if tokens is None:
-            if asked.normalized:
+            if request.normalized:
                 vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _LEAST_LENGTH)
             return vectors
-        if asked.output_value == TOKEN_EMBEDDINGS:
+        if request.output_value == TOKEN_EMBEDDINGS:
             return [row[TOKEN_EMBEDDINGS] for row in rows]
         return [{**row, SENTENCE_EMBEDDING: vector} for row, vector in zip(rows, vectors, strict=True)]
 
-    def _batches(self, texts: list[Any], asked: Asked, show_progress: bool) -> Iterator[tuple[Array, Answer]]:
+    def _batches(self, texts: list[Any], request: TextRequest, show_progress: bool) -> Iterator[tuple[Array, Answer]]:
         if texts:
             yield from self._answers(
                 texts,
                 truncate=True,
-                batch_size=asked.batch_size,
+                batch_size=request.batch_size,
                 show_progress=show_progress,
-                prompt=asked.prompt,
-                prompt_name=asked.prompt_name,
+                prompt=request.prompt,
+                prompt_name=request.prompt_name,
                 exits=OFF,
             )
 

@@ -56,7 +56,7 @@ class ProcessPool:
         )
 
     def parts(
-        self, texts: list[Any], chunk_size: int | None, asked: Any, advance: Callable[[int], None]
+        self, texts: list[Any], chunk_size: int | None, request: Any, advance: Callable[[int], None]
     ) -> Iterable[Part]:
         """The answers to parts of at most ``chunk_size`` texts, in order; ``advance`` is told of texts that are done.
 
@@ -66,7 +66,7 @@ class ProcessPool:
             raise InputError(f"chunk_size: expected a whole number of at least 1, got {chunk_size!r:.80}")
         size = chunk_size or max(1, min(math.ceil(len(texts) / self.processes / _PARTS), _MOST_TEXTS))
         try:
-            waiting = [self._submit(texts[at : at + size], asked) for at in range(0, len(texts), size)]
+            waiting = [self._submit(texts[at : at + size], request) for at in range(0, len(texts), size)]
             for future in waiting:
                 yield (part := future.result())
                 advance(len(part.found))
@@ -75,9 +75,9 @@ class ProcessPool:
                 "pool: one of its processes ended; stop it and start another, under `if __name__ == '__main__'`"
             ) from failure
 
-    def _submit(self, texts: list[Any], asked: Any) -> Future[Part]:
+    def _submit(self, texts: list[Any], request: Any) -> Future[Part]:
         try:
-            return self._executor.submit(_infer, texts, asked)
+            return self._executor.submit(_infer, texts, request)
         except BrokenExecutor:
             raise
         except RuntimeError as failure:
@@ -90,11 +90,11 @@ class ProcessPool:
 
 def _open(bundle: Path, opens: Opens, threads: int) -> None:
     global _opened  # a process of a pool has one
-    logging.getLogger("nestforge").setLevel(logging.ERROR)  # what was cut is said once, where it was asked for
+    logging.getLogger("nestforge").setLevel(logging.ERROR)  # what was cut is said once, where it was requested
     _opened = opens(load(bundle, threads=threads))
 
 
-def _infer(texts: list[Any], asked: Any) -> Part:
+def _infer(texts: list[Any], request: Any) -> Part:
     assert _opened is not None
     before = _opened.truncated
-    return Part(_opened.inferred(texts, asked), _opened.truncated - before)
+    return Part(_opened.inferred(texts, request), _opened.truncated - before)

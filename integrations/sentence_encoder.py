@@ -21,10 +21,10 @@ from .embedder import (
     OUTPUT_VALUES,
     PRECISIONS,
     SENTENCE_EMBEDDING,
-    Asked,
     Embedder,
     OutputValue,
     Precision,
+    TextRequest,
     converted,
     of_each_text,
     quantised,
@@ -118,12 +118,12 @@ class SentenceEncoder(Embedder):
             prompt = self.prompts.get(prompt_name)
         named = prompt_name if prompt is None else None
         width = self._width(truncate_dim)
-        asked = Asked(output_value, width, normalize_embeddings, batch_size, prompt, named)
+        request = TextRequest(output_value, width, normalize_embeddings, batch_size, prompt, named)
         with self._pool_of(pool, device) as used:
             if used is None:
-                found = self.inferred(texts, asked, show_progress_bar)
+                found = self.inferred(texts, request, show_progress_bar)
             else:
-                found = self._inferred_in(used, texts, chunk_size, show_progress_bar, asked)
+                found = self._inferred_in(used, texts, chunk_size, show_progress_bar, request)
         if output_value == SENTENCE_EMBEDDING:
             return converted(quantised(found, precision), single, convert_to_numpy, convert_to_tensor)
         rows = of_each_text(found, precision)
@@ -136,7 +136,7 @@ class SentenceEncoder(Embedder):
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
-        """As ``encode``, behind the prompt called ``query`` unless another is asked for."""
+        """As ``encode``, behind the prompt called ``query`` unless another is requested."""
         if prompt is None and prompt_name is None:
             prompt_name = "query"
         return self.encode(inputs, prompt_name, prompt, **options)
@@ -148,7 +148,7 @@ class SentenceEncoder(Embedder):
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
-        """As ``encode``, behind the prompt called ``document`` unless another is asked for."""
+        """As ``encode``, behind the prompt called ``document`` unless another is requested."""
         if prompt is None and prompt_name is None:
             prompt_name = "document"
         return self.encode(inputs, prompt_name, prompt, **options)
@@ -232,13 +232,13 @@ class SentenceEncoder(Embedder):
             yield None
 
     def _inferred_in(
-        self, pool: ProcessPool, texts: list[Any], chunk_size: int | None, shown: bool, asked: Asked
+        self, pool: ProcessPool, texts: list[Any], chunk_size: int | None, shown: bool, request: TextRequest
     ) -> Any:
         with progress(shown, len(texts)) as advance:
-            parts = list(pool.parts(texts, chunk_size, asked, advance))
+            parts = list(pool.parts(texts, chunk_size, request, advance))
         self._count(sum(part.cut for part in parts), len(texts))
-        found = [self.inferred([], asked), *(part.found for part in parts)]
-        return np.concatenate(found) if asked.output_value == SENTENCE_EMBEDDING else list(chain.from_iterable(found))
+        found = [self.inferred([], request), *(part.found for part in parts)]
+        return np.concatenate(found) if request.output_value == SENTENCE_EMBEDDING else list(chain.from_iterable(found))
 
     def _similar(self, kind: str, embeddings1: Any, embeddings2: Any) -> Any:
         library = needed(

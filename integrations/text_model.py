@@ -46,7 +46,7 @@ class TextModel:
         except BaseException:
             self.close()
             raise
-        self._asked = {"submodel": self.submodel} if budget is None else {"budget": budget}
+        self._selection = {"submodel": self.submodel} if budget is None else {"budget": budget}
         self.truncated = 0
         self._count_lock = threading.Lock()
 
@@ -88,7 +88,7 @@ class TextModel:
         show_progress: bool = False,
         prompt: str | None = None,
         prompt_name: str | None = None,
-        **asked: Any,
+        **options: Any,
     ) -> Iterator[tuple[Array, Answer]]:
         """The numbers of the texts in a batch and the answer to them, until every text has one; texts of like length
         go together. One line is logged where texts were cut."""
@@ -98,7 +98,7 @@ class TextModel:
         cut = 0
         with progress(show_progress, len(texts)) as advance:
             batches = answers(
-                self.model, rows, self._buckets, truncate=truncate, most=batch_size, **self._asked, **asked
+                self.model, rows, self._buckets, truncate=truncate, most=batch_size, **self._selection, **options
             )
             for part, answer in batches:
                 yield part, answer

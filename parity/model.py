@@ -148,14 +148,14 @@ def _inputs_of(module: torch.nn.Module) -> tuple[str, ...]:
     return tuple(name for name in named if name not in switches and not name.startswith("output_"))
 
 
-class Asked(torch.nn.Module):
+class ExportModule(torch.nn.Module):
     """Another export as the reference; it computes in its own precision, whatever is asked of a module."""
 
     def __init__(self, export: Export) -> None:
         super().__init__()
         self._export = [export]
 
-    def __deepcopy__(self, _: dict[int, Any]) -> Asked:
+    def __deepcopy__(self, _: dict[int, Any]) -> ExportModule:
         return self
 
     def call(self, given: Named) -> Named:
@@ -168,7 +168,9 @@ class Asked(torch.nn.Module):
 
 def _of_export(export: Export) -> Model:
     names = tuple(port.name for port in export.inputs)
-    return Model(export.label, Asked(export), names, Asked.call, Facts(vocabulary=_FEW_TOKENS), export.files)
+    return Model(
+        export.label, ExportModule(export), names, ExportModule.call, Facts(vocabulary=_FEW_TOKENS), export.files
+    )
 
 
 class Wrapped(torch.nn.Module):

@@ -51,9 +51,9 @@ class ServerExport(Export):
     def run(self, feeds: Arrays) -> dict[str, Array]:
         texts = [str(text) for text in feeds[TEXTS]]
         body: dict[str, object] = {"input": texts, "model": "default"} if self._is_openai else {"inputs": texts}
-        asked = request.Request(self.label, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
+        post = request.Request(self.label, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
         try:
-            with request.urlopen(asked, timeout=_SECONDS) as answer:  # noqa: S310  (http or https, see is_url)
+            with request.urlopen(post, timeout=_SECONDS) as answer:  # noqa: S310  (http or https, see is_url)
                 data = json.loads(answer.read(_MOST_BYTES))
             rows = [row["embedding"] for row in data["data"]] if self._is_openai else data
             found = np.array(rows, np.float32)

@@ -60,8 +60,8 @@ def _encoder(wrapped: Any, given: Named) -> Named:
 def _decoder(wrapped: Any, given: Named) -> Named:
     states = (given["encoder_hidden_states"],)
     mask = given.get("encoder_attention_mask")
-    asked = {"decoder_input_ids": given[IDS], "encoder_outputs": states, "attention_mask": mask, "use_cache": True}
-    return wrapped.call(asked)  # type: ignore[no-any-return]
+    inputs = {"decoder_input_ids": given[IDS], "encoder_outputs": states, "attention_mask": mask, "use_cache": True}
+    return wrapped.call(inputs)  # type: ignore[no-any-return]
 
 
 def in_pieces(trials: Sequence[Trial]) -> list[Trial]:

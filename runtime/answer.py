@@ -96,7 +96,7 @@ class Answer:
     ``truncated`` holds the rows of a text input that were cut to fit. ``reason`` says why this submodel was chosen, and
     whether by its exits. With ``exits`` several engines answered: ``engine`` and ``bucket`` are the first of them, and
     ``padding`` says what all rows together were filled up, or cut, to. ``routing`` are the engine's routes by name
-    (int64) where they were asked for, of its whole bucket: padding takes part in them. ``prompt`` stood before every
+    (int64) where they were requested, of its whole bucket: padding takes part in them. ``prompt`` stood before every
     text, the model's default one too; empty for none. ``task`` answered, None for the base.
 
     ``limit`` says whether the request's limit in time was kept, None where it had none: the choice goes by what runs

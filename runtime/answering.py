@@ -28,7 +28,7 @@ from .tasks import Tasks
 
 class EngineRuns(NamedTuple):
     """Result, owned by the caller: ``outputs`` by name, and the routes, ``routing``, where they
-    were asked for.
+    were requested.
 
     ``engine`` ran, the first of a chain. Inputs of ``shape`` were brought to ``filled``. Opening engines took
     ``open_ms``, running them ``run_ms``, until ``ended`` (``perf_counter``, seconds). ``runs`` are the several that

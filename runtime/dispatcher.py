@@ -177,12 +177,12 @@ class Dispatcher:
             return candidate.choice(f"budget {budget.name}: {budget.reason}{self._little[candidate.engine.submodel]}")
         if request.submodel is not None:
             candidate = self._smallest(request.submodel, "the request", batch, sequence, lengths)
-            return candidate.choice(f"submodel {request.submodel} asked for")
+            return candidate.choice(f"submodel {request.submodel} requested")
         if limits:
             return self._within(request, batch, sequence, lengths)
         candidate = self._engines.holding(batch, sequence, lengths)[0]
         which = "" if candidate.engine.submodel == self._submodels[0].id else " with an engine for this input here"
-        return candidate.choice(f"no limit asked: the largest submodel{which}")
+        return candidate.choice(f"no limit given: the largest submodel{which}")
 
     def _within(self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None) -> Choice:
         given = {"latency_ms": request.limit("latency_ms"), "memory_mb": request.limit("memory_mb")}

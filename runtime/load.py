@@ -57,7 +57,7 @@ def load(
     ``assign_residencies``. Engines that generate, and the caches of their sessions, open later, under what the cap then
     leaves. ``affinity`` names the CPU of each thread of a run but the calling one (Linux alone); by default the system
     places them. None of them spins. With the ``provider`` cpu TensorRT plans run as such; never does another one answer
-    than was asked for. ``merge`` names tasks that are merged into the weights of engines of their own, packed whatever
+    than was requested. ``merge`` names tasks that are merged into the weights of engines of their own, packed whatever
     ``residency`` says; the tensors of others are inputs. ``check="full"`` reads every byte of the folder, what devices
     added included (docs/deployment.md). Raises a BundleError, InputError for an unknown name, for threads and CPUs
     beyond what this process may use, or SelectionError if the cap cannot be met.

@@ -53,7 +53,7 @@ class ElasticModel:
         memory: MemoryCap | None = None,
         merged: Mapping[str, Bundle] = MappingProxyType({}),
     ) -> None:
-        """``residency`` and ``memory`` are what was asked for: engines that generate have none in ``residencies``.
+        """``residency`` and ``memory`` are what was requested: engines that generate have none in ``residencies``.
         ``merged`` are tasks that answer by engines of their own, see ``merged_bundles``."""
         self.bundle = bundle
         self.residencies = residencies

@@ -44,8 +44,8 @@ class Request(NamedTuple):
 
     def limit(self, name: Literal["latency_ms", "memory_mb", "deadline_ms"]) -> float:
         """Infinite where there is none. Raises SelectionError for one that is no positive number."""
-        asked: float | None = getattr(self, name)
-        return math.inf if asked is None else positive_limit(name, asked)
+        limit: float | None = getattr(self, name)
+        return math.inf if limit is None else positive_limit(name, limit)
 
     def check_one_selector(self) -> bool:
         """Whether limits are given. Raises InputError for a name that is none, SelectionError for a request that asks
@@ -67,7 +67,7 @@ class Request(NamedTuple):
 class RequestContext(NamedTuple):
     """A request with its inputs as arrays of ``shape``, and what its answer repeats of it.
 
-    ``exits`` and ``routing`` are what was asked for. ``truncated`` are the texts that were cut, ``prompt`` stood
+    ``exits`` and ``routing`` are what was requested. ``truncated`` are the texts that were cut, ``prompt`` stood
     before each; ``task`` answers, or the base. The call began at ``started`` and had its arrays at ``encoded``
     (``perf_counter``, seconds); it may be in flight until ``owner`` is over. ``lengths`` are the steps of each row of
     texts without their padding, None for arrays.

@@ -220,7 +220,7 @@ def _at(latency: Latency, shape: Bucket) -> Latency | LatencyPoint:
 
 
 def _size(latencies: Mapping[str, Latency | LatencyPoint], engines: Iterable[EngineEntry]) -> Bucket | None:
-    """Where the shown latencies of ``engines`` of ranges hold, which may lie beside the shape that was asked for."""
+    """Where the shown latencies of ``engines`` of ranges hold, which may lie beside the shape that was requested."""
     shown = (latencies.get(engine.id) for engine in engines)
     return next((Bucket(one.batch, one.sequence) for one in shown if isinstance(one, LatencyPoint)), None)
 

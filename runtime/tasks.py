@@ -124,7 +124,7 @@ def merged_bundles(bundle: Bundle, names: Sequence[str]) -> dict[str, Bundle]:
 
 
 def packed(bundle: Bundle) -> dict[str, Residency]:
-    """The residency of whole engines that a task is merged into: they own their weights whatever is asked for."""
+    """The residency of whole engines that a task is merged into: they own their weights whatever is requested."""
     return {engine.id: "packed" for engine in bundle.manifest.engines}
 
 

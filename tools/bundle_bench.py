@@ -167,7 +167,7 @@ def _shapes(bundle: Bundle, engines: Sequence[EngineEntry], at: Bucket | None) -
 
 def _residencies(bundle: Bundle, engine: EngineEntry, provider: Provider | None) -> Sequence[Residency]:
     """Residencies that the runtime gives such an engine: a plan owns its weights on the GPU, and one of int4 a packed
-    copy, however they were asked for."""
+    copy, however they were requested."""
     if provider is not None:
         return ("shared",) if provider.shares else ("packed",)
     (need,) = engine_needs(bundle, [engine])

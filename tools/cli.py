@@ -1,4 +1,4 @@
-"""The ``nestforge`` command line: a few modules of commands, each imported when it is asked for.
+"""The ``nestforge`` command line: a few modules of commands, each imported when it is requested.
 
 Exit codes: 0 done; 1 an error the user can mend, one line on stderr; 2 wrong usage; 130 interrupted. Anything else is
 a bug and keeps its trace.

@@ -97,8 +97,8 @@ def bench_traffic(
     if task is not None:
         model.tasks.open(task)  # read before anything is timed
         resident &= set(model.tasks.entries[task].submodels)
-    asked = [manifest.submodel(name).id for name in submodels]
-    wanted = list(dict.fromkeys(asked)) or [entry.id for entry in manifest.submodels if entry.id in resident]
+    requested = [manifest.submodel(name).id for name in submodels]
+    wanted = list(dict.fromkeys(requested)) or [entry.id for entry in manifest.submodels if entry.id in resident]
     for name in wanted:
         if name not in resident:
             of_task = f" for task {task}" if task is not None else ""

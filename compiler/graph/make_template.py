@@ -201,7 +201,7 @@ PASSES = (
         ensures=(linear_layers_are_gemm,),
         is_idempotent=False,
     ),
-    # The tokens whose logits are asked for, by one node.
+    # The tokens whose logits are requested, by one node.
     Pass("pick_tokens", lambda model, _: pick_tokens(model), (extents_are_known,), (), False, "cached"),
     # Norms with the sums before them, and SiLU, as one node.
     Pass("fuse_norms", lambda model, _: fuse_norms(model), (extents_are_known,), (), False, "fused"),

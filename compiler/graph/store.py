@@ -89,7 +89,7 @@ def stored_name(parameter: str, spec: ElasticSpec) -> str:
 
 
 def joinable_parameters(model: UniversalModel) -> frozenset[str]:
-    """Weights that may lie side by side in the store: nothing that an axis cuts or puts in order, which is asked for by
+    """Weights that may lie side by side in the store: nothing that an axis cuts or puts in order, which is requested by
     name, nor anything of a model whose engines take tasks, which are merged into weights by name."""
     spec = model.spec
     if model.source.tasks is not None:

@@ -72,7 +72,7 @@ class TextBatches:
             yield self._batch(self.texts[start : start + size])
 
     def at(self, step: int, size: int, seed: int) -> Batch:
-        """The batch of one step; any step can be asked for, so that an interrupted training knows where it was."""
+        """The batch of one step; any step can be requested, so that an interrupted training knows where it was."""
         batches = -(-len(self.texts) // size)
         rows = _epoch(len(self.texts), size, seed, step // batches)[step % batches]
         return self._batch([self.texts[row] for row in rows])

@@ -53,7 +53,7 @@ class BucketCost:
 @dataclass(frozen=True)
 class Candidate:
     """A submodel that could be compiled. ``rung`` is its place on the ladder, where each rung stands once for every
-    precision; None for one that was asked for by id.
+    precision; None for one that was requested by id.
 
     ``weight_bytes`` are those of its parameters in the weight store, ``held_bytes`` what an open engine keeps in memory
     for them, ``memory_mb`` that and the activations of the largest bucket. ``costs`` are those at the buckets,

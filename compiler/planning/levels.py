@@ -71,8 +71,8 @@ def levels(
     labels = [_label(spec, share, index, count) for index, share in enumerate(shares)]
     for number, label in enumerate(labels):
         if label in labels[:number]:
-            asked = " and ".join(_shown(shares[index]) for index in (labels.index(label), number))
-            raise PlanError(f"levels: {asked} are both {label}; expected fractions that lead to different values")
+            pair = " and ".join(_shown(shares[index]) for index in (labels.index(label), number))
+            raise PlanError(f"levels: {pair} are both {label}; expected fractions that lead to different values")
     return tuple(_level(label, spec, share, width_multiple) for label, share in zip(labels, shares, strict=True))
 
 

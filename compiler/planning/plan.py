@@ -47,7 +47,7 @@ class Plan:
     """Submodels to compile for one model and one device profile.
 
     Limits hold at the shape ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which
-    latency they were judged by. ``notes`` states what was rounded, what is unusual about submodels that were asked for
+    latency they were judged by. ``notes`` states what was rounded, what is unusual about submodels that were requested
     by id, which budgets were left out, which of several precisions none chose, and rates of a busy host.
     """
 
@@ -98,7 +98,7 @@ def make_plan(
 ) -> Plan:
     """For every budget of ``profile`` the largest rung of the ladder that keeps all its limits.
 
-    ``submodels`` are candidates beside the ladder, to be compiled because they were asked for; budgets do not choose
+    ``submodels`` are candidates beside the ladder, to be compiled because they were requested; budgets do not choose
     them. ``corrections`` must cover every bucket and precision of the profile, or be left out.
     Raises PlanError if every rung breaks a limit, naming the budget, the rung that comes closest, the limit and that
     rung's figure; an optional budget is then left out, and a note says so. Raises ValueError for a source whose

@@ -109,7 +109,7 @@ def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: De
 
 
 def _left_out(source: HasVariants, wanted: Mapping[str, str], profile: DeviceProfile) -> frozenset[str]:
-    """The variants that engines of ``profile`` cannot have; raises PlanError where one of them is asked for."""
+    """The variants that engines of ``profile`` cannot have; raises PlanError where one of them is requested."""
     if BACKENDS[profile.backend].own_operators and profile.precisions == ("fp32",):
         return frozenset()
     other = not BACKENDS[profile.backend].own_operators

@@ -89,10 +89,10 @@ def build_plan(
     for profile in profiles:
         shapes = profile.parsed_shapes(where, parsed, inputs)
         if shapes:
-            asked = builder.create_optimization_profile()
+            optimization_profile = builder.create_optimization_profile()
             for name, (least, tuned, most) in shapes.items():
-                asked.set_shape(name, trt.Dims(list(least)), trt.Dims(list(tuned)), trt.Dims(list(most)))
-            config.add_optimization_profile(asked)
+                optimization_profile.set_shape(name, trt.Dims(list(least)), trt.Dims(list(tuned)), trt.Dims(list(most)))
+            config.add_optimization_profile(optimization_profile)
     with timing_cache(config, timing_cache_file(gpu)):
         plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     if phases.timed_out:

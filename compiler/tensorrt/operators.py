@@ -66,8 +66,8 @@ def unsupported(model: onnx.ModelProto, tensorrt: str | None = None) -> list[str
     Each line names the operator, the first node that it concerns, and what is expected.
     """
     tables = operator_tables()
-    asked = _numbers(tensorrt) if tensorrt else tables[0].release
-    table = next((table for table in reversed(tables) if table.release <= asked), tables[0])
+    release = _numbers(tensorrt) if tensorrt else tables[0].release
+    table = next((table for table in reversed(tables) if table.release <= release), tables[0])
     problems: dict[str, None] = {}  # keeps their order, and each once
     versions = {entry.domain: entry.version for entry in model.opset_import if entry.domain in _DOMAINS}
     low, high = table.opsets

@@ -118,7 +118,7 @@ def staged(output: Path, key: Mapping[str, Any], replaced: Sequence[str] = ()) -
         except Exception:
             _discard(root)
             raise
-        with contextlib.suppress(OSError):  # the output is there, and that is what was asked for
+        with contextlib.suppress(OSError):  # the output is there, and that is what was requested
             _remove(root)
 
 

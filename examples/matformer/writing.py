@@ -49,7 +49,7 @@ def ways_of_writing(model: ElasticModel, prompts: Sequence[str] = PROMPTS, token
     first = _written(model, {name: ways[name] for name in (largest, levels[-1])}, prompts, tokens, rounds=1)
     slow, fast = (way.tokens_per_second for way in first)
     rate = slow + _BETWEEN * max(0.0, fast - slow)
-    ways[f"{rate:.0f} tokens a second asked for"] = {"tokens_per_second": rate}
+    ways[f"{rate:.0f} tokens a second requested"] = {"tokens_per_second": rate}
     for draft in (*reversed(levels[1:]), "n-gram"):
         ways[f"{largest}, drafted by {draft}"] = {"submodel": largest, "draft": draft, "drafted": DRAFTED}
     ways[f"{largest}, drafted by auto"] = {"submodel": largest, "draft": "auto"}

@@ -75,7 +75,7 @@ class DeviceRunner(Runner, Protocol):
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> DeviceCall:
         """A call that queues a run from ``feeds`` into ``outputs`` on the device, and waits for nothing.
 
-        The arrays stay where they are until the call is closed, by who asked for it or with the runner; an output
+        The arrays stay where they are until the call is closed, by who requested it or with the runner; an output
         without one is not kept. The engine may run once while it is bound, so ``feeds`` hold valid values by then. One
         thread at a time may make the call. Raises as ``bind`` does.
         """
@@ -95,7 +95,7 @@ class CacheRunner(Protocol):
 
         ``caches`` lie on the device: by the names of inputs, those that the engine updates in place, and what an
         encoder makes, and a decoder reads, of prompts. Arrays have one shape of the engine's, stay where they are until
-        the call is closed, by who asked for it or with the runner, and are the caller's. Nothing runs while it is
+        the call is closed, by who requested it or with the runner, and are the caller's. Nothing runs while it is
         bound. One thread at a time may make the call. Raises as ``bind`` does.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which exits are open for a request, and why: what was asked for, else calibrated, else the model's own gate."""
+"""Which exits are open for a request, and why: what was requested, else calibrated, else the model's own gate."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class ExitChooser:
 
     def choose(self, requested: RequestedExits | None, submodel: str, limited: bool) -> ExitChoice:
         """For a request to ``submodel`` (its id). With a latency limit (``limited``) the whole engine answers unless
-        exits are asked for: a row that passes every exit takes longer.
+        exits are requested: a row that passes every exit takes longer.
 
-        Raises SelectionError where what is asked for is none, or cannot be had here.
+        Raises SelectionError where what is requested is none, or cannot be had here.
         """
         if isinstance(requested, np.ndarray):
             requested = requested.item() if requested.ndim == 0 else tuple(requested)
@@ -132,7 +132,7 @@ class ExitChooser:
                     f"exits {requested[:80]!r}: bundle {self._bundle.path} has no {CALIBRATION_NAME}; "
                     "run `nestforge calibrate`, or ask for thresholds"
                 )
-            return self._calibrated(chain, self._calibration.find(submodel, requested), "asked for")
+            return self._calibrated(chain, self._calibration.find(submodel, requested), "requested")
         if isinstance(requested, ExitPolicy):
             policy = requested
         elif isinstance(requested, (Real, tuple)):

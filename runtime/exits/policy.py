@@ -31,7 +31,7 @@ class ExitPolicy:
     thresholds: tuple[float, ...]
     compare: Compare = "<="
     rule: Rule = "per_row"
-    name: str = "thresholds asked for"
+    name: str = "thresholds requested"
 
     def __post_init__(self) -> None:
         if self.compare not in get_args(Compare) or self.rule not in get_args(Rule):

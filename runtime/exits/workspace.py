@@ -88,13 +88,13 @@ class Step:
 
 
 class Steps:
-    """Steps by what they depend on, a bounded number of them: the ones that were asked for last."""
+    """Steps by what they depend on, a bounded number of them: the ones that were requested last."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Step] = {}
 
     def get(self, key: Hashable, bind: Callable[[], Step]) -> Step:
-        """The step for ``key``, made by ``bind`` when it is first asked for; another may be closed for it."""
+        """The step for ``key``, made by ``bind`` when it is first requested; another may be closed for it."""
         step = self._known.pop(key, None)
         if step is None:
             if len(self._known) >= _MAX_BOUND_STEPS:
@@ -162,7 +162,7 @@ class Workspace(ABC):
     ) -> Step:
         """Segment number ``index`` over a batch plan: from the inputs (number 0) or state ``source`` into the other.
 
-        Engines are bound when a step is first asked for; the time that this took is added to ``open_ms``.
+        Engines are bound when a step is first requested; the time that this took is added to ``open_ms``.
         """
         key = StepKey(index, plan, source, fetch_state)
         return self._steps.get(key, lambda: self._bind(key, segment, runner))

@@ -1,7 +1,7 @@
 """A sandbox whose templates end: in each rendering, what they compute and make counts against an allowance.
 
 Every loop, call, filter, operator and literal of a template asks it, by the hooks that Jinja has and by what is put
-into a template's tree. A result that may outgrow its operands is asked for before it is made.
+into a template's tree. A result that may outgrow its operands is requested before it is made.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Allowance:
         return value
 
     def each(self, values: Iterable[Value]) -> Iterator[Value]:
-        """``values``, each made when it is asked for."""
+        """``values``, each made when it is requested."""
         for value in values:
             yield self.made(value)
 

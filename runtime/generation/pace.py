@@ -159,7 +159,7 @@ def candidates(
     if request.memory_mb is not None:
         engines, reason = _within_memory(generation, engines, request.memory_mb, rows, cache_bytes)
     else:
-        reason = "the largest submodel" if request.is_timed else "no limit asked: the largest submodel"
+        reason = "the largest submodel" if request.is_timed else "no limit given: the largest submodel"
         if left_out := len(offered) - len(by_submodel):
             reason += f" that the memory cap admits, {left_out} left out"
     if not engines:
@@ -174,7 +174,7 @@ def candidates(
 
 def _named(manifest: Manifest, request: GenerationRequest, proven: Collection[str] | None) -> tuple[str, str]:
     """The submodel (id) of the request, or of its budget, and why it."""
-    name, reason = request.submodel, f"submodel {request.submodel} asked for"
+    name, reason = request.submodel, f"submodel {request.submodel} requested"
     if request.budget is not None:
         budgets = {budget.name: budget for budget in manifest.budgets}
         if request.budget not in budgets:

@@ -79,17 +79,21 @@ def universal_of(manifest: Manifest) -> SubmodelEntry:
     )
 
 
-def embedding_output(manifest: Manifest, asked: str | None = None) -> TensorSpec:
-    """The output that is the embedding, ``[batch, H]``: the one asked for, else the one that the manifest says is an
+def embedding_output(manifest: Manifest, requested: str | None = None) -> TensorSpec:
+    """The output that is the embedding, ``[batch, H]``: the one requested, else the one that the manifest says is an
     embedding, else one of that name. Raises InputError where there is none."""
     named = [spec.name for spec in manifest.outputs if spec.role == "embedding"]
     named += [manifest.text.embedding] if manifest.text and manifest.text.embedding else []
-    wanted = asked if asked is not None else next(iter([*named, "embedding"]))
+    wanted = requested if requested is not None else next(iter([*named, "embedding"]))
     for spec in manifest.outputs:
         if spec.name == wanted and _is_vector(spec):
             return spec
     vectors = ", ".join(spec.name for spec in manifest.outputs if _is_vector(spec)) or "none"
-    what = f"output {asked!r:.80} is no embedding" if asked is not None else "no output is said to be the embedding"
+    what = (
+        f"output {requested!r:.80} is no embedding"
+        if requested is not None
+        else "no output is said to be the embedding"
+    )
     raise InputError(f"model {manifest.name}: {what}; expected a float output [batch, width], it has {vectors}")
 
 

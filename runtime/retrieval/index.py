@@ -240,8 +240,8 @@ class Index:
         """
         self.check(model.bundle)
         started = perf_counter()
-        asked = [queries] if isinstance(queries, str) else queries
-        rows = rows_of(model, asked, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
+        texts = [queries] if isinstance(queries, str) else queries
+        rows = rows_of(model, texts, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
         if deadline_ms is not None and len(rows.lengths) > 1:
             raise SelectionError(
                 f"`deadline_ms` is for one query, got {len(rows.lengths)}; ask with `latency_ms` instead"

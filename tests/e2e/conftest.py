@@ -51,7 +51,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory, model: Path, text: Path, profile: Path) -> Compiled:
-    """The one bundle that most tests look at: two buckets, four levels, and a submodel that was asked for by id."""
+    """The one bundle that most tests look at: two buckets, four levels, and a submodel that was requested by id."""
     events: list[tuple[str, int, int]] = []
     arguments = {"profile": str(profile), "text": str(text), "submodels": ["ffn8_24-heads2_1"]}
     output = tmp_path_factory.mktemp("compiled") / "tiny.bundle"

@@ -50,7 +50,7 @@ def drive(
 
 
 class Worker:
-    """A process that tries inputs; started when one is asked for, and again after one that killed it."""
+    """A process that tries inputs; started when one is requested, and again after one that killed it."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver

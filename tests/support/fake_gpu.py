@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class HostDevice:
-    """The processor in the place of a GPU: everything is done when it is asked for. See ``Device``."""
+    """The processor in the place of a GPU: everything is done when it is requested. See ``Device``."""
 
     kind = "cpu"
     index = 0

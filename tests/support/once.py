@@ -107,7 +107,7 @@ def _operators_of(_namespaces: tuple[str, ...]) -> Collection[Any]:
     return frozenset(_composite_operators())
 
 
-# By the decompositions that are asked for: of every operator the kernels in Python, and the rule for fake tensors.
+# By the decompositions that are requested: of every operator the kernels in Python, and the rule for fake tensors.
 _kernels: dict[frozenset[Any], list[tuple[Any, dict[Any, Any], Callable[..., Any]]]] = {}
 
 

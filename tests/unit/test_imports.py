@@ -27,7 +27,7 @@ OUTSIDE = {
     "profiles": {"numpy", "psutil", "yaml", "onnxruntime", "onnx"},
     "bundle": {"numpy"},
     "runtime": {*DEVICE, "jinja2"} - {"yaml"},
-    # what else they need is imported by name where it is asked for: see optional.py
+    # what else they need is imported by name where it is requested: see optional.py
     "integrations": {"numpy", "rich"},
     "exporters": {"numpy", *BUILD} - {"onnx"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},

@@ -208,8 +208,8 @@ def plot_exits(policy: CalibratedPolicy, path: Path) -> bool:
 
 
 def _draw_curve(axes: Any, policy: CalibratedPolicy) -> None:
-    asked = parse_budget(policy.budget)
-    budget = asked.resolved(asked.of(policy.whole.costs))
+    requested = parse_budget(policy.budget)
+    budget = requested.resolved(requested.of(policy.whole.costs))
     divisor = 1.0 if budget.is_latency else 1e6
 
     def cost(costs: Costs) -> float:
@@ -225,7 +225,7 @@ def _draw_curve(axes: Any, policy: CalibratedPolicy) -> None:
         held_out = policy.held_out
         axes.plot(cost(held_out.costs), held_out.quality, "x", color="C3", label="chosen, on held-out rows")
     axes.axvline(cost_limit := budget.limit / divisor, linestyle=":", color="k")
-    share = f": {asked.limit:g} % of the whole engine" if asked.is_share else ""
+    share = f": {requested.limit:g} % of the whole engine" if requested.is_share else ""
     axes.annotate(f" budget{share}", (cost_limit, 0), xycoords=("data", "axes fraction"), va="bottom", fontsize="small")
     what = budget.metric.removesuffix("_ms").replace("_", " ")
     axes.set_xlabel(f"{what} per request, ms" if budget.is_latency else "mean FLOPs per row, millions")

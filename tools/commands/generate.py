@@ -80,8 +80,8 @@ def generate_command(
             with model.session(capacity=capacity, task=task) as session:
                 converse(lambda turns: model.generate.stream(messages=turns, session=session, **options), names)
             return
-        asked = _asked(prompts, prompt_file, messages)
-        generation = model.generate.stream(**asked, capacity=capacity, **options)
+        arguments = _prompt_arguments(prompts, prompt_file, messages)
+        generation = model.generate.stream(**arguments, capacity=capacity, **options)
         with generation:
             if as_json:
                 print_json(generated_data(generation.finish()))
@@ -97,7 +97,7 @@ def generate_command(
         say_speed(generated, names)
 
 
-def _asked(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | None) -> dict[str, Any]:
+def _prompt_arguments(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | None) -> dict[str, Any]:
     """The arguments of ``generate`` that say what is continued."""
     from ...runtime.inputs.files import read_text_file
 
@@ -238,7 +238,7 @@ def converse(
 
 
 def _typed() -> Iterable[str]:
-    """Lines of standard input, asked for where a person types them."""
+    """Lines of standard input, requested where a person types them."""
     asks = sys.stdin is not None and sys.stdin.isatty()
     while True:
         if asks:

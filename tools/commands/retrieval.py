@@ -127,7 +127,7 @@ def search_command(
     compares: bool,
     residency: Residency | Literal["auto"] | None,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Find the rows of an index nearest to each query.
 
@@ -136,8 +136,8 @@ def search_command(
     """
     if bool(texts) + (file is not None) + (data is not None) != 1:
         raise click.UsageError("expected one of --query, --queries and --data")
-    of_texts = {name: asked.pop(name) for name in ("truncate", "prompt", "prompt_name")}
-    if sum(limit is not None for limit in asked.values()) > (0 if compares else 1):
+    of_texts = {name: options.pop(name) for name in ("truncate", "prompt", "prompt_name")}
+    if sum(limit is not None for limit in options.values()) > (0 if compares else 1):
         raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel, and none with --compare")
     require_text_options(data is None, **of_texts)
     opened = Index.load(index_path)
@@ -153,7 +153,7 @@ def search_command(
                 _print_comparison(comparison)
             return
         names = ShortNames.of(model.bundle.manifest)
-        found = search(model, opened, queries, k=k, **asked, **of_texts)
+        found = search(model, opened, queries, k=k, **options, **of_texts)
     shown = list(queries) if isinstance(queries, tuple) else None
     if as_json:
         print_json(_found_data(found, shown))

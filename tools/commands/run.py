@@ -80,7 +80,7 @@ def run_command(
     output: Path | None,
     overwrite: bool,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Answer one request with the submodel that fits it.
 
@@ -93,17 +93,17 @@ def run_command(
     """
     if bool(texts) == (inputs is not None):
         raise click.UsageError("expected either --text or --inputs")
-    if sum(asked[name] is not None for name in _LIMITS) > 1:
+    if sum(options[name] is not None for name in _LIMITS) > 1:
         raise click.UsageError("expected at most one of --budget, --latency-ms, --deadline-ms and --submodel")
-    require_text_options(bool(texts), **{name: asked[name] for name in _OF_TEXTS})
-    merged, in_time = merged_tasks(asked["task"], merge), asked["deadline_ms"] is not None
+    require_text_options(bool(texts), **{name: options[name] for name in _OF_TEXTS})
+    merged, in_time = merged_tasks(options["task"], merge), options["deadline_ms"] is not None
     if output is not None:
         require_new(output, overwrite)
     residency = residency or ("shared" if PROVIDERS[provider] is None else "auto")
     # A deadline counts from the call, so nothing opens after it.
     with load(bundle, residency=residency, preload=in_time, provider=provider, merge=merged) as model:
         feeds = read_npz(inputs, MAX_BYTES) if inputs is not None else list(texts)
-        ask = partial(model, feeds, **asked)
+        ask = partial(model, feeds, **options)
         answer = ask()
         first_ms = answer.timings.run if answer.first_run else None
         if answer.limit is not None and answer.first_run:

@@ -174,14 +174,14 @@ class Attention(torch.nn.Module):
         query, key, value = (self._heads(projected) for projected in (queries, self.key(read), values))
         if turn_queries is not None and turn_keys is not None:
             query, key = turn_queries(query), turn_keys(key)
-        rows, heads, asked, size = query.shape
-        seen, together = key.shape[2], heads // self.shared * asked
+        rows, heads, length, size = query.shape
+        seen, together = key.shape[2], heads // self.shared * length
         # Queries of heads that share keys are one product with them.
         folded = (query * self.scale).reshape(rows, self.shared, together, size)  # [B, K, n / K * q, d]
-        scores = (folded @ key.transpose(-1, -2)).view(rows, heads, asked, seen)
+        scores = (folded @ key.transpose(-1, -2)).view(rows, heads, length, seen)
         scores = scores if added is None else scores + added
         context = scores.softmax(-1).view(rows, self.shared, together, seen) @ value
-        merged = context.view(rows, heads, asked, size).transpose(1, 2).flatten(2)  # [B, q, n * d]
+        merged = context.view(rows, heads, length, size).transpose(1, 2).flatten(2)  # [B, q, n * d]
         updated: torch.Tensor = self.output(merged)
         return updated
 

@@ -214,7 +214,7 @@ class SparseMixerConfig(OwnConfig):
 class Routing:
     """Static routing of one engine: ``groups`` of ``tokens``, where each of ``experts`` has ``capacity`` slots.
 
-    ``trained_experts`` are the experts that the router scores, ``percent`` is the capacity factor that was asked for.
+    ``trained_experts`` are the experts that the router scores, ``percent`` is the capacity factor that was requested.
     """
 
     percent: int

@@ -159,7 +159,7 @@ def gates_of(scores: torch.Tensor, chosen: torch.Tensor, policy: Policy) -> torc
 
 
 # The score of a token that chose another expert: below every softmax.
-_SCORE_OF_NOT_ASKED = -1.0
+_SCORE_OF_NOT_CHOSEN = -1.0
 
 
 class StaticMoE(torch.nn.Module):
@@ -187,7 +187,7 @@ class StaticMoE(torch.nn.Module):
             gates, places = scores[..., : self.kept].transpose(1, 2).topk(slots, dim=-1)  # [G, K, C]
             chosen, decided = places, gates
         else:
-            gates, places, first, best = self._asked(scores, slots)
+            gates, places, first, best = self._tokens_choose(scores, slots)
         inverse = _inverse(places, tokens.shape[1]) if self._needs_inverse else None
         if self.config.router == "tokens_choose":
             assert inverse is not None
@@ -203,14 +203,16 @@ class StaticMoE(torch.nn.Module):
     def _needs_inverse(self) -> bool:
         return self.combine == "gather" or self.config.router == "tokens_choose"
 
-    def _asked(self, scores: torch.Tensor, slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _tokens_choose(
+        self, scores: torch.Tensor, slots: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Where tokens choose: gates and places [G, K, C] of every expert, and of every token its expert and score."""
         best, first = scores.max(-1)  # [G, T]
         experts = torch.arange(scores.shape[-1])[:, None]
-        asked = first[:, None] == experts  # [G, E, T]
+        chosen = first[:, None] == experts  # [G, E, T]
         order = best if self.config.batch_prioritized else -torch.arange(1.0, scores.shape[1] + 1).expand_as(best)
-        below = _SCORE_OF_NOT_ASKED if self.config.batch_prioritized else -float(scores.shape[1] + 1)
-        found, places = torch.where(asked, order[:, None], below).topk(slots, dim=-1)  # [G, E, C]
+        below = _SCORE_OF_NOT_CHOSEN if self.config.batch_prioritized else -float(scores.shape[1] + 1)
+        found, places = torch.where(chosen, order[:, None], below).topk(slots, dim=-1)  # [G, E, C]
         served = best[:, None].expand(-1, scores.shape[-1], -1).gather(-1, places)
         return torch.where(found > below, served, 0.0), places, first, best
 

@@ -253,14 +253,14 @@ def _per_expert(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
 
 def _gather_back(config: SparseMixerConfig, at: str, route: Routing) -> list[Op]:
     """Every token asks each expert that may have taken it for its slot; where tokens choose, that is one expert."""
-    asked = 1 if config.router == "tokens_choose" else route.experts
+    per_token = 1 if config.router == "tokens_choose" else route.experts
     elements = route.groups * route.tokens * config.hidden_size
     table = elementwise(f"{at}.combine.table", route.slots * config.hidden_size, passes=2)
-    read = [lookup(f"{at}.combine.{expert}", elements) for expert in range(asked)]
+    read = [lookup(f"{at}.combine.{expert}", elements) for expert in range(per_token)]
     return [
         table,
         *read,
-        *(elementwise(f"{at}.combine.{expert}.sum", elements, passes=3) for expert in range(1, asked)),
+        *(elementwise(f"{at}.combine.{expert}.sum", elements, passes=3) for expert in range(1, per_token)),
     ]
 
 

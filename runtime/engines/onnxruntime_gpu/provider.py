@@ -89,7 +89,7 @@ def provider_named(name: str) -> Provider | None:
 def require_providers(where: str, session: Any, provider: Provider) -> None:
     """Raises BundleIncompatibleError unless the session took exactly ``provider``'s chain.
 
-    ONNX Runtime adds its CPU provider to every session; that no work falls to it is asked for when one is opened.
+    ONNX Runtime adds its CPU provider to every session; that no work falls to it is requested when one is opened.
     """
     found = [name for name in session.get_providers() if name != _CPU or _CPU in provider.chain]
     if found != list(provider.chain):

@@ -2,7 +2,7 @@
 
 All engines of a device queue their work in one stream, one run at a time. Where ONNX Runtime can capture an engine's
 kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner`` says whether, and why not. A graph is of one
-shape, so none is asked for where an engine takes a range: runs are bound at their own shape, in memory for the largest.
+shape, so none is requested where an engine takes a range: runs are bound at their own shape, in memory for the largest.
 """
 
 from __future__ import annotations

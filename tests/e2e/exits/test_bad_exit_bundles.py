@@ -271,7 +271,7 @@ def without_exits(bundle: Path) -> None:
         ("0.1;0.2", "exits '0.1;0.2': bundle BUNDLE has no calibration.json"),
     ],
 )
-def test_thresholds_asked_for(bundle: Path, exits: str, message: str) -> None:
+def test_thresholds_requested(bundle: Path, exits: str, message: str) -> None:
     found = refused(bundle, "run", bundle, "--text", "w1 w2", "--exits", exits)
     assert says(found, message.replace("BUNDLE", str(bundle)))
 

@@ -207,4 +207,4 @@ def test_exits_that_are_no_layers(folder: Folder, profile: Path, asked: str) -> 
 
 def test_exits_of_a_model_that_has_none(model: Path, profile: Path, tmp_path: Path) -> None:
     found = refused(tmp_path, "compile", model, "--profile", profile, "--output", tmp_path / "out", "--exits", "1,2")
-    assert found == f"{model}: exits [1, 2] asked for, but this model has none"
+    assert found == f"{model}: exits [1, 2] requested, but this model has none"

@@ -217,7 +217,7 @@ def test_another_base_and_a_bundle_without_tasks_are_refused(folder: Path, bundl
     plain = compile_bundle(folder / "base", PROFILE, tmp_path / "plain", levels={"coda.reduction": (1.0,)})
     with pytest.raises(BundleIncompatibleError, match="its engines take no tasks; compile it with `tasks`"):
         add_task(plain, "new", folder / "quarter", folder / "base")
-    with pytest.raises(PlanError, match="engines with tasks are in fp32, asked for int8"):
+    with pytest.raises(PlanError, match="engines with tasks are in fp32, requested int8"):
         compile_bundle(
             folder / "base", replace(PROFILE, precisions=("int8",)), tmp_path / "b", tasks={"a": folder / "both"}
         )

@@ -120,7 +120,7 @@ def test_plan_is_public_and_needs_no_torch(tiny_folder: Path) -> None:
             "submodel 'ffn7': layers.0.ffn 7 is neither a multiple of 8, as the profile asks, nor the width of a "
             "level; nearest: 8",
         ),
-        ({"exits": [1]}, "{folder}: exits [1] asked for, but this model has none"),
+        ({"exits": [1]}, "{folder}: exits [1] requested, but this model has none"),
         ({"levels": {"wings": [1.0]}}, "levels: this model has no axis kind 'wings'; expected one of ffn, heads"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_source_takes_the_tasks_that_it_is_asked_for() -> None:
     [
         ({"tasks": TASKS, "lora_rank": 0}, "`lora_rank=0`: expected at least 1, with tasks"),
         ({"mergeable": True}, "mergeable: expected tasks, which are merged into"),
-        ({"tasks": TASKS, "precisions": ["fp32", "int8"]}, "task: engines with tasks are in fp32, asked for fp32, int"),
+        ({"tasks": TASKS, "precisions": ["fp32", "int8"]}, "task: engines with tasks are in fp32, requested fp32, int"),
         (
             {"tasks": TASKS, "profile": "jetson-orin-nano-8gb", "buckets": ["1x8"]},
             "task: engines with tasks are for onnxruntime",
@@ -200,7 +200,7 @@ def test_what_cannot_generate_is_refused_before_any_work(tmp_path: Path) -> None
     with pytest.raises(PlanError, match=r"generate: narrow cannot: heads of size 4; expected a multiple of 8"):
         asked(save_decoder(tmp_path / "narrow"))
     decoder = save_decoder(tmp_path / "llama", head_dim=8)
-    with pytest.raises(PlanError, match=r"in fp32 or an integer precision, asked for fp16; .* takes longer in half"):
+    with pytest.raises(PlanError, match=r"in fp32 or an integer precision, requested fp16; .* takes longer in half"):
         asked(decoder, precisions=["fp16"])
     edit_config(decoder, architectures=["LlamaModel"])
     with pytest.raises(PlanError, match=r"generate: llama cannot; expected a causal language model"):
@@ -221,7 +221,7 @@ def test_an_encoder_decoder_that_cannot_is_refused_too(tmp_path: Path, changes: 
 
 def test_what_tensorrt_cannot_run_is_refused(tmp_path: Path) -> None:
     device = board(backend="tensorrt")
-    with pytest.raises(PlanError, match=r"for tensorrt KV-cache engines are in fp32 alone, asked for fp16"):
+    with pytest.raises(PlanError, match=r"for tensorrt KV-cache engines are in fp32 alone, requested fp16"):
         asked(save_decoder(tmp_path / "llama", head_dim=8), device, precisions=["fp16"])
     with pytest.raises(
         PlanError, match=r"submodel ffn32-coda.reduction3 cannot for tensorrt: its encoder selects a number of tokens"

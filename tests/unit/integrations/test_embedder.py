@@ -125,7 +125,7 @@ def test_everything_known_of_a_text(encoder: SentenceEncoder, theirs: Any) -> No
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
-def test_precisions_are_of_the_vectors_that_are_asked_for(
+def test_precisions_are_of_the_vectors_that_are_requested(
     encoder: SentenceEncoder, theirs: Any, precision: Any
 ) -> None:
     asked = {"normalize_embeddings": True, "truncate_dim": 11}

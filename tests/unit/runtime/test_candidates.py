@@ -41,7 +41,7 @@ def test_batches_are_as_large_as_a_bucket_takes() -> None:
     assert found == [[4, 7], [1], [2, 6, 0, 5], [3]]
 
 
-def test_a_batch_has_at_most_as_many_rows_as_were_asked_for() -> None:
+def test_a_batch_has_at_most_as_many_rows_as_were_requested() -> None:
     lengths, buckets = np.array([3, 9, 8, 1, 16]), [Bucket(4, 8), Bucket(2, 16)]
     for most, expected in ((1, [[4], [1], [2], [0], [3]]), (3, [[4, 1], [2, 0, 3]]), (9, [[4, 1], [2, 0, 3]])):
         assert [batch.tolist() for batch in batches(lengths, buckets, False, most)] == expected

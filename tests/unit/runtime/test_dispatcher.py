@@ -30,11 +30,11 @@ def three(manifest: Manifest) -> Manifest:
 @pytest.mark.parametrize(
     ("request_", "shape", "engine", "reason"),
     [
-        (Request(), (1, 32), "large@b1-s32", "no limit asked: the largest submodel"),
-        (Request(), (1, 33), "large@b1-s128", "no limit asked: the largest submodel"),
-        (Request(), (2, 5), "large@b4-s32", "no limit asked: the largest submodel"),
+        (Request(), (1, 32), "large@b1-s32", "no limit given: the largest submodel"),
+        (Request(), (1, 33), "large@b1-s128", "no limit given: the largest submodel"),
+        (Request(), (2, 5), "large@b4-s32", "no limit given: the largest submodel"),
         (Request(budget="edge"), (1, 8), "medium@b1-s32", "budget edge: largest within 3 ms"),
-        (Request(submodel="S"), (3, 9), "small@b4-s32", "submodel S asked for"),
+        (Request(submodel="S"), (3, 9), "small@b4-s32", "submodel S requested"),
         (Request(latency_ms=4), (1, 8), "large@b1-s32", "predicted 4 ms <= 4 ms"),
         (
             Request(latency_ms=3.9),
@@ -210,7 +210,7 @@ def test_longest_sequence_is_that_of_engines_which_may_answer(manifest: Manifest
 def test_engines_without_residency_do_not_take_part(three: Manifest) -> None:
     shared: dict[str, Residency] = {"small@b1-s32": "shared", "medium@b1-s32": "shared"}
     choose = Dispatcher(three, shared, predicted(three)).choose
-    assert choose(Request(), 1, 8).reason == "no limit asked: the largest submodel with an engine for this input here"
+    assert choose(Request(), 1, 8).reason == "no limit given: the largest submodel with an engine for this input here"
     with pytest.raises(SelectionError, match=r"submodel large has no engine for 1x8 here .* there is medium \("):
         choose(Request(submodel="large"), 1, 8)
     with pytest.raises(SelectionError, match=r"no engine takes 4x99 here: memory_mb leaves out .* there is b1-s32"):

@@ -26,7 +26,7 @@ def test_rows_that_no_engine_takes_at_once_go_in_runs_whose_times_add_up(three: 
     assert choice.latency_ms == 3 * 16
     assert choice.engine.id == "large@b4-s32"
     assert choice.reason == (
-        "no limit asked: the largest submodel; 10 rows in 3 runs, since no engine takes them at once"
+        "no limit given: the largest submodel; 10 rows in 3 runs, since no engine takes them at once"
     )
 
 

@@ -32,7 +32,7 @@ def test_an_exact_input_is_answered_by_the_largest(tiny_bundle: Path, feeds: Fee
     np.testing.assert_allclose(answer["hidden"], want["hidden"], rtol=1e-5, atol=1e-5)
     assert (answer.submodel, answer.engine, answer.bucket) == ("ffn32", "ffn32@b1-s8", Bucket(1, 8))
     assert (answer.padding, answer.truncated, answer.residency) == (None, (), "packed")
-    assert answer.reason == "no limit asked: the largest submodel"
+    assert answer.reason == "no limit given: the largest submodel"
     assert answer.timings.run > 0
     assert answer.timings.encode >= 0
 
@@ -169,7 +169,7 @@ def test_repr_is_short(tiny_bundle: Path, feeds: Feeds) -> None:
         text = repr(model(feeds(1, 5)))
         assert repr(model).endswith("tiny, 2 submodels, 4 engines), 1 threads)")
     assert text.startswith("Answer(hidden float32[1, 5, 16], total float32[1, 16]; ffn32@b1-s8, ")
-    assert text.endswith(" ms (first run), padded b1-s5 -> b1-s8; no limit asked: the largest submodel)")
+    assert text.endswith(" ms (first run), padded b1-s5 -> b1-s8; no limit given: the largest submodel)")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_models_own_gate_decides_where_nothing_is_asked(exits_bundle: Path) 
     assert answer.exits is not None
     assert answer.exits.index.tolist() == left_at((0.25, 0.375))
     assert answer.exits.policy == ExitPolicy((0.25, 0.375), name="the model's own gate")
-    assert answer.reason == "no limit asked: the largest submodel; exits: the model's own gate"
+    assert answer.reason == "no limit given: the largest submodel; exits: the model's own gate"
     assert (answer.submodel, answer.engine, answer.bucket) == ("depth4", "depth4.to1@b4-s16", Bucket(4, 16))
     assert list(answer.outputs) == ["logits", "entropy"]
     assert answer["entropy"].tolist() == answer.exits.entropy.tolist()
@@ -75,7 +75,7 @@ def test_the_models_own_gate_decides_where_nothing_is_asked(exits_bundle: Path) 
     assert shallow.exits is not None
     assert shallow.exits.policy.thresholds == (0.25,)
     assert shallow.exits.index.tolist() == left_at((0.25,), exits=2)
-    assert shallow.reason == "submodel S asked for; exits: the model's own gate"
+    assert shallow.reason == "submodel S requested; exits: the model's own gate"
 
 
 def test_closed_exits_answer_as_the_whole_engine_does(exits_bundle: Path) -> None:
@@ -85,7 +85,7 @@ def test_closed_exits_answer_as_the_whole_engine_does(exits_bundle: Path) -> Non
             chain = model(FEEDS, submodel=name, exits=closed(2 if name == "depth2" else 3))
             assert whole.exits is None
             assert whole.engine == f"{name}@b8-s16"
-            assert whole.reason == f"submodel {name} asked for; whole engine: exits off"
+            assert whole.reason == f"submodel {name} requested; whole engine: exits off"
             assert chain.exits is not None
             for output in ("logits", "entropy"):
                 assert whole[output].tolist() == chain[output].tolist()
@@ -106,10 +106,10 @@ def test_closed_exits_answer_as_the_whole_engine_does(exits_bundle: Path) -> Non
     ],
     ids=["number", "whole", "tuple", "list", "array", "numpy", "array of one", "policy"],
 )
-def test_thresholds_asked_for(exits_bundle: Path, asked: Any, thresholds: tuple[float, float]) -> None:
+def test_thresholds_requested(exits_bundle: Path, asked: Any, thresholds: tuple[float, float]) -> None:
     with nestforge.load(exits_bundle, threads=1) as model:
         answer = model(FEEDS, exits=asked)
-    name = "mine" if isinstance(asked, ExitPolicy) else "thresholds asked for"
+    name = "mine" if isinstance(asked, ExitPolicy) else "thresholds requested"
     assert answer.exits is not None
     assert answer.exits.policy == ExitPolicy(thresholds, name=name)
     assert answer.reason.endswith(f"; exits: {name}")
@@ -124,7 +124,7 @@ def test_the_answer_says_who_left_where_in_one_line(exits_bundle: Path) -> None:
     with nestforge.load(exits_bundle, threads=1) as model:
         text = repr(model(feeds, exits=10))
     assert text.startswith("Answer(logits float32[3, 3], entropy float32[3]; depth4.to1@b1-s16, ")
-    assert ", padded b3-s9 -> b3-s16, rows left: 3 after layer 1; no limit asked" in text
+    assert ", padded b3-s9 -> b3-s16, rows left: 3 after layer 1; no limit given" in text
     assert "\n" not in text
 
 
@@ -136,7 +136,7 @@ def test_steps_that_were_cut_are_said(exits_bundle: Path) -> None:
     assert answer.exits.share.tolist() == [0.125]  # one layer of four, half of the steps
 
 
-def test_a_latency_limit_takes_the_whole_engine_unless_exits_are_asked_for(own: Path) -> None:
+def test_a_latency_limit_takes_the_whole_engine_unless_exits_are_requested(own: Path) -> None:
     from nestforge.bundle.build_record import Latency
 
     bundle = open_bundle(own)
@@ -170,7 +170,7 @@ def test_calibrated_policies_by_default_and_by_name(with_policies: Path) -> None
     assert default.reason.endswith("; exits: calibrated quick for mean_flops<=1, the default")
     assert default.exits.index.tolist() == left_at((0.5, 0.5))
     assert named.exits.policy.thresholds == (0.0, 0.0)
-    assert named.reason.endswith("; exits: calibrated careful for mean_flops<=1, asked for")
+    assert named.reason.endswith("; exits: calibrated careful for mean_flops<=1, requested")
     assert shallow.exits.policy.thresholds == (0.125,)
     assert gate.exits.policy.name == "the model's own gate"  # no default for this submodel
 
@@ -300,7 +300,7 @@ def test_a_model_without_exits_answers_as_ever(own: Path) -> None:
     write_exits_manifest(own, unstructure(replace(manifest, exits=None, engines=engines)))
     with nestforge.load(own, threads=1) as model:
         answer = model(FEEDS)
-        assert (answer.reason, answer.exits) == ("no limit asked: the largest submodel", None)
+        assert (answer.reason, answer.exits) == ("no limit given: the largest submodel", None)
         assert model(FEEDS, exits="off").exits is None
         assert model.drift() == {}
         for asked in (0.5, np.array([0.25, 0.5])):
@@ -315,7 +315,7 @@ def test_without_a_gate_or_a_calibration_the_whole_engine_answers(own: Path) -> 
     with nestforge.load(own, threads=1) as model:
         answer = model(FEEDS)
         assert answer.exits is None
-        assert answer.reason == "no limit asked: the largest submodel; whole engine: no calibrated exits"
+        assert answer.reason == "no limit given: the largest submodel; whole engine: no calibrated exits"
         assert model(FEEDS, exits=0.5).exits is not None
 
 

@@ -35,7 +35,7 @@ def test_answers_say_where_they_ran_and_are_the_same(tiny_bundle: Path, device: 
             mine, known = model(feeds(*shape)), plain(feeds(*shape))
             for name, array in known.outputs.items():
                 np.testing.assert_allclose(mine[name], array, rtol=1e-5, atol=1e-5)
-            assert mine.reason == "no limit asked: the largest submodel; by ONNX Runtime's provider host"
+            assert mine.reason == "no limit given: the largest submodel; by ONNX Runtime's provider host"
             assert mine.residency == "shared"
             assert mine.padding == known.padding
         assert device.allocated_bytes == held > 0

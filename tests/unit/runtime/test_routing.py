@@ -1,4 +1,4 @@
-"""Engines that return the routes that they chose on the way, where it is asked for."""
+"""Engines that return the routes that they chose on the way, where it is requested."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ AT = Bucket(1, 32)
 
 
 class Counted:
-    """An estimate and how often it asked for new choices."""
+    """An estimate and how often it requested new choices."""
 
     def __init__(self) -> None:
         self.changes = 0

@@ -131,7 +131,7 @@ def test_more_texts_than_are_sent_are_drawn_alike_each_time(
     assert (first.texts, first.found) == (5, 12)
 
 
-def test_requests_come_from_as_many_threads_as_were_asked_for(
+def test_requests_come_from_as_many_threads_as_were_requested(
     model: ElasticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callers: set[int] = set()

@@ -79,7 +79,7 @@ def test_a_variant_that_cannot_be_had_is_refused_with_the_reason(wanted: dict[st
     ],
 )
 def test_what_onnxruntime_alone_computes_in_fp32(device: dict[str, Any], given: str) -> None:
-    """The cheapest where it can be had; elsewhere the next, and refused where it is asked for."""
+    """The cheapest where it can be had; elsewhere the next, and refused where it is requested."""
     source = HasVariants(onnxruntime_variants=frozenset({"many"}))
     assert chosen_variants(source, SPEC.universal(), BUCKET, PROFILE) == {"sum": "many"}
     assert chosen_variants(source, SPEC.universal(), BUCKET, board(**device)) == {"sum": "few"}
@@ -181,7 +181,7 @@ def test_scales_of_several_forms_are_refused_before_any_work(tmp_path: Path) -> 
     plan(folder, replace(device, variants={"attention": "normal"}), generate=True, measure=False)
 
 
-def test_each_role_of_attention_is_named_as_it_would_be_asked_for(tmp_path: Path) -> None:
+def test_each_role_of_attention_is_named_as_it_would_be_requested(tmp_path: Path) -> None:
     folder = save_tiny_pair(tmp_path / "m", elastic_heads=False)
     device = board(precision=["int8"], variants={"cross_attention": "literal"}, budgets={"full": {}})
     one_form = {f"{role}_attention": "normal" for role in ("encoder", "decoder", "cross")}

@@ -30,7 +30,7 @@ def test_every_way_writes_and_what_was_drafted_is_the_largest_levels_own_text(mo
     ways = ways_of_writing(model, PROMPTS, tokens=12)
     names = [way.name for way in ways]
     assert names[:4] == ["XL", "L", "M", "S"]
-    assert names[4].endswith("tokens a second asked for")
+    assert names[4].endswith("tokens a second requested")
     assert names[5:] == [f"XL, drafted by {draft}" for draft in ("S", "M", "L", "n-gram", "auto")]
     own = [model.generate(prompt, max_tokens=12, submodel="XL").text for prompt in PROMPTS]
     for way in (ways[0], *ways[5:]):

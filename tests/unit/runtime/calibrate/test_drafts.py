@@ -46,7 +46,7 @@ def test_auto_starts_from_what_this_host_found(bundle: Bundle) -> None:
     with load(bundle.path, threads=1) as model:
         row = model.generate([5, 7], max_tokens=3, draft="auto", stop=[]).rows[0]
         _, second = row.runs
-        assert second.reason.startswith("no limit asked: the largest submodel; draft auto: ffn8 drafts; expected times")
+        assert second.reason.startswith("no limit given: the largest submodel; draft auto: ffn8 drafts; expected times")
         assert row.drafts[0].draft == "ffn8"
 
 

@@ -161,7 +161,7 @@ def test_every_submodel_on_the_users_texts(bundle: Bundle, texts: Path) -> None:
     assert (steps[0], steps[-1]) == (("compare", 0, 1), ("compare", 1, 1))
 
 
-def test_only_the_submodels_asked_for(bundle: Bundle, texts: Path) -> None:
+def test_only_the_submodels_requested(bundle: Bundle, texts: Path) -> None:
     found = check_consistency(bundle, text=texts, submodels=["S", "ffn16"], threads=1)
     assert [row.submodel for row in found.submodels] == ["ffn16"]
     with pytest.raises(SelectionError, match=r"no submodel 'M' in this bundle; it has ffn16 \(S\), ffn32 \(XL\)"):

@@ -114,7 +114,7 @@ def test_what_engines_keep_for_a_chain_is_bounded(
 
 @pytest.mark.parametrize("most", [64, 3])
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
-def test_captured_runs_answer_from_the_workspace_they_are_asked_for(
+def test_captured_runs_answer_from_the_workspace_they_are_requested(
     exits_bundle: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, most: int
 ) -> None:
     """Sessions start a graph for the addresses that it was captured with, as ONNX Runtime's do: on either provider, on

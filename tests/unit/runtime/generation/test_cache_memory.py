@@ -101,7 +101,7 @@ def test_what_cannot_grow_stays(device: HostDevice, monkeypatch: pytest.MonkeyPa
     memory.close()
 
 
-LARGEST = "no limit asked: the largest submodel"
+LARGEST = "no limit given: the largest submodel"
 MANY = 40  # rows of 256 tokens, which take more than one engine does
 
 

@@ -128,7 +128,7 @@ def test_auto_drafts_where_it_pays_and_says_so(twins: ElasticModel, monkeypatch:
     twin = by_draft[f"ffn{TWINS}"]
     assert twin.accepted == twin.drafted > 0
     reasons = [run.reason for run in row.runs]
-    before = "no limit asked: the largest submodel; draft auto"
+    before = "no limit given: the largest submodel; draft auto"
     assert reasons[0] == before
     assert reasons[-1].startswith(f"{before}: ffn{TWINS} drafts; expected times as fast as steps: ffn{TWINS} ")
 
@@ -138,7 +138,7 @@ def test_auto_is_off_where_nothing_pays_and_says_so(twins: ElasticModel, monkeyp
     row = twins.generate([5, 7], max_tokens=20, draft="auto", stop=[]).rows[0]
     assert row.drafts == ()
     assert row.runs[-1].reason == (
-        "no limit asked: the largest submodel; draft auto: nothing drafted; expected times as fast as steps: "
+        "no limit given: the largest submodel; draft auto: nothing drafted; expected times as fast as steps: "
         f"ffn{TWINS} 0.38"
     )
 
@@ -148,7 +148,7 @@ def test_auto_says_what_is_expected_of_every_draft(model: ElasticModel, monkeypa
     monkeypatch.setattr(drafting, "_likely", lambda smaller, target: smaller[1:])
     row = model.generate([5, 7], max_tokens=20, draft="auto", stop=[]).rows[0]
     before, figures = row.runs[-1].reason.split("; expected times as fast as steps: ")
-    assert before == "no limit asked: the largest submodel; draft auto: nothing drafted"
+    assert before == "no limit given: the largest submodel; draft auto: nothing drafted"
     named = dict(figure.split() for figure in figures.split(", "))
     assert named.keys() - {"n-gram"} == {"ffn8", "ffn16"}
     assert sorted(map(float, named.values()), reverse=True) == [float(factor) for factor in named.values()]
@@ -207,7 +207,7 @@ def test_the_answer_says_what_was_drafted(model: ElasticModel) -> None:
     row = model.generate([5, 7, 9], max_tokens=TOKENS, draft="S", drafted=3).rows[0]
     (run,) = row.runs
     assert (run.submodel, run.tokens) == ("ffn32", TOKENS)
-    assert run.reason == "no limit asked: the largest submodel; drafted by ffn8, at most 3 a run"
+    assert run.reason == "no limit given: the largest submodel; drafted by ffn8, at most 3 a run"
     (drafts,) = row.drafts
     assert drafts.draft == "ffn8"
     assert 0 < drafts.accepted < drafts.drafted <= 3 * drafts.runs

@@ -44,7 +44,7 @@ def test_greedy_is_what_transformers_generates(model: ElasticModel, folder: Path
     assert list(row.tokens) == generated_by_transformers(folder, prompt, 128)
     assert len(row.tokens) > 100
     assert (row.prompt_tokens, row.reused_tokens) == (len(prompt), 0)
-    assert row.runs == (Run("ffn32", len(row.tokens), "no limit asked: the largest submodel"),)
+    assert row.runs == (Run("ffn32", len(row.tokens), "no limit given: the largest submodel"),)
     assert model.generate(prompt, max_tokens=128).rows[0].tokens == row.tokens
     assert answer.text
 

@@ -37,7 +37,7 @@ def test_greedy_is_what_transformers_generates(model: ElasticModel, greedy: Gree
     assert row.finish in ("end", "length")
     assert (row.prompt_tokens, row.reused_tokens) == (7, 0)
     assert len(row.token_ms) == len(row.tokens) - 1
-    assert row.runs == (Run("ffn32", len(row.tokens), "no limit asked: the largest submodel"),)
+    assert row.runs == (Run("ffn32", len(row.tokens), "no limit given: the largest submodel"),)
 
 
 def test_rows_of_a_batch_are_what_each_is_alone(model: ElasticModel, greedy: Greedy) -> None:
@@ -263,7 +263,7 @@ def likely(token: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 def test_a_row_ends_with_its_largest_number_of_tokens() -> None:
-    own, chosen = row(), Chosen(LARGE, "asked for")
+    own, chosen = row(), Chosen(LARGE, "requested")
     finishes = [own.pick(likely(token), chosen).finish for token in (4, 5, 6, 5, 4)]
     assert finishes == [None] * 4 + ["length"]
     assert own.tokens_left == 0
@@ -276,7 +276,7 @@ def test_a_row_ends_with_its_largest_number_of_tokens() -> None:
 def test_the_models_own_end_is_told_from_a_stop() -> None:
     for token, finish in ((2, "end"), (3, "stop")):
         own = row()
-        assert own.pick(likely(token), Chosen(LARGE, "asked for")).finish == finish
+        assert own.pick(likely(token), Chosen(LARGE, "requested")).finish == finish
         assert (own.result().tokens, own.result().stop) == ((token,), token)
 
 
@@ -294,5 +294,5 @@ def test_runs_change_with_the_writer_or_its_reason() -> None:
 def test_a_penalty_counts_the_prompt_and_what_was_picked() -> None:
     own = row(replace(OPTIONS, sampling=Sampling(repetition_penalty=2.0)))
     logits = np.array([0, 0, 0, 0, 1.0, 1.2, 0, 1.5, 0], np.float32)  # 7 is in the prompt
-    chosen = Chosen(LARGE, "asked for")
+    chosen = Chosen(LARGE, "requested")
     assert [own.pick(logits, chosen).token for _ in range(3)] == [5, 4, 7]

@@ -111,7 +111,7 @@ def test_who_writes_is_asked_as_in_a_call(model: ElasticModel) -> None:
     row = model.generate([5], max_tokens=3).rows[0]
     assert [(run.submodel, run.tokens) for run in row.runs] == [("ffn32", 3)]
     row = model.generate([5], max_tokens=3, submodel="S").rows[0]
-    assert [(run.submodel, run.reason) for run in row.runs] == [("ffn8", "submodel S asked for")]
+    assert [(run.submodel, run.reason) for run in row.runs] == [("ffn8", "submodel S requested")]
     budget = model.bundle.manifest.budgets[0]
     row = model.generate([5], max_tokens=3, budget=budget.name).rows[0]
     assert [run.submodel for run in row.runs] == [budget.submodel]

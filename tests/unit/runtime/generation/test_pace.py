@@ -32,7 +32,7 @@ def paced(engines: list[EngineEntry], promise: GenerationRequest) -> Pace:
     for engine, ms in zip(engines, STEP_MS, strict=True):
         for _ in range(2):  # the first does not count
             times.ran(engine, 1, ms)
-    return Pace(engines, "asked for", promise, times, started=0.0)
+    return Pace(engines, "requested", promise, times, started=0.0)
 
 
 def steps(pace: Pace, count: int, ms: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -55,7 +55,7 @@ def took(engines: list[EngineEntry]) -> dict[str, float]:
 
 def test_without_a_promise_the_first_writes(engines: list[EngineEntry]) -> None:
     pace = paced(engines, GenerationRequest())
-    assert pace.for_prompts(9, 1, 3) == pace.for_step(1, 3) == (engines[0], "asked for")
+    assert pace.for_prompts(9, 1, 3) == pace.for_step(1, 3) == (engines[0], "requested")
 
 
 def test_a_rate_is_kept_by_the_largest_that_can(engines: list[EngineEntry], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_rate_is_kept_by_the_largest_that_can(engines: list[EngineEntry], monk
 
 def test_a_rate_asks_nothing_of_the_prompt(engines: list[EngineEntry]) -> None:
     chosen = paced(engines, GenerationRequest(tokens_per_second=500)).for_prompts(1000, 1, 9)
-    assert chosen == (engines[0], "asked for; a rate asks nothing of the prompt")
+    assert chosen == (engines[0], "requested; a rate asks nothing of the prompt")
 
 
 def test_a_deadline_is_divided_among_the_tokens_that_are_left(

@@ -41,7 +41,7 @@ def test_what_follows_the_common_prefix_is_overwritten(model: ElasticModel, gree
     assert row.reused_tokens == 2
     assert list(row.tokens) == greedy([5, 7, 30, 31], 12)
     again = model.generate([5, 7], session=session, max_tokens=12).rows[0]
-    assert again.reused_tokens == 1  # the logits of the last one are asked for
+    assert again.reused_tokens == 1  # the logits of the last one are requested
     assert list(again.tokens) == greedy([5, 7], 12)
 
 

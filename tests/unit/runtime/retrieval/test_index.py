@@ -56,7 +56,7 @@ def test_any_submodel_answers_and_says_so(
     np.testing.assert_allclose(found.scores, np.sort(scores, axis=1)[:, ::-1][:, :3], atol=1e-5)
     assert found.entries == tuple(tuple(f"row {i}" for i in row) for row in found.ids.tolist())
     assert (found.submodel, found.engines) == (f"ffn{width}", (f"ffn{width}@b1-s8",))
-    assert found.reason == (f"submodel {submodel} asked for" if submodel else "no limit asked: the largest submodel")
+    assert found.reason == (f"submodel {submodel} requested" if submodel else "no limit given: the largest submodel")
 
 
 def test_limits_choose_for_one_query(bundle: Path, model: ElasticModel, index: Index, feeds: Feeds) -> None:

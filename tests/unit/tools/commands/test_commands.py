@@ -196,7 +196,7 @@ def test_run_on_text(compiled: Any) -> None:
     assert small["reason"].startswith("budget small: ")
     assert small["submodel"] != data["submodel"]
     lines = nestforge("run", compiled.bundle, "--text", "the quick fox", "--submodel", "XL").stdout.splitlines()
-    assert lines[:2] == ["submodel  XL", "because   submodel XL asked for"]
+    assert lines[:2] == ["submodel  XL", "because   submodel XL requested"]
 
 
 def test_run_shares_weights_unless_asked(compiled: Any) -> None:

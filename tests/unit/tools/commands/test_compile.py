@@ -1,4 +1,4 @@
-"""Tasks on the command line: shown, asked for, added, refused in one line."""
+"""Tasks on the command line: shown, requested, added, refused in one line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_verify_counts_tasks_and_bench_measures_requests_of_one() -> None:
     )
 
 
-def test_a_task_is_merged_where_it_is_asked_for() -> None:
+def test_a_task_is_merged_where_it_is_requested() -> None:
     merged = str(GOLDEN / "bundle-merged")
     assert "one that is merged into weights has engines of its own, 0.10 MB with all of them open" in said(
         "inspect", merged

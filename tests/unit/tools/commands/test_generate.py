@@ -48,7 +48,7 @@ def test_the_text_is_stdout_and_the_rest_stderr(bundle: Path, model: ElasticMode
     assert (shown.exit_code, shown.stdout) == (0, f"{shown_as(text)}\n")
     lines = shown.stderr.splitlines()
     assert lines[0].startswith("6 tokens, ended by length; prompt of ")
-    assert lines[1] == "6 by XL: no limit asked: the largest submodel"
+    assert lines[1] == "6 by XL: no limit given: the largest submodel"
     assert lines[2].endswith(" tokens/s")
 
 
@@ -56,7 +56,7 @@ def test_several_prompts_are_rows(bundle: Path, model: ElasticModel) -> None:
     shown = generate(bundle, "--prompt", "class", "--prompt", "the", "--max-tokens", "4", "--submodel", "S")
     rows = model.generate(["class", "the"], max_tokens=4, submodel="S").rows
     assert shown.stdout == f"row 0\n{shown_as(rows[0].text)}\nrow 1\n{shown_as(rows[1].text)}\n"
-    assert "row 1: 4 by S: submodel S asked for\n" in shown.stderr
+    assert "row 1: 4 by S: submodel S requested\n" in shown.stderr
 
 
 def test_json_has_the_rows(bundle: Path, model: ElasticModel, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_json_has_the_rows(bundle: Path, model: ElasticModel, tmp_path: Path) ->
     assert (data["rows"][0]["text"], tuple(data["rows"][0]["tokens"])) == (row.text, row.tokens)
     assert data["rows"][0]["finish"] == "length"
     assert data["rows"][0]["runs"] == [
-        {"submodel": "ffn32", "tokens": 5, "reason": "no limit asked: the largest submodel"}
+        {"submodel": "ffn32", "tokens": 5, "reason": "no limit given: the largest submodel"}
     ]
     assert len(data["rows"][0]["log_probabilities"]) == 5
 
@@ -138,7 +138,7 @@ def test_a_draft_is_said_and_changes_no_text(bundle: Path, model: ElasticModel) 
     assert shown.stdout == f"{shown_as(model.generate('class method', max_tokens=9).text)}\n"
     (drafts,) = row.drafts
     lines = shown.stderr.splitlines()
-    assert lines[1] == "9 by XL: no limit asked: the largest submodel; drafted by S, at most 2 a run"
+    assert lines[1] == "9 by XL: no limit given: the largest submodel; drafted by S, at most 2 a run"
     assert lines[2] == f"S drafted {drafts.drafted}, {drafts.accepted} accepted in {drafts.runs} runs"
     data: Any = json.loads(generate(bundle, *options, "--json").stdout)
     assert data["rows"][0]["drafts"] == [

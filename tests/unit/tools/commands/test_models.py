@@ -40,7 +40,7 @@ def test_plan_takes_budgets_and_a_promotion_order(compiled: Any) -> None:
     assert "largest that keeps FFN parameters " in text
 
 
-def test_plan_shows_assignments_asked_for(compiled: Any) -> None:
+def test_plan_shows_assignments_requested(compiled: Any) -> None:
     arguments = ["plan", compiled.model, "--profile", compiled.profile, "--submodel", "ffn64x1_16x2-heads4"]
     data = json_of(*arguments)
     assert data["candidates"][-1]["id"] == "ffn64x1_16x2-heads4"

@@ -75,7 +75,7 @@ def test_index_refuses(compiled: Any, corpus: Path, index: Path, tmp_path: Path)
 
 def test_search_finds_and_says_who_answered(compiled: Any, index: Path) -> None:
     data = json_of("search", compiled.bundle, index, "--query", TEXTS[3], "--query", TEXTS[9], "--k", "2")
-    assert (data["submodel"], data["reason"]) == ("ffn64-heads4", "no limit asked: the largest submodel")
+    assert (data["submodel"], data["reason"]) == ("ffn64-heads4", "no limit given: the largest submodel")
     assert [row["query"] for row in data["queries"]] == [TEXTS[3], TEXTS[9]]
     assert [row["hits"][0]["id"] for row in data["queries"]] == [3, 9]
     assert data["queries"][0]["hits"][0]["entry"] == TEXTS[3]

@@ -50,7 +50,7 @@ def test_a_limit_is_judged_by_a_run_that_is_not_the_first(compiled: Any) -> None
     assert "\nlimit     `--latency-ms 1e+06` kept: took " in lines
     alone = nestforge("run", compiled.bundle, *TEXTS[:2]).stdout
     assert ", first run " in alone
-    assert "limit" not in alone.replace("no limit asked", "")
+    assert "limit" not in alone.replace("no limit given", "")
 
 
 def test_a_missed_limit_is_said(compiled: Any, tmp_path: Path) -> None:
