@@ -118,13 +118,18 @@ def test_damage_of_any_kind(path: Path) -> None:
             read_npz(path, 2**20)
 
 
+def test_a_file_that_was_cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+    assert refused(path) == NO_NPZ
+
+
 def test_other_files_among_the_arrays(path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("readme.txt", "hello")
     assert refused(path) == NO_NPZ
 
 
-@pytest.mark.parametrize("raw", [b"", b"PK", b"[1, 2]", bytes(100)])
+@pytest.mark.parametrize("raw", [b"", b"PK", b"PK\x03\x04cut", b"not an archive", bytes(100)])
 def test_no_npz_at_all(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(raw)
     assert refused(tmp_path / "a.npz") == NO_NPZ

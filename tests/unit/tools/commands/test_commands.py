@@ -183,7 +183,9 @@ def test_verify_shows_engines_whose_figures_are_not_finite(compiled: Any, monkey
     as_json = nestforge(*arguments, "--json")
     assert as_json.exit_code == 1
     (figures,), none = [engine["outputs"] for engine in json.loads(as_json.stdout)["engines"]]
-    assert (figures["max_abs"], figures["min_cosine"], none) == (None, -1.0, [])
+    assert none == []
+    finite = {"name": "logits", "min_cosine": -1.0, "float32_max_abs": 0.0, "float32_rms": 0.0}
+    assert figures == {**finite, **dict.fromkeys(("max_abs", "max_rel", "max_rms"))}
 
 
 def test_run_on_text(compiled: Any) -> None:
