@@ -375,3 +375,15 @@ def test_multiply_adds_of_gemma_3n_by_hand() -> None:
     assert macs(PARTS.layer_ops("layers.0", bucket, HIDDEN)) == tokens * (
         routers + coefficients + predicted + laurel + inputs
     )
+
+
+def test_a_copy_of_a_tied_head_is_no_parameter(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path / "m", "gemma")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "lm_head.weight" not in load_universal(open_source(folder)).parameters()
+    tensors["lm_head.weight"][0, 0] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight .* a copy of a tied weight that differs"):
+        load_universal(open_source(folder))

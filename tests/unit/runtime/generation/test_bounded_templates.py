@@ -231,3 +231,10 @@ def test_what_is_about_to_be_made_and_fits() -> None:
     require_numbers([MOST_LETTERS, "a", None, 1e300])
     with pytest.raises(ValueError, match=r"^it makes a number of more"):
         require_operation("**", 2, 2049)
+    for left, right in (("%9999999d", 1), ("%s", "a" * (MOST_LETTERS + 1))):
+        with pytest.raises(ValueError, match=r"^it makes a value of \d+ letters"):
+            require_operation("%", left, right)
+    with pytest.raises(ValueError, match=r"^it makes a value of \d+ letters"):
+        require_replaced("aba", "a", "b" * MOST_LETTERS)
+    with pytest.raises(ValueError, match=r"^it asks for 1e\+09 of something, more than 4194304$"):
+        require_numbers([1, 10**9])
