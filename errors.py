@@ -88,7 +88,7 @@ class BundleIncompatibleError(BundleError):
 
 
 class MeasurementError(NestforgeError):
-    """A host is too busy to measure; nothing was kept."""
+    """A host is too busy to measure; nothing was saved."""
 
 
 class SelectionError(NestforgeError):

@@ -43,7 +43,7 @@ def write_whole(
     """Lets ``write`` fill a file that becomes ``path``, in place of one that is there unless it must be ``new``.
 
     ``mode`` are the file's rights, less what the umask takes away. Raises OutputError, which says that ``lost``
-    was not kept, where the system refuses; nothing is left then, nor where ``write`` raises anything else.
+    was not saved, where the system refuses; nothing is left then, nor where ``write`` raises anything else.
     """
     try:
         remove_unfinished(path.parent)
@@ -59,7 +59,7 @@ def write_whole(
     except FileExistsError:
         raise _exists(path) from None
     except OSError as failure:
-        raise _refused(path, failure, f"; {lost} was not kept") from failure
+        raise _refused(path, failure, f"; {lost} was not saved") from failure
 
 
 def exchange(new: Path, old: Path) -> None:
@@ -112,10 +112,10 @@ def require_new(path: Path, overwrite: bool | None = None) -> None:
 
 
 def require_writable(folder: Path, lost: str) -> None:
-    """Before any work: raises OutputError, which says that ``lost`` could not be kept, for a folder where nothing can
+    """Before any work: raises OutputError, which says that ``lost`` could not be saved, for a folder where nothing can
     be written: of another user, or on a read-only file system."""
     if not _may_write(folder):
-        raise OutputError(f"{folder}: cannot be written, so {lost} could not be kept; make it writable")
+        raise OutputError(f"{folder}: cannot be written, so {lost} could not be saved; make it writable")
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import save as save_bytes
 
 from ..argument_types import checked
 from ..bucket import Bucket
-from ..bundle.device_files.task_index import TaskEntry, TaskReceipt, keep_task, read_tasks, task_file
+from ..bundle.device_files.task_index import TaskEntry, TaskReceipt, read_tasks, save_task_entry, task_file
 from ..bundle.entries.task_entry import TasksEntry, TaskTensor
 from ..bundle.manifest import WEIGHTS_NAME, FileEntry
 from ..bundle.open_bundle import Bundle, open_bundle
@@ -111,7 +111,7 @@ def add_tasks(
         files = tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in task.files)
         digest = hashlib.sha256(data).hexdigest()
         kept = TaskEntry(name, task_file(name, data), len(data), digest, submodels, task.facts, files, receipts)
-        keep_task(bundle, kept, data)
+        save_task_entry(bundle, kept, data)
 
 
 def prove_task(

@@ -62,7 +62,7 @@ def require_quiet(share: float | None) -> None:
     if is_busy(share):
         raise MeasurementError(
             f"this host: other programs use {share:.0%} of the CPUs, expected at most {MOST_OTHERS:.0%}, so that a "
-            "measurement would say little; nothing was kept. Wait until they are done, or measure with "
+            "measurement would say little; nothing was saved. Wait until they are done, or measure with "
             "`force=True`, which marks figures as noisy"
         )
 

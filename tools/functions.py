@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..argument_types import again, checked, option
 from ..bucket import Bucket
-from ..bundle.device_files.measurements import keep_measurement, read_measurements
+from ..bundle.device_files.measurements import read_measurements, save_measurement
 from ..bundle.open_bundle import open_bundle
 from ..errors import InputError
 from ..progress import Progress
@@ -25,9 +25,9 @@ from ..runtime.consistency.measure import Consistency, check_consistency
 from ..runtime.engines.measure import BundleMeasurement, measure_bundle
 from ..runtime.engines.onnxruntime_gpu.provider import provider_named
 from ..runtime.engines.residency import Residency
-from ..runtime.exits.calibration import CalibratedPolicy, keep_policy, read_calibration
+from ..runtime.exits.calibration import CalibratedPolicy, read_calibration, save_policy
 from ..runtime.exits.policy import Compare, Rule
-from ..runtime.generation.draft_gains import HostDrafts, keep_drafts, read_drafts
+from ..runtime.generation.draft_gains import HostDrafts, read_drafts, save_drafts
 from ..runtime.inputs.options import (
     BUDGET,
     DEADLINE_MS,
@@ -105,13 +105,13 @@ def measure(
     """Times a bundle's engines on this host, and keeps the figures in the bundle, by which the runtime then chooses.
 
     As ``nestforge measure``. Raises MeasurementError on a host that is too busy, unless ``force``; OutputError where
-    figures cannot be kept; and as ``load`` does.
+    figures cannot be saved; and as ``load`` does.
     """
     opened = open_bundle(bundle)
     read_measurements(opened)  # unreadable ones are refused before any work
     require_writable(opened.path, "measurements")
     result = measure_bundle(opened, progress, threads=threads, memory_mb=memory_mb, force=force)
-    keep_measurement(opened, result.measurement)
+    save_measurement(opened, result.measurement)
     return result
 
 
@@ -200,7 +200,7 @@ def calibrate(
 
     As ``nestforge calibrate``: ``data`` is an NPZ or JSONL file of rows like those to be answered. Raises InputError
     for data or a budget that do not fit, SelectionError for a model without exits or a budget out of reach, OutputError
-    where nothing can be kept.
+    where nothing can be saved.
     """
     limit = parse_budget(budget)
     opened = open_bundle(bundle)
@@ -218,7 +218,7 @@ def calibrate(
         truncate=truncate,
         progress=progress,
     )
-    keep_policy(opened, policy, default)
+    save_policy(opened, policy, default)
     return policy
 
 
@@ -233,11 +233,11 @@ def calibrate_drafts(
     """Acceptance and times of drafts of a bundle that generates, kept in it by host: ``nestforge calibrate`` of such a
     bundle.
 
-    Raises InputError for a bundle that does not generate, OutputError where nothing can be kept.
+    Raises InputError for a bundle that does not generate, OutputError where nothing can be saved.
     """
     opened = open_bundle(bundle)
     read_drafts(opened)  # those that cannot be read are refused before any work
     require_writable(opened.path, "a calibration")
     found = measure_drafts(opened, texts, submodel=submodel, progress=progress)
-    keep_drafts(opened, found)
+    save_drafts(opened, found)
     return found

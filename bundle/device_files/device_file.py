@@ -101,13 +101,13 @@ def read_record(
 def write_device_file(bundle: Bundle, name: str, data: Mapping[str, Any], lost: str) -> Path:
     """Writes ``data`` sealed, whole or not at all; never into another bundle that was put in this one's place.
 
-    Raises OutputError, which says that ``lost`` was not kept, or BundleCorruptError.
+    Raises OutputError, which says that ``lost`` was not saved, or BundleCorruptError.
     """
     bundle.require_unchanged(MANIFEST_NAME)
     path, raw = bundle.path / name, sealed_json(data)
     if len(raw) > MAX_JSON_BYTES:
         raise OutputError(
-            f"{path}: would have {len(raw)} bytes, more than the {MAX_JSON_BYTES} that are read; {lost} was not kept, "
+            f"{path}: would have {len(raw)} bytes, more than the {MAX_JSON_BYTES} that are read; {lost} was not saved, "
             "remove the file and make it again"
         )
     write_whole(path, lambda stream: stream.write(raw), lost)

@@ -82,7 +82,7 @@ def read_measurements(bundle: Bundle) -> Measurements | None:
     return read_record(bundle, MEASUREMENTS_NAME, Measurements, _problems, _REMEDY)
 
 
-def keep_measurement(bundle: Bundle, measurement: HostMeasurement) -> Path:
+def save_measurement(bundle: Bundle, measurement: HostMeasurement) -> Path:
     """Puts ``measurement`` in the place of an earlier one of its host and threads, beside those of others.
 
     Raises OutputError where it cannot be written, or there are too many hosts; BundleError where what is there cannot

@@ -71,7 +71,7 @@ def read_tasks(bundle: Bundle) -> tuple[TaskEntry, ...]:
     return index.tasks if index is not None else ()
 
 
-def keep_task(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
+def save_task_entry(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
     """Adds ``task`` with the file of its ``tensors`` to the bundle: that first, then the list, each in one step.
 
     Raises InputError for a name that the bundle has, OutputError where it cannot be written.

@@ -164,7 +164,7 @@ def write_calibration(bundle: Bundle, calibration: Calibration) -> Path:
     return write_device_file(bundle, CALIBRATION_NAME, unstructure(calibration), "the calibration")
 
 
-def keep_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Calibration:
+def save_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Calibration:
     """Adds ``policy`` to what the bundle's folder holds by now: other calibrations may have ended meanwhile.
 
     Raises OutputError where it cannot be written, BundleError where what is there cannot be read.

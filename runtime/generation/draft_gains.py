@@ -154,7 +154,7 @@ def read_drafts(bundle: Bundle) -> DraftCalibration | None:
     return read_record(bundle, DRAFTS_NAME, DraftCalibration, _problems, _REMEDY)
 
 
-def keep_drafts(bundle: Bundle, found: HostDrafts) -> Path:
+def save_drafts(bundle: Bundle, found: HostDrafts) -> Path:
     """Puts ``found`` in the place of an earlier one of its host and threads, beside those of others.
 
     Raises OutputError where it cannot be written, or there are too many hosts; BundleError where what is there cannot

@@ -181,4 +181,4 @@ def test_a_bundle_that_cannot_be_written(bundle: Path, tmp_path: Path) -> None:
     path = write_arrays(tmp_path / "rows.npz", 20)
     with nobody(bundle, path.parent):
         found = refused(tmp_path, "calibrate", bundle, "--data", path, "--budget", BUDGET)
-    assert found == f"{bundle}: cannot be written, so a calibration could not be kept; make it writable"
+    assert found == f"{bundle}: cannot be written, so a calibration could not be saved; make it writable"

@@ -18,7 +18,7 @@ import numpy as np
 from nestforge.bundle.files import SEAL, sealed_json
 from nestforge.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.exits.calibration import keep_policy
+from nestforge.runtime.exits.calibration import save_policy
 from support.exit_bundles import policy
 
 from .changes import ChangeOf, damaged_bytes, damaged_framed_json, damaged_json, damaged_lines
@@ -133,7 +133,7 @@ def calibrated_files(folder: Path) -> Files:
     found = replace(found, thresholds=(0.9,) * (exits - 1), histogram=(1,) * exits)
     with TemporaryDirectory() as copy:
         own = Path(copytree(folder, Path(copy, "own.bundle")))
-        keep_policy(open_bundle(own), found, default=True)
+        save_policy(open_bundle(own), found, default=True)
         return bundle_files(own)
 
 

@@ -98,12 +98,12 @@ def _prepare_calibration(folder: Path) -> None:
 def _calibrate(folder: Path) -> None:
     """The second policy of a bundle is kept beside the first."""
     from nestforge.bundle.open_bundle import open_bundle
-    from nestforge.runtime.exits.calibration import keep_policy, read_calibration
+    from nestforge.runtime.exits.calibration import read_calibration, save_policy
 
     bundle = open_bundle(folder / "exits.bundle")
     kept = read_calibration(bundle)
     assert kept is not None
-    keep_policy(bundle, replace(kept.policies[0], name="second"), default=True)
+    save_policy(bundle, replace(kept.policies[0], name="second"), default=True)
 
 
 def _prepare_golden(folder: Path) -> None:
@@ -113,17 +113,17 @@ def _prepare_golden(folder: Path) -> None:
 
 def _prepare_measuring(folder: Path) -> None:
     _prepare_golden(folder)
-    _keep_measurement(folder, "first")
+    _save_measurement(folder, "first")
 
 
-def _keep_measurement(folder: Path, cpu: str = "second") -> None:
+def _save_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
     from nestforge.bundle.device_files.device_file import MeasuredHost
-    from nestforge.bundle.device_files.measurements import HostMeasurement, keep_measurement
+    from nestforge.bundle.device_files.measurements import HostMeasurement, save_measurement
     from nestforge.bundle.open_bundle import open_bundle
 
     host = MeasuredHost(cpu, "x86_64", 2)
-    keep_measurement(open_bundle(folder / "golden.bundle"), HostMeasurement(host, 2, "2026-11-22T10:00:00+00:00", ()))
+    save_measurement(open_bundle(folder / "golden.bundle"), HostMeasurement(host, 2, "2026-11-22T10:00:00+00:00", ()))
 
 
 def _index(folder: Path) -> None:
@@ -231,7 +231,7 @@ JOBS = (
     Job(
         "measure",
         _prepare_measuring,
-        _keep_measurement,
+        _save_measurement,
         _bytes_below("golden.bundle/measurements.json"),
         ("nestforge.bundle.device_files.measurements",),
     ),

@@ -15,8 +15,8 @@ from nestforge.bundle.device_files.measurements import (
     HostMeasurement,
     MeasuredEngine,
     MeasuredPoint,
-    keep_measurement,
     read_measurements,
+    save_measurement,
 )
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
@@ -56,12 +56,12 @@ def test_a_bundle_that_nobody_measured_has_none(bundle: Bundle) -> None:
 
 
 def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
-    keep_measurement(bundle, BOARD)
-    keep_measurement(bundle, HERE)
+    save_measurement(bundle, BOARD)
+    save_measurement(bundle, HERE)
     later = replace(HERE, created="2026-11-23T10:00:00+00:00")
-    assert keep_measurement(bundle, later) == bundle.path / MEASUREMENTS_NAME
+    assert save_measurement(bundle, later) == bundle.path / MEASUREMENTS_NAME
     with_one = replace(HERE, threads=1)
-    keep_measurement(bundle, with_one)
+    save_measurement(bundle, with_one)
     found = read_measurements(bundle)
     assert found is not None
     assert set(found.hosts) == {BOARD, later, with_one}
@@ -73,24 +73,24 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
 
 def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nestforge.bundle.device_files.device_file._MAX_HOSTS", 1)
-    keep_measurement(bundle, HERE)
-    keep_measurement(bundle, HERE)
+    save_measurement(bundle, HERE)
+    save_measurement(bundle, HERE)
     with pytest.raises(OutputError, match=r"measurements\.json: holds the records of 1 hosts, the most allowed"):
-        keep_measurement(bundle, BOARD)
+        save_measurement(bundle, BOARD)
 
 
 def test_what_cannot_be_written_is_said_and_leaves_what_was_there(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep_measurement(bundle, BOARD)
+    save_measurement(bundle, BOARD)
     before = (bundle.path / MEASUREMENTS_NAME).read_bytes()
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OutputError, match=r"No space left on device.*; the measurement was not kept"):
-        keep_measurement(bundle, HERE)
+    with pytest.raises(OutputError, match=r"No space left on device.*; the measurement was not saved"):
+        save_measurement(bundle, HERE)
     monkeypatch.undo()
     assert (bundle.path / MEASUREMENTS_NAME).read_bytes() == before
     assert not list(bundle.path.glob(".nestforge-*"))
@@ -147,7 +147,7 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_what_the_format_excludes_is_refused(
     bundle: Bundle, edit: Callable[[dict[str, Any]], object], message: str
 ) -> None:
-    keep_measurement(bundle, HERE)
+    save_measurement(bundle, HERE)
     edit_sealed(bundle.path / MEASUREMENTS_NAME, edit)
     with pytest.raises(BundleFormatError) as error:
         read_measurements(bundle)
@@ -158,7 +158,7 @@ def test_what_the_format_excludes_is_refused(
 
 
 def test_beside_a_bundle_without_seals_it_has_one_all_the_same(bundle: Bundle) -> None:
-    keep_measurement(bundle, HERE)
+    save_measurement(bundle, HERE)
     path = bundle.path / MEASUREMENTS_NAME
     data = json.loads(path.read_bytes())
     del data["seal"]
@@ -168,7 +168,7 @@ def test_beside_a_bundle_without_seals_it_has_one_all_the_same(bundle: Bundle) -
 
 
 def test_a_changed_byte_and_another_bundles_file_are_refused(bundle: Bundle) -> None:
-    keep_measurement(bundle, HERE)
+    save_measurement(bundle, HERE)
     path = bundle.path / MEASUREMENTS_NAME
     raw = path.read_bytes()
     path.write_bytes(raw.replace(b"0.5", b"0.1", 1))

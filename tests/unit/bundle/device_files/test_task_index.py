@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from nestforge import whole_file
-from nestforge.bundle.device_files.task_index import keep_task, read_tasks, task_file
+from nestforge.bundle.device_files.task_index import read_tasks, save_task_entry, task_file
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import OutputError
 from support.processes import needs_root, nobody
@@ -36,7 +36,7 @@ def test_an_interrupt_leaves_the_file_of_a_listed_task_alone(
 
     monkeypatch.setattr(whole_file, "sync_folder", stopped)
     with pytest.raises(KeyboardInterrupt):
-        keep_task(bundle, task, data)
+        save_task_entry(bundle, task, data)
     assert (task.name in {one.name for one in read_tasks(bundle)}) is is_listed
     assert (bundle.path / task.file).exists() is is_listed
 
@@ -52,5 +52,5 @@ def test_a_read_only_file_system_is_one_refusal(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "unlink", read_only)
-    with nobody(bundle.path), pytest.raises(OutputError, match="task new was not kept"):
-        keep_task(bundle, replace(one, name="new", file=task_file("new", data)), data)
+    with nobody(bundle.path), pytest.raises(OutputError, match="task new was not saved"):
+        save_task_entry(bundle, replace(one, name="new", file=task_file("new", data)), data)

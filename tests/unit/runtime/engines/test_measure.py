@@ -222,7 +222,7 @@ def test_a_busy_host_is_refused_unless_forced(
         measure_bundle(bundle, silent, threads=1)
     assert str(error.value) == (
         "this host: other programs use 83% of the CPUs, expected at most 20%, so that a measurement would say little; "
-        "nothing was kept. Wait until they are done, or measure with `force=True`, which marks figures as noisy"
+        "nothing was saved. Wait until they are done, or measure with `force=True`, which marks figures as noisy"
     )
     forced = measure_bundle(bundle, silent, threads=1, force=True).measurement
     assert {point.noise.others_share for each in forced.engines for point in each.points} == {meanwhile}

@@ -15,8 +15,8 @@ from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError,
 from nestforge.runtime.exits.calibration import (
     check_name,
     empty_calibration,
-    keep_policy,
     read_calibration,
+    save_policy,
     write_calibration,
 )
 from nestforge.runtime.exits.policy import ExitPolicy
@@ -148,7 +148,7 @@ def test_policies_that_others_kept_meanwhile_stay(bundle: Bundle) -> None:
     """Two calibrations that began on the same folder, each with its own minutes of work."""
     first, second = policy(), policy("other")
     with ThreadPoolExecutor(2) as pool:
-        kept = list(pool.map(lambda each: keep_policy(bundle, each, default=True), (first, second)))
+        kept = list(pool.map(lambda each: save_policy(bundle, each, default=True), (first, second)))
     found = read_calibration(bundle)
     assert found in kept
     assert found is not None
@@ -162,4 +162,4 @@ def test_a_folder_that_cannot_be_locked_is_written_all_the_same(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    assert keep_policy(bundle, policy(), default=False) == read_calibration(bundle)
+    assert save_policy(bundle, policy(), default=False) == read_calibration(bundle)

@@ -16,7 +16,7 @@ from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.bundle.manifest import DRAFTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
-from nestforge.runtime.generation.draft_gains import Gains, HostDrafts, JudgedDraft, RunTime, keep_drafts, read_drafts
+from nestforge.runtime.generation.draft_gains import Gains, HostDrafts, JudgedDraft, RunTime, read_drafts, save_drafts
 from nestforge.runtime.generation.step_times import StepTimes
 from nestforge.runtime.load import verify_bytes
 from support.sealing import edit_sealed
@@ -134,10 +134,10 @@ def bundle(tmp_path: Path) -> Bundle:
 
 def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
     assert read_drafts(bundle) is None
-    keep_drafts(bundle, BOARD)
-    keep_drafts(bundle, HERE)
+    save_drafts(bundle, BOARD)
+    save_drafts(bundle, HERE)
     later = replace(HERE, created="2026-11-23T10:00:00+00:00")
-    assert keep_drafts(bundle, later) == bundle.path / DRAFTS_NAME
+    assert save_drafts(bundle, later) == bundle.path / DRAFTS_NAME
     found = read_drafts(bundle)
     assert found is not None
     assert set(found.hosts) == {BOARD, later}
@@ -148,9 +148,9 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
 
 def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nestforge.bundle.device_files.device_file._MAX_HOSTS", 1)
-    keep_drafts(bundle, HERE)
+    save_drafts(bundle, HERE)
     with pytest.raises(OutputError, match=r"drafts\.json: holds the records of 1 hosts, the most allowed"):
-        keep_drafts(bundle, BOARD)
+        save_drafts(bundle, BOARD)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: 
     ],
 )
 def test_what_makes_no_sense_is_refused(bundle: Bundle, edit: Callable[[Any], object], line: str) -> None:
-    keep_drafts(bundle, HERE)
+    save_drafts(bundle, HERE)
     edit_sealed(bundle.path / DRAFTS_NAME, lambda data: edit(data["hosts"][0]))
     with pytest.raises(BundleFormatError) as refused:
         read_drafts(bundle)
@@ -174,14 +174,14 @@ def test_what_makes_no_sense_is_refused(bundle: Bundle, edit: Callable[[Any], ob
 
 
 def test_a_host_stands_there_once(bundle: Bundle) -> None:
-    keep_drafts(bundle, HERE)
+    save_drafts(bundle, HERE)
     edit_sealed(bundle.path / DRAFTS_NAME, lambda data: data["hosts"].append(data["hosts"][0]))
     with pytest.raises(BundleFormatError, match="a host with its number of threads stands twice"):
         read_drafts(bundle)
 
 
 def test_a_change_behind_the_seal_is_refused(bundle: Bundle) -> None:
-    path = keep_drafts(bundle, HERE)
+    path = save_drafts(bundle, HERE)
     path.write_text(path.read_text().replace("14.0", "15.0"))
     with pytest.raises(BundleCorruptError, match="its seal is not that of its content"):
         read_drafts(bundle)

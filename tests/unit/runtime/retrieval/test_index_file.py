@@ -191,7 +191,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(OutputError, match="cannot be written \\(No space left on device\\); the index was not kept"):
+    with pytest.raises(OutputError, match="cannot be written \\(No space left on device\\); the index was not saved"):
         made(("after",)).save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["i.index"]

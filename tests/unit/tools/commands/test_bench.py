@@ -15,7 +15,7 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.bundle.device_files.device_file import MeasuredHost
-from nestforge.bundle.device_files.measurements import keep_measurement, read_measurements
+from nestforge.bundle.device_files.measurements import read_measurements, save_measurement
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.profiles.probe_host import probe_host
@@ -121,7 +121,7 @@ def test_a_busy_host_is_refused_and_force_marks(bundle: Path, quiet: list[float]
 def test_a_bundle_that_cannot_be_written_is_said_before_any_work(bundle: Path, tmp_path: Path) -> None:
     with nobody(bundle):
         found = refused(tmp_path, "measure", bundle)
-    assert found == f"{bundle}: cannot be written, so measurements could not be kept; make it writable"
+    assert found == f"{bundle}: cannot be written, so measurements could not be saved; make it writable"
 
 
 def test_a_damaged_record_is_refused_everywhere_and_never_replaced_unseen(
@@ -161,7 +161,7 @@ def test_a_figure_of_another_host_is_not_this_ones(bundle: Path, quiet: list[flo
     (bundle / MEASUREMENTS_NAME).unlink()
     from dataclasses import replace
 
-    keep_measurement(opened, replace(kept.hosts[0], host=MeasuredHost("Cortex-A76", "aarch64", 4)))
+    save_measurement(opened, replace(kept.hosts[0], host=MeasuredHost("Cortex-A76", "aarch64", 4)))
     with nestforge.load(bundle) as model, pytest.raises(nestforge.SelectionError, match="no latency known"):
         model.choose(1, 8, latency_ms=1e6)
 

@@ -78,7 +78,7 @@ def test_a_bundle_that_cannot_be_written_takes_no_task_and_says_so_before_the_pr
     with nobody(bundle):
         shown = said("add-task", str(bundle), "new=anything", "--against", "nowhere", code=1)
     assert shown == (
-        f"nestforge: error: {bundle}: cannot be written, so task new could not be kept; make it writable\n"
+        f"nestforge: error: {bundle}: cannot be written, so task new could not be saved; make it writable\n"
     )
 
 
