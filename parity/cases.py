@@ -1,25 +1,29 @@
 """Inputs that find faults, by a stated rule and a seed.
 
-Of a model that reads tokens: each of the lengths 1, 2, 5, the traced one, 16, 33 and the longest (at most 512, or what
-the model has positions for), in batches of one to three; rows padded on the right, on the left and inside; the first
-and last tokens of the vocabulary, one token repeated, other types of tokens. Of one that reads numbers: normal and
-uniform ones, zeros, values at the ends of what is legal, one impulse. A size that the export declares fixed stays.
+Of a model that reads tokens: each of the lengths 1, 2, 5, the traced one, 16, 33 and the longest (what the model has
+positions for; at most 2048, and beyond 512 only where weights times tokens stay below 2^34), in batches of one to
+three; rows padded on the right, on the left and inside; the first and last tokens of the vocabulary, those whose rows
+the export stores otherwise, one token repeated, other types of tokens. Of one that reads numbers: normal and uniform
+ones, zeros, values at the ends of what is legal, one impulse. A size that the export declares fixed stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from ..compiler.parity.cases import Case
 from ..runtime.inputs.arrays import Array
 from .export import Export, Port
 from .match import Match
-from .model import Facts
+from .model import Facts, Model
 
-_LONGEST = 512
+_USUAL, _LONGEST = 512, 2048
+_MOST_PRODUCTS = 2**34  # weights times tokens
+_TRACED = 64
 _LENGTHS = (1, 2, 5, 16, 33)
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 _EXTREME = 6.0  # standard deviations of a normalised image or spectrum
@@ -64,27 +68,53 @@ def text_shapes(longest: int, traced: Sequence[int] = ()) -> list[Shape]:
     return list({(s.rows, s.length, s.hidden, s.tokens, s.types): s for s in shapes}.values())
 
 
-def make_cases(
-    export: Export, inputs: Sequence[Match], facts: Facts, seed: int, needs: Sequence[Port] = ()
-) -> list[Trial]:
+def make_cases(export: Export, inputs: Sequence[Match], model: Model, seed: int) -> list[Trial]:
     """The cases of ``export`` by the model's names, always the same for one seed. Where scales were fixed on examples,
     numbers at the ends of what is legal are left out: examples have none."""
     ports = {match.model: port for match in inputs if (port := export.port(match.name)) is not None}
-    ports = {port.name: port for port in needs} | ports
+    ports = {port.name: port for port in model.needs} | ports
     if IDS in ports or any(name.endswith(IDS) for name in ports):
-        return _text_cases(ports, facts, seed, export)
-    found = _number_cases(ports, facts, seed)
+        return _text_cases(ports, model, seed, export)
+    found = _number_cases(ports, model.facts, seed)
     return [trial for trial in found if export.precision != "int8" or "ends" not in trial.traits]
 
 
-def longest_of(facts: Facts) -> int:
-    return min(_LONGEST, facts.positions or _LONGEST)
+def of_tokens(trials: Sequence[Trial], tokens: Array) -> Trial:
+    """The longest case with these tokens."""
+    longest = max(trials, key=lambda trial: trial.tokens)
+    feeds = {name: np.resize(tokens, a.shape) if name.endswith(IDS) else a for name, a in longest.feeds.items()}
+    return replace(longest, name="tokens whose rows the export stores otherwise", feeds=feeds)
 
 
-def _text_cases(ports: Mapping[str, Port], facts: Facts, seed: int, export: Export) -> list[Trial]:
+def traced_sizes(trials: Sequence[Trial]) -> Iterator[Trial]:
+    """Sizes at which an export that answers none of ``trials`` may have been traced: up to four rows of the longest
+    one, cut to a length."""
+    longest = max(trials, key=lambda trial: trial.tokens)
+    if IDS not in longest.feeds or longest.pieces:
+        return
+    most = longest.feeds[IDS].shape[1]
+    for length in (*range(1, min(most, _TRACED) + 1), *(2**n for n in range(7, 10) if 2**n <= most)):
+        for rows in (1, 2, 3, 4):
+            feeds = {name: np.repeat(array[:1, :length], rows, 0) for name, array in longest.feeds.items()}
+            yield Trial(f"{rows} rows of {length}", feeds)
+
+
+def longest_of(model: Model) -> int:
+    """What the model has positions for, where a pass of that length in float64 takes seconds."""
+    weights = sum(parameter.numel() for parameter in model.module.parameters())
+    affordable = max(_USUAL, min(_LONGEST, _MOST_PRODUCTS // max(1, weights)))
+    positions = model.facts.positions or _USUAL
+    tables = [part for part in model.module.modules() if isinstance(part, torch.nn.Embedding)]
+    # RoBERTa and its kin count positions from behind the one of padding.
+    behind = [table.padding_idx + 1 for table in tables if table.num_embeddings == positions and table.padding_idx]
+    return min(affordable, positions - max(behind, default=0))
+
+
+def _text_cases(ports: Mapping[str, Port], model: Model, seed: int, export: Export) -> list[Trial]:
     rows, longest = export.largest or (_LONGEST, _LONGEST)
+    facts = model.facts
     found: dict[tuple[tuple[int, int], str], Trial] = {}
-    for number, shape in enumerate(text_shapes(min(longest, longest_of(facts)), export.traced)):
+    for number, shape in enumerate(text_shapes(min(longest, longest_of(model)), export.traced)):
         shape = replace(shape, rows=min(shape.rows, rows))
         if shape.hidden and MASK not in ports:
             continue

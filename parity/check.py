@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..progress import Progress, silent
 from ..runtime.inputs.arrays import Array, Arrays
 from ..runtime.inputs.files import read_npz
-from .cases import IDS, MASK, Trial, make_cases
+from .cases import IDS, MASK, Trial, make_cases, of_tokens, traced_sizes
 from .export import Export, open_exports
 from .locate import Fault, locate
 from .match import Match, match_inputs, match_outputs
@@ -25,6 +25,7 @@ from .model import Model, open_model
 from .served import SENTENCES, TEXTS, BundleExport, ServerExport, is_url, text_trials
 from .steps import in_pieces, part_of, past_of, run_steps
 from .verdict import Figures, Rule, hidden_out, is_luck_possible, own_rounding, remeasured, simulated
+from .weights import changed_tokens
 
 _MOST_INPUT_BYTES = 2**32
 
@@ -164,7 +165,9 @@ def _check(
         trials = text_trials(model, export, texts or SENTENCES)
     else:
         inputs = match_inputs(export, model.inputs, given)
-        trials = make_cases(export, inputs, model.facts, seed, model.needs)
+        trials = make_cases(export, inputs, model, seed)
+        tokens = changed_tokens(export, model)
+        trials += [of_tokens(trials, tokens)] if tokens.size else []
         trials = [*(in_pieces(trials) if past_of(export) else trials), *_users(own, inputs)]
         if {match.model for match in inputs} >= {IDS, MASK} and not past_of(export):
             trials += text_trials(model, export, texts or ())
@@ -173,6 +176,11 @@ def _check(
     if not trials:
         raise InputError(f"{model.label}: answers none of the cases: {next(iter(refused.values()))}")
     answered, failures = _answered(export, model, inputs, trials, progress)
+    for trial in traced_sizes(trials) if not answered else ():
+        if found := _answered(export, model, inputs, [trial], progress)[0]:
+            answered, trials = found, [*trials, trial]
+            expected |= _expected(model, [trial], progress)[0]
+            break
     if not answered:
         raise InputError(f"{export.label}: answers none of {len(trials)} cases: {failures[0].said}")
     first = next(iter(answered))

@@ -1,5 +1,5 @@
-"""The kind of a fault: by the stored weights, by which cases it shows in, and by changing the model as known
-faults change it until it computes the export's numbers."""
+"""The kind of a fault: by which cases it shows in, and by changing the model as known faults change it
+until it computes the export's numbers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from ..exporters.sentence_transformers.head import DenseModule, LayerNormModule,
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import IDS, MASK, POSITIONS, TYPES, Trial
 from .events import Event, Recorder
-from .export import Export
 from .found import Found
 from .model import Model
-from .verdict import Rule
+from .weights import Lost
 
 # A change explains a fault where it leaves less than so much of the difference.
 _EXPLAINED, _CERTAIN = 0.05, 1e-3
@@ -37,9 +36,6 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "SiLU": functional.silu,
     "no activation": lambda x: x,
 }
-# Weights: the same, of a later or earlier training, of another model.
-_SAME, _RELATED, _SAMPLES = 1e-6, 0.5, 16384
-_SMALLEST = 256
 _SHORT = 8  # tokens: shorter texts may hide a fault by chance
 
 
@@ -73,74 +69,20 @@ def _length(trial: Trial) -> int:
     return int(ids.shape[1]) if ids.ndim > 1 else int(ids.size)
 
 
-def audit(export: Export, model: Model, rule: Rule) -> tuple[str, str] | None:
-    """The first module with a weight that the export does not have, and what that looks like; None where all are there,
-    or none can be told."""
-    if rule.precision != "fp32":
-        return None
-    stored = _samples(export.weights())
-    parameters = {
-        name.removeprefix("model."): parameter.detach().numpy()
-        for name, parameter in model.module.named_parameters()
-        if parameter.numel() >= _SMALLEST and parameter.dim() > 1
-    }
-    nearest = {name: _nearest(array, stored) for name, array in parameters.items()}
-    found = {name: off for name, off in nearest.items() if off is not None}
-    lost = {name: off for name, off in found.items() if off > _SAME}
-    if not lost or len(found) < 2:
-        return None
-    first = min(lost, key=list(found).index)
-    module = first.rpartition(".")[0]
-    if len(lost) > 0.6 * len(found):
-        related = float(np.median(list(lost.values()))) < _RELATED
-        return module, "weights of a stale revision: close to these, not equal" if related else (
-            "weights of another checkpoint"
-        )
-    for kind, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        narrowed = torch.from_numpy(parameters[first]).to(dtype).float().numpy()
-        off = _nearest(narrowed, stored)
-        if off is not None and off <= _SAME:
-            return module, f"a weight that is narrowed to {kind}"
-    if lost[first] < _RELATED:
-        return module, f"a weight of a stale revision: off by {lost[first]:.2g} of its size"
-    return None
-
-
-def _samples(weights: Arrays) -> dict[int, Array]:
-    """Stored weights by size, a sample of each, as they are and transposed."""
-    found: dict[int, list[Array]] = {}
-    for array in weights.values():
-        if array.size >= _SMALLEST:
-            found.setdefault(array.size, []).append(_sample(array))
-            if array.ndim == 2:
-                found[array.size].append(_sample(array.T))
-    return {size: np.stack(rows) for size, rows in found.items()}
-
-
-def _sample(array: Array) -> Array:
-    flat = array.reshape(-1)
-    return flat[:: max(1, flat.size // _SAMPLES)].astype(np.float32)
-
-
-def _nearest(array: Array, stored: Mapping[int, Array]) -> float | None:
-    """How far the nearest stored weight is, relative to the size of ``array``."""
-    rows = stored.get(array.size)
-    if rows is None:
-        return None
-    sample = _sample(array)
-    size = float(np.linalg.norm(sample))
-    return float(np.linalg.norm(rows - sample, axis=1).min()) / max(size, 1e-12)
-
-
 def explain(
-    search: Found, recorder: Recorder, event: Event, expected: Array, claimed: Collection[str]
+    search: Found, recorder: Recorder, event: Event, expected: Array, claimed: Collection[str], lost: Lost | None
 ) -> tuple[str, str] | None:
     """The change of the model by which it computes what the export has, at ``event`` or in the end: the module that is
-    changed, and in words how; None for none. Values that are ``claimed`` are right ones of other modules."""
+    changed, and in words how; None for none. Values that are ``claimed`` are right ones of other modules; the weight
+    that is ``lost`` is tried as the export stores it."""
     wanted = search.counted(expected)
     _, answers = recorder.watch(search.trial.feeds)
     best: tuple[float, str, str] | None = None
-    for change in changes(search.model, event, search.trial):
+    tried = [*changes(search.model, event, search.trial)]
+    if lost is not None and lost.parameter is not None:
+        apply = partial(_data, parameter=lost.parameter, value=torch.from_numpy(lost.stored))
+        tried.append(Change(lost.module, lost.words, _bound(apply, search.trial.feeds)))
+    for change in tried:
         with ExitStack() as undo:
             try:
                 values, changed = recorder.watch(change.apply(undo))

@@ -6,10 +6,10 @@ must lie in its own folder; custom operators are loaded from a library that the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,9 @@ class Export(ABC):
         """Every intermediate value in the order of the graph; none where the kind shows none."""
         return []
 
-    def weights(self) -> dict[str, Array]:
-        """Constants by name, in float32; none where the kind shows none."""
+    def weights(self, size: int | None = None) -> dict[str, Array]:  # noqa: ARG002
+        """Constants by name, in float32, of so many numbers where a ``size`` is given; none where the kind shows
+        none."""
         return {}
 
     def close(self) -> None:  # noqa: B027  (most hold nothing that outlives them)
@@ -183,8 +184,7 @@ class OnnxExport(Export):
             for (node, name), array in zip(wanted, arrays, strict=True)
         ]
 
-    @cached_property
-    def _constants(self) -> dict[str, Array]:
+    def weights(self, size: int | None = None) -> dict[str, Array]:
         onnx = needed("onnx", self.label, "onnx", "install nestforge[compile]")
         found = {}
         tensors = [(tensor.name, tensor) for tensor in self.graph.graph.initializer]
@@ -196,13 +196,10 @@ class OnnxExport(Export):
             if attribute.name == "value"
         ]
         for name, tensor in tensors:
-            if tensor.data_type in (1, 10, 11, 16):
+            if tensor.data_type in (1, 10, 11, 16) and size in (None, math.prod(tensor.dims)):
                 array = onnx.numpy_helper.to_array(tensor, str(self.path.parent))
                 found[name] = array.astype(np.float32)
         return found
-
-    def weights(self) -> dict[str, Array]:
-        return self._constants
 
 
 class OpenVinoExport(Export):
@@ -270,8 +267,8 @@ class OpenVinoExport(Export):
             for op, a in zip(floats, arrays, strict=True)
         ]
 
-    def weights(self) -> dict[str, Array]:
-        constants = self._constants_of()
+    def weights(self, size: int | None = None) -> dict[str, Array]:
+        constants = [op for op in self._constants_of() if size in (None, math.prod(op.shape))]
         return {op.get_friendly_name(): op.get_data().astype(np.float32) for op in constants}
 
 

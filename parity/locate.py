@@ -21,12 +21,13 @@ from ..compiler.parity.compare import rounding
 from ..runtime.inputs.arrays import Array
 from .cases import Trial
 from .events import Event, Recorder
-from .explanations import audit, explain, kind_of_cases
+from .explanations import explain, kind_of_cases
 from .export import Export, module_of
 from .found import Found
 from .match import Match
 from .model import Model
 from .verdict import Rule, same, simulated
+from .weights import Lost, audit
 
 _NODE = re.compile(r"Name:'([^']*)'")
 _MOVED = 1e-4  # of its size: what a value has to change by to depend on another
@@ -69,7 +70,7 @@ def locate(
     if failed and failed >= set(wrong):
         return _of_failure(export, model, failures[0].said, by_cases)
     trial = min((t for t in trials if t.name in wrong - failed), key=lambda t: (t.tokens < 4, t.tokens))
-    by_weights = audit(export, model, rule)
+    by_weights = audit(export, model)
     search = Search(export, model, rule, inputs, outputs, trial)
     if trial.pieces and search.is_right_at_once:
         return Fault("the cache", "a cache that is read or written at another place")
@@ -103,7 +104,7 @@ class Search(Found):
         pairs = [(self.counted(expected[name]), self.counted(passed[name]), got) for name, got in self.answers.items()]
         return all(same(wanted, got, self.rule, rounding(wanted, own)) for wanted, own, got in pairs)
 
-    def fault(self, by_cases: str | None, by_weights: tuple[str, str] | None) -> Fault:
+    def fault(self, by_cases: str | None, by_weights: Lost | None) -> Fault:
         recorder = Recorder(self.model)
         with self.model.wide() as wide:
             expected = recorder.watch_wide(wide, self.trial.feeds)
@@ -128,14 +129,14 @@ class Search(Found):
         first = self._first(recorder, there)
         shown = tuple((str(each), float(error)) for each, error in errors.items() if each.side == "out")
         if first is None:
-            kind = by_weights[1] if by_weights else by_cases
-            module = by_weights[0] if by_weights else "behind the last module"
+            kind = by_weights.words if by_weights else by_cases
+            module = by_weights.module if by_weights else "behind the last module"
             return Fault(module, kind or "another function of the right values", errors=shown)
         event = first
         module = event.module if event.side == "out" else event.parent
-        kind = by_weights[1] if by_weights else None
+        kind = by_weights.words if by_weights else None
         if kind is None or "checkpoint" not in kind:
-            tried = explain(self, recorder, event, expected[event], claimed)
+            tried = explain(self, recorder, event, expected[event], claimed, by_weights)
             module, kind = tried or (module, kind)
         node, values = self._node(event, expected[event])
         kind = kind or by_cases or _by_type(self.model, module)

@@ -119,5 +119,7 @@ def _only_one(port: Port, free: Sequence[str], export: Export) -> Match | None:
 
 def _by_shape(name: str, array: Array, free: Sequence[str], expected: Arrays) -> Match | None:
     same = [each for each in free if expected[each].shape == array.shape]
+    if not same and len(free) == len(expected) == 1 and array.shape[-1:] == expected[free[0]].shape[-1:]:
+        return Match(name, free[0], "the only one, of the same width")  # whose length may be frozen
     how = "by shape" if len(same) == 1 else f"by shape, the first of {', '.join(same)}"
     return Match(name, same[0], how) if same else None

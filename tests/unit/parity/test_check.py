@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 from nestforge.errors import CheckpointError, InputError
 from nestforge.tools.cli import main
@@ -111,6 +112,59 @@ def test_a_module_of_the_users_own_is_the_reference(tmp_path: Path) -> None:
     report = nestforge.check_parity(path, net)
     assert report.graphs[0].fault is not None
     assert report.graphs[0].fault.module == "last"
+
+
+class Table(torch.nn.Module):
+    """Tokens and positions of a larger vocabulary than random cases cover."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = torch.nn.Embedding(9000, 8), torch.nn.Embedding(700, 8)
+        self.head = torch.nn.Linear(8, 4)
+        self.config = transformers.PretrainedConfig(vocab_size=9000, max_position_embeddings=700)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(input_ids) + self.places(torch.arange(input_ids.shape[1])))
+
+
+def exported(module: torch.nn.Module, path: Path, length: int = 8) -> Path:
+    ids = torch.ones(1, length, dtype=torch.int64)
+    axes = {"input_ids": {0: "batch", 1: "sequence"}}
+    with quiet():
+        torch.onnx.export(
+            module, (ids,), str(path), dynamo=False, input_names=["input_ids"], output_names=["y"], dynamic_axes=axes
+        )
+    return path
+
+
+@pytest.mark.parametrize(("table", "rows", "case"), [("words", [7000, 8000], "tokens"), ("places", [640, 690], "700")])
+def test_rows_that_random_cases_miss_are_looked_up(tmp_path: Path, table: str, rows: list[int], case: str) -> None:
+    module = Table()
+    path = exported(module, tmp_path / "right.onnx")
+    assert nestforge.check_parity(path, module).is_right
+    weight = getattr(module, table).weight.data
+    weight[rows] = weight[rows[::-1]]
+    report = nestforge.check_parity(path, module)
+    graph = report.graphs[0]
+    assert [case in figure.case for figure in graph.figures if not figure.is_right] == [True]
+    assert graph.fault is not None
+    assert graph.fault.module == table
+    assert f"2 of {len(weight)} rows" in graph.fault.kind
+
+
+@pytest.mark.parametrize("broadcasts", [False, True])
+def test_a_length_that_no_case_has_is_found_where_it_is_frozen(tmp_path: Path, broadcasts: bool) -> None:
+    class Frozen(Table):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            found = super().forward(input_ids)
+            return found + torch.zeros(11, 4) if broadcasts else found.reshape(1, 11, 4)
+
+    report = nestforge.check_parity(exported(Frozen(), tmp_path / "frozen.onnx", 11), Table())
+    assert not report.is_right
+    fault = report.graphs[0].fault
+    assert fault is not None
+    assert broadcasts or "only 11 is right" in fault.kind
 
 
 def saved(model: onnx.ModelProto, path: Path) -> Path:
