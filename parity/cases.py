@@ -90,7 +90,7 @@ def traced_sizes(trials: Sequence[Trial]) -> Iterator[Trial]:
     """Sizes at which an export that answers none of ``trials`` may have been traced: up to four rows of the longest
     one, cut to a length."""
     longest = max(trials, key=lambda trial: trial.tokens)
-    if IDS not in longest.feeds or longest.pieces:
+    if IDS not in longest.feeds or longest.pieces or any(array.ndim < 2 for array in longest.feeds.values()):
         return
     most = longest.feeds[IDS].shape[1]
     for length in (*range(1, min(most, _TRACED) + 1), *(2**n for n in range(7, 10) if 2**n <= most)):

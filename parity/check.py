@@ -28,6 +28,7 @@ from .verdict import Figures, Rule, hidden_out, is_luck_possible, own_rounding, 
 from .weights import changed_tokens
 
 _MOST_INPUT_BYTES = 2**32
+_YOURS = "your inputs"
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,10 @@ def _check(
         trials = [*(in_pieces(trials) if past_of(export) else trials), *_users(own, inputs)]
         if {match.model for match in inputs} >= {IDS, MASK} and not past_of(export):
             trials += text_trials(model, export, texts or ())
+    export.ready()
     expected, refused = _expected(model, trials, progress)
+    if _YOURS in refused:
+        raise InputError(f"`inputs`: {model.label} refuses them: {refused[_YOURS]}")
     trials = [trial for trial in trials if trial.name in expected]
     if not trials:
         raise InputError(f"{model.label}: answers none of the cases: {next(iter(refused.values()))}")
@@ -223,7 +227,7 @@ def _users(own: Mapping[str, Array] | None, inputs: Sequence[Match]) -> list[Tri
     missing = {match.model for match in inputs} - feeds.keys()
     if missing:
         raise InputError(f"`inputs`: lacks {', '.join(sorted(missing))}; has {', '.join(own)}")
-    return [Trial("your inputs", {match.model: np.asarray(feeds[match.model]) for match in inputs})]
+    return [Trial(_YOURS, {match.model: np.asarray(feeds[match.model]) for match in inputs})]
 
 
 def _expected(model: Model, trials: Sequence[Trial], progress: Progress) -> tuple[dict[str, Arrays], dict[str, str]]:

@@ -72,6 +72,9 @@ class Export(ABC):
     # Rows and length of the largest input that it says it takes.
     largest: tuple[int, int] | None = None
 
+    def ready(self) -> None:  # noqa: B027  (most are, once opened)
+        """Whatever comes before the first answer. Raises InputError for a graph that nothing runs."""
+
     @abstractmethod
     def run(self, feeds: Arrays) -> dict[str, Array]:
         """Outputs by name. Raises InputError with what the runtime said."""
@@ -126,9 +129,12 @@ class OnnxExport(Export):
                 continue
             place = Path(stated.get("location", ""))
             file = folder / place
-            if place.is_absolute() or ".." in place.parts:
+            if place.is_absolute() or ".." in place.parts or folder not in file.resolve().parents:
                 raise InputError(f"{self.path}: external data {str(place)!r:.200} lies outside its folder; refused")
-            end = int(stated.get("offset", 0)) + int(stated.get("length", 0))
+            start, size = stated.get("offset", "0"), stated.get("length", "0")
+            if not (start.isdecimal() and size.isdecimal()):
+                raise InputError(f"{self.path}: external data at {start!r:.40}, {size!r:.40} bytes; expected numbers")
+            end = int(start) + int(size)
             found[file] = max(end, found.get(file, 0))
         for file, end in found.items():
             if not file.is_file():
@@ -141,6 +147,9 @@ class OnnxExport(Export):
         names = [port.name for port in self.outputs]
         with library_errors(InputError):
             return dict(zip(names, self._session().run(names, dict(feeds)), strict=True))
+
+    def ready(self) -> None:
+        self._session()
 
     def _session(self) -> Any:
         if self._open is None:
@@ -197,7 +206,8 @@ class OnnxExport(Export):
         ]
         for name, tensor in tensors:
             if tensor.data_type in (1, 10, 11, 16) and size in (None, math.prod(tensor.dims)):
-                array = onnx.numpy_helper.to_array(tensor, str(self.path.parent))
+                with library_errors(lambda said: InputError(f"{self.path}: a weight cannot be read ({said})")):
+                    array = onnx.numpy_helper.to_array(tensor, str(self.path.parent))
                 found[name] = array.astype(np.float32)
         return found
 

@@ -92,6 +92,10 @@ def test_arrays_of_the_user_are_one_more_case(zoo: Zoo, tmp_path: Path) -> None:
     code, said = run(zoo.export(named("bert")), "--against", zoo.model("bert"), "--inputs", tmp_path / "mine.npz")
     assert code == 0
     assert "your inputs" in said
+    np.savez(tmp_path / "mine.npz", **{**arrays, "input_ids": np.full((1, 6), 99_999)})
+    code, said = run(zoo.export(named("bert")), "--against", zoo.model("bert"), "--inputs", tmp_path / "mine.npz")
+    assert code == 2
+    assert "refuses them" in said
 
 
 def test_a_module_of_the_users_own_is_the_reference(tmp_path: Path) -> None:
@@ -188,6 +192,13 @@ def test_what_cannot_be_judged_is_one_line_and_two(zoo: Zoo, tmp_path: Path) -> 
     lost = onnx.ModelProto()
     lost.CopyFrom(outside)
     next(t for t in lost.graph.initializer if t.external_data).external_data[0].value = "lost.bin"
+    nowhere = onnx.ModelProto()
+    nowhere.CopyFrom(lost)
+    next(t for t in nowhere.graph.initializer if t.external_data).external_data.add(key="offset", value="-5")
+    linked = onnx.ModelProto()
+    linked.CopyFrom(lost)
+    next(t for t in linked.graph.initializer if t.external_data).external_data[0].value = "linked.bin"
+    (tmp_path / "linked.bin").symlink_to(zoo.export(named("bert")))
     odd = onnx.ModelProto()
     odd.CopyFrom(good)
     for node in odd.graph.node:
@@ -199,6 +210,8 @@ def test_what_cannot_be_judged_is_one_line_and_two(zoo: Zoo, tmp_path: Path) -> 
         saved(unknown, tmp_path / "unknown.onnx"): "ONNX Runtime does not run it",
         saved(outside, tmp_path / "outside.onnx"): "lies outside its folder",
         saved(lost, tmp_path / "lost.onnx"): "is missing",
+        saved(nowhere, tmp_path / "nowhere.onnx"): "'-5'",
+        saved(linked, tmp_path / "linked.onnx"): "lies outside its folder",
         saved(odd, tmp_path / "odd.onnx"): "--map mystery=NAME",
         zoo.export(named("vit")): "matches no input of the model",
     }.items():
