@@ -40,6 +40,7 @@ def output_option(folder: str, holds: str) -> Callable[[C], C]:
 def training(output: Path) -> Iterator[Progress]:
     """Progress of a training into ``output``. Ends the command in one line, with exit code 1, at an error of
     nestforge's and at ``output`` that cannot be written."""
+    is_new = not output.exists()
     try:
         output.mkdir(parents=True, exist_ok=True)
         with working() as progress:
@@ -47,6 +48,8 @@ def training(output: Path) -> Iterator[Progress]:
     except OSError as failure:
         _fail(OutputError(f"{failure.filename or output}: {failure.strerror}"))
     except NestforgeError as failure:
+        if is_new and not any(output.iterdir()):
+            output.rmdir()
         _fail(failure)
 
 
