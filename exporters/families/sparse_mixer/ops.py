@@ -191,7 +191,7 @@ def variant_ops(config: SparseMixerConfig, submodel: Submodel, bucket: Bucket) -
     ``moe.dispatch`` and ``moe.combine`` bring tokens to experts and back: ``gather`` by index, ``one_hot`` as a product
     with a matrix of zeros and ones, as the reference does; ``scatter`` adds expert by expert to rows of the answer.
     ``moe.products``: experts ``batched`` over stacked weights, or ``per_expert``. ``mixing`` (spectral alone):
-    ``dense`` products with matrices of cosines and sines, or ``folded`` by their symmetry. static_moe.py and mixing.py
+    ``dense`` products with matrices of cosines and sines, or ``folded`` by their symmetry. moe.py and mixing.py
     have the modules. The first variant is what figures without a device count.
 
     Raises PlanError for a capacity that rounds to no slots.
