@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ..argument_types import checked
+from ..argument_types import checked, number_within
 from ..bundle.manifest import MANIFEST_NAME
 from ..compiler.parity.compare import Rounding
 from ..errors import InputError
@@ -20,7 +20,7 @@ from ..runtime.inputs.files import read_npz
 from .cases import IDS, MASK, Trial, make_cases, of_tokens, traced_sizes
 from .export import Export, open_exports
 from .locate import Fault, locate
-from .match import Match, match_inputs, match_outputs
+from .match import Match, match_inputs, match_outputs, require_names
 from .model import Model, open_model
 from .served import SENTENCES, TEXTS, BundleExport, ServerExport, is_url, text_trials
 from .steps import in_pieces, part_of, past_of, run_steps
@@ -121,7 +121,13 @@ def check_parity(
     names, ``texts`` cases of texts by its tokenizer. ``library`` holds custom operators. As ``nestforge parity``.
     Raises InputError or CheckpointError where nothing can be judged.
     """
+    number_within("seed", seed, int, {"min": 0})
+    if tolerance is not None:
+        number_within("tolerance", tolerance, float, {"above": 0})
+    if tolerance is not None and preset is not None:
+        raise InputError("`tolerance` and `preset` are two rules; expected one of them")
     opened = _opened(export, None if library is None else Path(library))
+    require_names(opened, map or {})
     model = open_model(Path(against) if isinstance(against, str) else against)
     reports = []
     for number, one in enumerate(opened):
@@ -131,6 +137,8 @@ def check_parity(
         one.close()
     library = None if library is None else str(library)
     settings = {"map": dict(map or {}), "seed": seed, "tolerance": tolerance, "preset": preset, "library": library}
+    given = {"inputs": inputs, "texts": texts, "a module in memory": isinstance(against, torch.nn.Module)}
+    settings["own"] = [name for name, each in given.items() if each]
     return ParityReport(
         str(export),
         model.label,
@@ -172,6 +180,8 @@ def _check(
         trials = [*(in_pieces(trials) if past_of(export) else trials), *_users(own, inputs)]
         if {match.model for match in inputs} >= {IDS, MASK} and not past_of(export):
             trials += text_trials(model, export, texts or ())
+        elif texts:
+            raise InputError(f"{export.label}: takes no texts: expected inputs {IDS} and {MASK}, and no cache")
     export.ready()
     expected, refused = _expected(model, trials, progress)
     if _YOURS in refused:
@@ -208,10 +218,22 @@ def _check(
     )
     if report.is_right:
         return report
+    if (fault := _reshaped(expected, answered)) is not None:
+        return replace(report, fault=fault)
     wrong = frozenset(figure.case for figure in figures if not figure.is_right)
     return replace(
         report, fault=locate(export, model, rule, inputs, outputs, trials, wrong | {f.case for f in failures}, failures)
     )
+
+
+def _reshaped(expected: Mapping[str, Arrays], answered: Mapping[str, Arrays]) -> Fault | None:
+    """The first output of another shape than the model's, behind which no value can be told from another."""
+    for case, arrays in answered.items():
+        for output, array in arrays.items():
+            got, wanted = list(array.shape), list(expected[case][output].shape)
+            if got != wanted:
+                return Fault(output, f"another shape: {got} in the place of {wanted}")
+    return None
 
 
 def read_inputs(path: Path) -> dict[str, Array]:

@@ -29,6 +29,14 @@ class Match:
     how: str
 
 
+def require_names(exports: Sequence[Export], given: Mapping[str, str]) -> None:
+    """Raises InputError unless every name in ``given`` is an input or output of one of ``exports``."""
+    names = {port.name: None for export in exports for port in (*export.inputs, *export.outputs)}
+    for name in given:
+        if name not in names:
+            raise InputError(f"`map={{'{name}': '{given[name]}'}}`: the export has {', '.join(names)}")
+
+
 def match_inputs(export: Export, names: Sequence[str], given: Mapping[str, str]) -> list[Match]:
     """Every input of ``export`` but those of a cache. Raises InputError where one matches nothing."""
     found: list[Match] = []

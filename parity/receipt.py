@@ -37,7 +37,7 @@ _BAR, _LABEL, _WIDTH = 14, 360, 420
 
 def write(report: ParityReport, path: Path) -> None:
     """Writes the form that the suffix of ``path`` names: ``.json``, ``.html`` or ``.xml``. Raises InputError for
-    another, OutputError."""
+    another and where ``as_receipt`` does, OutputError."""
     forms = {".json": as_receipt, ".html": as_page, ".xml": as_junit}
     if path.suffix not in forms:
         raise InputError(f"{path}: expected a name that ends in {', '.join(forms)}")
@@ -46,6 +46,11 @@ def write(report: ParityReport, path: Path) -> None:
 
 
 def as_receipt(report: ParityReport) -> str:
+    """Raises InputError for a check of cases or a model that no file holds, which could not be made again."""
+    if own := report.settings["own"]:
+        raise InputError(
+            f"a check with {' and '.join(own)} has no receipt, since no file holds them; save .html or .xml"
+        )
     data = {
         "format": _FORMAT,
         "report": unstructure(report),

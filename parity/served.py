@@ -89,7 +89,7 @@ class BundleExport(Export):
         longest = max((engine.bucket for engine in manifest.engines), key=lambda b: (b.sequence, b.batch))
         self.largest = (longest.batch, longest.sequence)
         self.files = tuple(sorted(file for file in path.iterdir() if file.is_file()))
-        self.precision = manifest.engines[0].precision
+        self.precision = self._model.submodels[0].precision
 
     def run(self, feeds: Arrays) -> dict[str, Array]:
         return dict(self._model(dict(feeds)).outputs)
@@ -103,10 +103,12 @@ def is_url(export: str) -> bool:
 
 
 def text_trials(model: Model, export: Export, texts: Sequence[str]) -> list[Trial]:
-    """``texts`` as cases, by the model's own tokenizer, behind its default prompt, cut to what it takes; none without a
-    tokenizer. A server is given the texts themselves beside the tokens. Raises InputError."""
-    if not texts or model.folder is None or not (model.folder / "tokenizer.json").is_file():
+    """``texts`` as cases, by the model's own tokenizer, behind its default prompt, cut to what it takes. A
+    server is given the texts themselves beside the tokens. Raises InputError, for a model without a tokenizer too."""
+    if not texts:
         return []
+    if model.folder is None or not (model.folder / "tokenizer.json").is_file():
+        raise InputError(f"{model.label}: has no tokenizer.json, which texts need; give the model's folder with it")
     tokenizer, prompt, most = _tokenizer(model)
     found = []
     for start in range(0, len(texts), _ROWS):

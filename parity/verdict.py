@@ -2,9 +2,9 @@
 
 The reference is PyTorch in float64. What may differ is measured on the same inputs: an export in fp32 by what PyTorch's
 own float32 is off by, one of lower precision by what PyTorch is off by when it rounds as that precision does
-(``simulated``): float16 or bfloat16 after every operation, integers of 8 bits in products, weights of 4 bits in blocks.
-Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck, passes with moved
-weights tell.
+(``simulated``): float16 or bfloat16 after every operation, or in weights alone, integers of 8 bits in products, weights
+of 4 bits in blocks. Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck,
+passes with moved weights tell.
 """
 
 from __future__ import annotations
@@ -185,10 +185,13 @@ class _Simulated(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._rounded(func(*args, **(kwargs or {})))
         if name in _PRODUCTS:
             at = _PRODUCTS[name]
-            if PRECISIONS[self._precision].is_integer and (name != "bmm" or self._precision == "int8"):
+            if self._precision == "fp16-weights":
+                is_weight = name not in ("bmm", "baddbmm")
+                args = (*args[: at + 1], _halves(args[at + 1]), *args[at + 2 :]) if is_weight else args
+            elif PRECISIONS[self._precision].is_integer and (name != "bmm" or self._precision == "int8"):
                 args = tuple(self._product_side(each, place - at) for place, each in enumerate(args))
         elif name == "embedding" and self._precision != "int4":
-            args = (_integers(args[0]), *args[1:])
+            args = ((_halves if self._precision == "fp16-weights" else _integers)(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
 
     def _rounded(self, value: Any) -> Any:
@@ -208,6 +211,10 @@ class _Simulated(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 # By name the place of what is given to a product; its weight follows.
 _PRODUCTS = {"addmm": 1, "mm": 0, "bmm": 0, "baddbmm": 1, "convolution": 0, "linear": 0}
+
+
+def _halves(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to(torch.float16).to(weight.dtype)
 
 
 def _integers(weight: torch.Tensor) -> torch.Tensor:

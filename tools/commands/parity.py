@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ...errors import NestforgeError
 from ..console import in_options, let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
@@ -68,7 +69,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # click's own annotatio
     "Keep what was found: a receipt (.json), a page (.html) or JUnit's report (.xml). Repeatable.",
     multiple=True,
 )
-@path_option("--receipt", "Check again what a receipt claims; takes no EXPORT.")
+@path_option("--receipt", "Check again what a receipt claims; beside it --save and --json alone.")
 @json_option
 def parity_command(
     export: str | None,
@@ -89,8 +90,12 @@ def parity_command(
     EXPORT is an ONNX file or a folder of them, an OpenVINO IR, a bundle, or the URL of an embeddings server. Exit code
     0: it is right; 1: it differs; 2: wrong usage, or it could not be judged.
     """
-    if (receipt is None) == (export is None or against is None):
-        raise click.UsageError("expected EXPORT and --against, or --receipt alone")
+    context = click.get_current_context()
+    stated = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if {"export", "against"} - stated if receipt is None else stated - {"receipt", "save", "as_json"}:
+        raise click.UsageError("expected EXPORT and --against, or --receipt with --save or --json alone")
+    if (inputs or text) and any(path.suffix == ".json" for path in save):
+        raise click.UsageError("a receipt holds no --inputs and no --text; save a page (.html) or a report (.xml)")
     let_waiting_threads_sleep()
     try:
         from ...parity.check import check_parity, read_inputs

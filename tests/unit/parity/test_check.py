@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import nestforge
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 from nestforge.errors import CheckpointError, InputError
+from nestforge.parity.verdict import simulated
 from nestforge.tools.cli import main
 from support.exports import RECIPES, Recipe, Zoo, quiet
 
@@ -84,6 +86,35 @@ def test_users_accept_what_they_accept(zoo: Zoo) -> None:
     assert not nestforge.check_parity(int8, model, preset="strict").is_right
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tolerance": float("nan")}, "tolerance: expected"),
+        ({"tolerance": 0.0}, "tolerance: expected"),
+        ({"seed": -1}, "seed: expected"),
+        ({"tolerance": 1.0, "preset": "deploy"}, "`tolerance` and `preset`"),
+        ({"map": {"zzz": "input_ids"}}, "the export has input_ids"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_mean_nothing_are_refused(
+    zoo: Zoo, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        nestforge.check_parity(zoo.export(named("bert")), zoo.model("bert"), **settings)
+
+
+def test_float16_weights_are_rounded_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 4))
+    ids = torch.arange(9)[None]
+    with simulated("fp16-weights"):
+        found = net(ids)
+    with torch.no_grad():
+        for weight in (net[0].weight, net[1].weight):
+            weight.copy_(weight.half().float())
+        assert torch.equal(found, net(ids))
+
+
 def test_arrays_of_the_user_are_one_more_case(zoo: Zoo, tmp_path: Path) -> None:
     arrays = {name: np.ones((1, 6), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
     report = nestforge.check_parity(zoo.export(named("bert")), zoo.model("bert"), inputs=arrays)
@@ -116,6 +147,9 @@ def test_a_module_of_the_users_own_is_the_reference(tmp_path: Path) -> None:
     report = nestforge.check_parity(path, net)
     assert report.graphs[0].fault is not None
     assert report.graphs[0].fault.module == "last"
+    net.last = torch.nn.Linear(16, 5)
+    report = nestforge.check_parity(path, net, map={"y": "output_0"})
+    assert "output_0; it looks like another shape: [1, 4] in the place of [1, 5]" in str(report.graphs[0].fault)
 
 
 class Table(torch.nn.Module):

@@ -17,6 +17,8 @@ from click.testing import CliRunner
 from nestforge.errors import InputError
 from nestforge.exporters.source import open_source
 from nestforge.parity.model import open_model
+from nestforge.parity.receipt import as_receipt, write
+from nestforge.parity.served import BundleExport
 from nestforge.tools.cli import main
 from sentence_transformers import SentenceTransformer
 from support.exports import RECIPES, Zoo
@@ -72,7 +74,28 @@ def test_a_receipt_is_checked_again(kept: Path, tmp_path: Path) -> None:
     assert "not the file of the receipt" in run("--receipt", claims)[1]
     claims.write_text("{}")
     assert run("--receipt", claims)[0] == 2
-    assert run("--receipt", claims, "model.onnx", "--against", "m")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "beside", [("model.onnx", "--against", "m"), ("model.onnx",), ("--seed", "0"), ("--tolerance", "1")]
+)
+def test_a_receipt_has_its_own_settings(kept: Path, beside: tuple[str, ...]) -> None:
+    code, said = run("--receipt", kept / "r.json", *beside)
+    assert code == 2
+    assert "Usage" in said
+
+
+def test_a_check_that_no_file_holds_has_no_receipt(zoo: Zoo, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    code, said = run("model.onnx", "--against", "m", "--text", tmp_path / "t.txt", "--save", path)
+    assert code == 2
+    assert "holds no --inputs and no --text" in said
+    export, _ = exported(zoo, "bert")
+    arrays = {name: np.ones((1, 6), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    report = nestforge.check_parity(export, export, inputs=arrays)
+    with pytest.raises(InputError, match="a check with inputs has no receipt"):
+        write(report, path)
+    assert not path.exists()
 
 
 def test_a_page_shows_the_error_by_module(kept: Path) -> None:
@@ -114,6 +137,17 @@ def test_texts_are_cases_by_the_models_tokenizer(zoo: Zoo, tmp_path: Path) -> No
     code, said = run(export, "--against", model, "--text", tmp_path / "t.txt")
     assert code == 0
     assert "texts 1 to 2" in said
+
+
+def test_texts_that_cannot_be_cases_are_refused(zoo: Zoo) -> None:
+    export, _ = exported(zoo, "bert")
+    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+        nestforge.check_parity(export, export, texts=["fox"])
+    for name in ("vit", "llama with a cache"):
+        with pytest.raises(InputError, match="takes no texts"):
+            nestforge.check_parity(*exported(zoo, name), texts=["fox"])
+    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+        nestforge.check_parity("http://127.0.0.1:9/embed", export)
 
 
 class Server:
@@ -181,6 +215,14 @@ def test_a_bundle_is_asked_through_the_runtime(tiny_bundle: Path) -> None:
     report = nestforge.check_parity(tiny_bundle, Written())
     assert report.is_right, report.line
     assert report.graphs[0].kind == "bundle"
+    with pytest.raises(InputError, match="a module in memory has no receipt"):
+        as_receipt(report)
+
+
+def test_a_bundles_precision_is_that_of_the_submodel_that_answers() -> None:
+    export = BundleExport(Path(__file__).parents[2] / "golden" / "bundle-precisions")
+    assert export.precision == "fp32"  # its first engine is one of int8-dynamic
+    export.close()
 
 
 def test_a_checkpoint_of_our_own_format_is_a_model(tmp_path: Path) -> None:
