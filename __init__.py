@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from .parity.check import ParityReport, check_parity
+    from .profiles.budget import BudgetSpec
     from .profiles.compile_request import CompileRequest
     from .profiles.nest_request import ConversionSettings
     from .runtime.answer import Answer
@@ -67,6 +68,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "BudgetSpec",
     "BuildError",
     "Bundle",
     "BundleCorruptError",
@@ -118,6 +120,7 @@ __all__ = [
 _HOMES = {
     **{name: ("errors", name) for name in __all__ if name.endswith("Error")},
     "Answer": ("runtime.answer", "Answer"),
+    "BudgetSpec": ("profiles.budget", "BudgetSpec"),
     "Bundle": ("bundle.open_bundle", "Bundle"),
     "CompileRequest": ("profiles.compile_request", "CompileRequest"),
     "ConversionSettings": ("profiles.nest_request", "ConversionSettings"),

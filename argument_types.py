@@ -6,6 +6,7 @@ import collections.abc
 import inspect
 import math
 import numbers
+import operator
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -35,24 +36,35 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = signature.bind(*args, **kwargs).arguments
+        if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+            _require_known(signature.parameters, kwargs)
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
         several = {p.name for p in signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        require_types(function, {name: value for name, value in given.items() if name not in several})
+        given.update(require_types(function, {name: value for name, value in given.items() if name not in several}))
         for name, bounds in limits.items():
             if given.get(name) is not None:
                 number_within(name, given[name], _number_kind(_hints(function)[name]), bounds)
-        return function(*args, **kwargs)
+        return function(*bound.args, **bound.kwargs)
 
     return call
 
 
-def require_types(owner: Any, values: Mapping[str, object]) -> None:
-    """Raises InputError unless ``values`` are of the types that ``owner``, a function or dataclass, states by name."""
+def require_types(owner: Any, values: Mapping[str, object]) -> dict[str, Any]:
+    """``values``, numpy's numbers in them as plain ones. Raises InputError unless they are of the types that ``owner``,
+    a function or dataclass, states by name."""
     hints = _hints(owner)
     for name, value in values.items():
         if name in hints and not _fits(hints[name], value):
             shown = f"{type(value).__name__} {value!r:.{_MOST_SHOWN}}"
             raise InputError(f"{name}: expected {_named(hints[name])}, got {'None' if value is None else shown}")
+    return {name: _plain(hints[name], value) if name in hints else value for name, value in values.items()}
+
+
+def take_types(options: Any) -> None:
+    """``require_types`` for every field of the frozen dataclass ``options``, which then holds plain numbers."""
+    for name, value in require_types(type(options), vars(options)).items():
+        object.__setattr__(options, name, value)
 
 
 @cache
@@ -83,6 +95,24 @@ def _fits(hint: Any, value: object) -> bool:
     if origin is collections.abc.Callable:
         return callable(value)
     return isinstance(value, origin or hint)
+
+
+def _plain(hint: Any, value: Any) -> Any:
+    """``value``, which fits ``hint``, itself where it has no numbers but Python's own."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _plain(next(one for one in inner if _fits(one, value)), value)
+    if hint in _NUMBERS and type(value) not in _NUMBERS:
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if not isinstance(origin, type) or not issubclass(origin, Mapping | collections.abc.Sequence):
+        return value
+    if isinstance(value, Mapping):
+        items = {_plain(inner[0], key): _plain(inner[1], item) for key, item in value.items()}
+        before, after = [*value, *value.values()], [*items, *items.values()]
+        return items if any(map(operator.is_not, after, before)) else value
+    hints = inner if origin is tuple and Ellipsis not in inner else [inner[0]] * len(value)
+    plain = tuple(map(_plain, hints, value))
+    return plain if any(map(operator.is_not, plain, value)) else value
 
 
 def _named(hint: Any) -> str:
@@ -215,10 +245,14 @@ def with_fields_of(make: Callable[P, T]) -> Callable[[Callable[[S, T], R]], Call
 
 
 def _request(make: Callable[..., T], args: Any, kwargs: Any) -> T:
-    known = inspect.signature(make).parameters
-    for name in kwargs.keys() - known.keys():
-        raise InputError(f"no option {name!r:.80}{nearest(name[:80], known)}")
+    _require_known(inspect.signature(make).parameters, kwargs)
     return make(*args, **kwargs)
+
+
+def _require_known(known: Collection[str], given: Mapping[str, object]) -> None:
+    for name in given:
+        if name not in known:
+            raise InputError(f"no option {name!r:.80}{nearest(name[:80], known)}")
 
 
 def _with_signature(call: F, make: Any, act: Any, *own: inspect.Parameter) -> F:
@@ -226,7 +260,7 @@ def _with_signature(call: F, make: Any, act: Any, *own: inspect.Parameter) -> F:
     signature, returned = inspect.signature(make), inspect.signature(act).return_annotation
     parameters = [*own, *signature.parameters.values()]
     call.__signature__ = signature.replace(parameters=parameters, return_annotation=returned)  # type: ignore[attr-defined]
-    call.__doc__ = f"{inspect.getdoc(act)}\n\n{make.__doc__}"
+    call.__doc__ = f"{inspect.getdoc(act)}\n\n{inspect.getdoc(make)}"
     return call
 
 

@@ -113,7 +113,7 @@ def resolve(request: CompileRequest) -> Job:
     source = open_source(request.model, request.exits, wanted.precisions, generates=request.generate)
     source, tasks = with_tasks(source, request.tasks, request.lora_rank) if request.tasks else (source, {})
     published = tuple(read_slice(source, Path(folder)) for folder in request.slices)
-    profile = source.fitted(wanted, bool(request.buckets), request.budget_at is not None)
+    profile = source.fitted(wanted, request.buckets is not None, request.budget_at is not None)
 
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
     of_levels = tuple(level.submodel for level in levels)
@@ -142,7 +142,7 @@ def resolve(request: CompileRequest) -> Job:
             slices=tuple(submodel.id for submodel in published),
             whole_along=tuple(sorted(source.whole_along)),
         ),
-        notes=_notes(source, wanted, profile, has_buckets=bool(request.buckets)),
+        notes=_notes(source, wanted, profile, has_buckets=request.buckets is not None),
         tasks=tasks,
         lora_rank=request.lora_rank,
         examples=None if examples is None else Path(examples),

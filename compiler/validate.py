@@ -35,8 +35,8 @@ def validate_model(
 
 def _task_problems(source: ModelSource, profile: DeviceProfile, request: CompileRequest) -> Iterator[str]:
     tasks, rank = request.tasks, request.lora_rank
-    if rank is not None and (not tasks or rank < 1):
-        yield f"`lora_rank={rank}`: expected at least 1, with tasks that are adapters of PEFT"
+    if rank is not None and not tasks:
+        yield f"`lora_rank={rank}`: expected tasks that are adapters of PEFT"
     if request.mergeable and not tasks:
         yield "mergeable: expected tasks, which are merged into the weights of such engines"
     if not tasks:

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..argument_types import again, option, require_types
+from ..argument_types import again, document_fields, option, take_numbers, take_types
 from ..bucket import Bucket
 from ..errors import InputError, PlanError
 from ..progress import Progress, silent
@@ -32,10 +32,11 @@ OVERWRITE = option("Replace an output that exists, in one step, once the new one
 PROGRESS = option("Called as work proceeds: stage, done, total.", silent)
 
 
+@document_fields
 @dataclass(frozen=True)
 class CompileRequest:
     """The arguments of ``nestforge.compile`` and ``nestforge.plan``; a plan ignores those that say how engines are
-    made. Raises InputError for a field of another type."""
+    made. Raises InputError for a field of another type or beyond its bounds."""
 
     model: str | Path = again(MODEL)
     profile: str | Path | DeviceProfile = option(
@@ -123,16 +124,20 @@ class CompileRequest:
     progress: Progress = field(default=silent, compare=False, repr=False, metadata=PROGRESS.metadata)
 
     def __post_init__(self) -> None:
-        """Raises InputError for a field of another type, names that no tasks may have, and examples of both kinds."""
-        require_types(type(self), vars(self))
+        """Raises InputError for a field of another type or beyond its bounds, names that no tasks may have, and
+        examples of both kinds."""
+        take_types(self)
+        take_numbers(self, ("lora_rank",))
         require_names(self.tasks)
         if self.text is not None and self.data is not None:
             raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
 
     @property
-    def shapes(self) -> tuple[Bucket, ...]:
-        """``buckets`` as such; none where the profile's count. Raises PlanError."""
-        return tuple(map(_shape, self.buckets or ()))
+    def shapes(self) -> tuple[Bucket, ...] | None:
+        """``buckets`` as such; None where the profile's count. Raises PlanError."""
+        if self.buckets is not None and not self.buckets:
+            raise PlanError("buckets: expected at least one, such as 1x128; None takes the profile's")
+        return None if self.buckets is None else tuple(map(_shape, self.buckets))
 
     @property
     def budget_shape(self) -> Bucket | None:

@@ -59,17 +59,19 @@ def requested_profile(request: CompileRequest) -> DeviceProfile:
             capacities=device.capacities if backend.fixed_caches else None,
             host=device.host if backend.runs_graphs else None,
         )
-    precisions = tuple(request.precisions or device.precisions)
+    precisions = device.precisions if request.precisions is None else tuple(request.precisions)
     if problem := precision_problem(precisions, backend.name):
         raise PlanError(f"precision: {problem}")
-    levels = {kind: tuple(fractions) for kind, fractions in (request.levels or {}).items()}
+    levels, shapes = device.levels, request.shapes
+    if request.levels is not None:
+        levels = {kind: tuple(fractions) for kind, fractions in request.levels.items()}
     return replace(
         device,
         precisions=precisions,
-        buckets=request.shapes or device.buckets,
+        buckets=device.buckets if shapes is None else shapes,
         budget_at=request.budget_shape or device.budget_at,
-        budgets=request.budgets or device.budgets,
-        levels=levels or device.levels,
+        budgets=device.budgets if request.budgets is None else request.budgets,
+        levels=levels,
         promotion_order=request.promotion_order or device.promotion_order,
         variants={**(device.variants or {}), **request.variants} if request.variants else device.variants,
         host=device.host if request.measure else None,

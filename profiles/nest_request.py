@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, MISSING, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..argument_types import again, option, require_types, take_numbers
+from ..argument_types import again, document_fields, option, take_numbers, take_types
 from ..progress import Progress
 from .compile_request import MODEL, OUTPUT, OVERWRITE, PROGRESS
 
@@ -21,6 +21,7 @@ MOST_ADAPTER_SIZE, MOST_LABELS, MOST_SEED = 16_384, 65_536, 2**32 - 1
 SEED = option("Random seed.", 0, min=0, max=2**63 - 1)
 
 
+@document_fields
 @dataclass(frozen=True)
 class NestRequest:
     """The arguments of ``nestforge.nest``. Raises InputError for a field of another type or beyond its bounds."""
@@ -47,10 +48,11 @@ class NestRequest:
     progress: Progress = again(PROGRESS)
 
     def __post_init__(self) -> None:
-        require_types(type(self), vars(self))
+        take_types(self)
         take_numbers(self, ("minutes", "steps", "seed"))
 
 
+@document_fields
 @dataclass(frozen=True, kw_only=True)
 class ConversionSettings:
     """Adapters and routers of CODA, drawn with ``seed``; names as in ``CodaConfig``. Raises InputError for a field of
@@ -78,5 +80,5 @@ class ConversionSettings:
     seed: int = again(SEED, help="Random seed of adapters, routers and classifier.", max=MOST_SEED)
 
     def __post_init__(self) -> None:
-        require_types(type(self), vars(self))
+        take_types(self)
         take_numbers(self, ("adapter_size", "reduction", "num_labels", "seed"))

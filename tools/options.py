@@ -123,6 +123,15 @@ def once_each(ctx: click.Context, param: click.Parameter, stated: tuple[tuple[st
     return dict(stated)
 
 
+def _given(ctx: click.Context, param: click.Parameter, stated: tuple[tuple[str, Any], ...]) -> dict[str, Any] | None:
+    """``once_each``, but None where none was given, which a request tells from an empty mapping."""
+    return once_each(ctx, param, stated) or None
+
+
+def _some(_ctx: click.Context, _param: click.Parameter, stated: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    return stated or None
+
+
 def field_options(owner: Any, *names: str, **defaults: str) -> Callable[[F], F]:
     """Decorates a command with an option for each of these fields of ``owner``, a request or a function whose
     parameters state help and bounds; the command gets them under their names. ``defaults`` describe what takes the
@@ -154,10 +163,12 @@ def _field_option(name: str, field: Field[Any], hint: Any) -> Callable[[F], F]:
     kind = _value_type(stated, alternatives)
     origins = {get_origin(one) for one in alternatives}
     if Mapping in origins:
-        settings["callback"] = once_each
+        settings["callback"] = _given if field.default is None else once_each
     is_one = kind in (NUMBERS, PRECISION_LIST, EXITS) or _is_path(alternatives)
     if Mapping in origins or (Sequence in origins and not is_one):
         settings |= {"multiple": True, "help": f"{stated['help']} Repeatable."}
+        if Mapping not in origins and field.default is None:
+            settings["callback"] = _some
     return click.option(flag, name, type=kind, **settings)
 
 

@@ -94,7 +94,7 @@ def nest(request: NestRequest) -> NestReport:
     text, output = Path(request.text), Path(request.output)
     effort = _effort(request)
     source = open_source(request.model)
-    fractions = dict(request.levels or DEFAULT_LEVELS)
+    fractions = dict(DEFAULT_LEVELS if request.levels is None else request.levels)
     ladder = _levels(source, fractions)
     corpus, texts, clock = read_corpus(text), training_texts(text), Clock(request.progress)
     replaced = ("config.json", RECORD_NAME) if request.overwrite else ()

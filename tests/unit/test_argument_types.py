@@ -20,6 +20,7 @@ from nestforge.argument_types import (
     options_of,
     positive_limit,
     take_numbers,
+    take_types,
     takes_request,
     with_fields_of,
 )
@@ -71,6 +72,29 @@ def test_what_does_not_is_one_line(name: str, value: object, expected: str) -> N
     with pytest.raises(InputError) as error:
         call(**{name: value})
     assert str(error.value) == expected
+
+
+def test_numbers_of_numpy_inside_become_plain_and_nothing_else_is_copied() -> None:
+    @dataclass(frozen=True)
+    class Request:
+        levels: Mapping[str, Sequence[float]] | None = None
+        exits: Sequence[int] = ()
+        pairs: Mapping[tuple[str, int], float] | None = None
+
+        def __post_init__(self) -> None:
+            take_types(self)
+
+    levels = {"ffn": [np.float32(0.5), 1], "heads": [0.5, 1]}
+    request = Request(levels, [np.int64(3)], {("a", np.int64(2)): np.float64(1)})  # type: ignore[dict-item, list-item]
+    assert repr((request.levels, request.exits)) == "({'ffn': (0.5, 1), 'heads': [0.5, 1]}, (3,))"
+    assert repr(request.pairs) == "{('a', 2): 1.0}"
+    plain = {"ffn": [0.5, 1]}
+    assert Request(plain).levels is plain
+
+
+def test_an_argument_that_a_function_lacks_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"^no option 'siz'; did you mean 'size'\?$"):
+        sized("a", siz=1)  # type: ignore[call-arg]
 
 
 def test_a_call_that_python_itself_refuses_is_one() -> None:
@@ -164,7 +188,8 @@ def test_an_option_again_is_its_own_but_for_what_is_changed() -> None:
 def test_a_function_takes_the_fields_of_its_request() -> None:
     @dataclass(frozen=True)
     class Request:
-        """A request."""
+        """A request
+        of two lines."""
 
         name: str
         count: int = option("Number of times.", 1)
@@ -175,5 +200,6 @@ def test_a_function_takes_the_fields_of_its_request() -> None:
         return request.name * request.count
 
     assert (repeated("a"), repeated("a", count=2), list(options_of(Request))) == ("a", "aa", ["name", "count"])
+    assert repeated.__doc__ == "Repeats it.\n\nA request\nof two lines."
     with pytest.raises(InputError, match=r"^no option 'cuont'; did you mean 'count'\?$"):
         repeated("a", cuont=2)  # type: ignore[call-arg]

@@ -32,7 +32,8 @@ Examples:
   nestforge generate my.bundle --messages chat.json --submodel S --json
 """
 
-_NO_OPTIONS = ("prompt", "messages", "session", "memory_mb")  # of the request: texts and objects, and one too many
+# Fields of the request without an option of the same form: texts and objects, and one too many.
+_NO_OPTIONS = ("prompt", "messages", "session", "memory_mb", "stop")
 _GENERATE_FIELDS = tuple(field.name for field in fields(GenerationRequest) if field.name not in _NO_OPTIONS)
 
 
@@ -42,6 +43,12 @@ _GENERATE_FIELDS = tuple(field.name for field in fields(GenerationRequest) if fi
 @path_option("--prompt-file", "UTF-8 file whose whole text is continued.")
 @click.option("--chat", is_flag=True, help="Chat on standard input, a turn a line; an empty line ends it.")
 @path_option("--messages", 'JSON file of a chat to answer: [{"role": ..., "content": ...}].')
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="Text that ends a row beside the model's own end tokens; token ids are for Python. Repeatable.",
+)
 @field_options(GenerationRequest, *_GENERATE_FIELDS)
 @field_options(load, "threads", "residency")
 @merge_option

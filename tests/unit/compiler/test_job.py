@@ -75,14 +75,12 @@ def test_axes_that_no_submodel_shrinks_are_whole(tiny_folder: Path) -> None:
     assert whole(levels={"ffn": [1]}, submodels=["ffn16"]) == {"heads"}
 
 
-def test_nothing_asked_for_is_the_same_as_left_out(tiny_folder: Path) -> None:
-    """Commands hand over what their repeatable options hold, empty where none was given."""
-    empty: dict[str, Any] = {"levels": {}, "budgets": {}, "buckets": (), "variants": {}, "precisions": ()}
-    asked, left_out = (
-        resolve(CompileRequest(tiny_folder, board(), **empty)),
-        resolve(CompileRequest(tiny_folder, board())),
-    )
-    assert (asked.profile, asked.levels, asked.rungs) == (left_out.profile, left_out.levels, left_out.rungs)
+def test_empty_is_not_left_out(tiny_folder: Path) -> None:
+    """No budgets are none; what needs one is refused, not taken from the profile."""
+    assert plan(tiny_folder, board(), budgets={}).budgets == ()
+    for name, empty in {"levels": {}, "buckets": [], "precisions": []}.items():
+        with pytest.raises(PlanError, match=f"^{name.removesuffix('s')}s?: expected .*at least one"):
+            plan(tiny_folder, board(), **{name: empty})
 
 
 def test_a_plan_is_the_resolved_requests(tiny_folder: Path) -> None:
@@ -178,7 +176,6 @@ def test_a_source_takes_the_tasks_that_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"tasks": TASKS, "lora_rank": 0}, "`lora_rank=0`: expected at least 1, with tasks"),
         ({"mergeable": True}, "mergeable: expected tasks, which are merged into"),
         ({"tasks": TASKS, "precisions": ["fp32", "int8"]}, "task: engines with tasks are in fp32, requested fp32, int"),
         (

@@ -107,7 +107,7 @@ def test_adapters_that_engines_have_no_room_for_are_refused(tmp_path: Path) -> N
         narrow.read(BERT / "b")
     with pytest.raises(CheckpointError, match=r"no adapter of PEFT, as .* is; tasks of one bundle are of one kind"):
         compile_bundle(BERT / "base", PROFILE, tmp_path / "b", tasks={"a": BERT / "a", "x": BERT / "base"})
-    with pytest.raises(PlanError, match="`lora_rank=4`: expected at least 1, with tasks"):
+    with pytest.raises(PlanError, match="`lora_rank=4`: expected tasks that are adapters"):
         compile_bundle(BERT / "base", PROFILE, tmp_path / "b", lora_rank=4)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from nestforge.argument_types import options_of
 from nestforge.errors import InputError
 from nestforge.profiles.compile_request import CompileRequest, require_names
+from nestforge.profiles.nest_request import ConversionSettings, NestRequest
 
 
 @pytest.mark.parametrize("name", ["a", "_b.c-9", "x" * 64])
@@ -30,8 +32,15 @@ def test_a_name_that_differs_in_case_alone_is_taken() -> None:
     [
         ({"tasks": {"a": "b", "A": "b"}}, "task a: there is another of this name"),
         ({"text": "a.txt", "data": "a.npz"}, "text and data: expected one of them"),
+        ({"lora_rank": 10**9}, "lora_rank: expected a whole number from 1 to 65536, got 1000000000"),
     ],
 )
-def test_what_excludes_each_other_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         CompileRequest("model", **wrong)
+
+
+@pytest.mark.parametrize("owner", [CompileRequest, NestRequest, ConversionSettings])
+def test_help_says_the_meaning_of_every_field(owner: type) -> None:
+    for name, field in options_of(owner).items():
+        assert f"``{name}``: {field.metadata['help']}" in (owner.__doc__ or "")

@@ -70,6 +70,7 @@ print([m for m in ("numpy", "onnxruntime") if m in sys.modules])
 def test_public_names_are_exactly_these() -> None:
     assert [name for name in sorted(nestforge.__all__) if not name.endswith("Error")] == [
         "Answer",
+        "BudgetSpec",
         "Bundle",
         "CompileRequest",
         "ConversionSettings",
@@ -77,12 +78,14 @@ def test_public_names_are_exactly_these() -> None:
         "Generated",
         "Generation",
         "Index",
+        "ParityReport",
         "Session",
         "__version__",
         "bench",
         "bench_requests",
         "calibrate",
         "calibrate_drafts",
+        "check_parity",
         "compare",
         "compile",
         "consistency",

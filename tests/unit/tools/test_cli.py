@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -16,9 +17,10 @@ from nestforge import __version__
 from nestforge.bucket import Bucket
 from nestforge.errors import NestforgeError
 from nestforge.profiles.budget import BudgetSpec
+from nestforge.profiles.compile_request import CompileRequest
 from nestforge.tools import cli, interruption
 from nestforge.tools.cli import COMMANDS, main
-from nestforge.tools.options import BUCKET, BUDGET, EXITS, LEVELS, VARIANT, Written
+from nestforge.tools.options import BUCKET, BUDGET, EXITS, LEVELS, VARIANT, Written, field_options
 
 HEAVY = ("torch", "transformers", "onnx", "onnxscript", "nestforge.compiler", "nestforge.exporters")
 
@@ -291,3 +293,14 @@ def test_values_as_they_are_written(kind: Written, text: str, value: object) -> 
 def test_values_that_cannot_be_read(kind: Written, text: str, says: str) -> None:
     with pytest.raises(click.BadParameter, match=re.escape(says)):
         kind(text)
+
+
+def test_options_that_are_left_out_are_none() -> None:
+    """An empty one would replace what the profile has."""
+    got: dict[str, Any] = {}
+    names = ("levels", "budgets", "buckets", "variants", "precisions", "submodels", "tasks")
+    command = click.command()(field_options(CompileRequest, *names)(lambda **given: got.update(given)))
+    command.main([], standalone_mode=False)
+    assert got == dict.fromkeys(names[:5]) | {"submodels": (), "tasks": {}}
+    command.main(["--levels", "ffn=0.5,1", "--bucket", "1x8"], standalone_mode=False)
+    assert (got["levels"], got["buckets"]) == ({"ffn": (0.5, 1.0)}, (Bucket(1, 8),))
