@@ -14,7 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nestforge.parity.check import check_parity
-from support.exports import RECIPES, Recipe, Zoo
+from support.export_recipes import RECIPES
+from support.exports import Recipe, Zoo
 
 
 def names_rightly(recipe: Recipe, module: str) -> bool:

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from nestforge.errors import CheckpointError, InputError
 from nestforge.parity.verdict import simulated
 from nestforge.tools.cli import main
-from support.exports import RECIPES, Recipe, Zoo, quiet
+from support.export_recipes import RECIPES
+from support.exports import Recipe, Zoo, quiet
 
 # A few of the zoo, for what each is about.
 RIGHT = ("bert", "gpt2", "vit", "mean", "bert int8", "bert fp16", "bert renamed", "bert static")

@@ -21,7 +21,8 @@ from nestforge.parity.receipt import as_receipt, write
 from nestforge.parity.served import BundleExport
 from nestforge.tools.cli import main
 from sentence_transformers import SentenceTransformer
-from support.exports import RECIPES, Zoo
+from support.export_recipes import RECIPES
+from support.exports import Zoo
 from support.small_bundle import FFN, reference
 from support.tiny_mixer import save_tiny_mixer
 
