@@ -136,12 +136,13 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
             tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
             rated_by=("QGemmOfRows", "QGemmOfRows"),
         ),
-        # Activations are scaled by calibration.
+        # Activations are scaled by calibration, and clipped where a text has larger ones than its examples: single
+        # elements of all-MiniLM-L6-v2 on random tokens are off by 1.6 times the size of their position per layer.
         "int8": PrecisionSpec(
             encoding=INT8,
             backends=("onnxruntime", "tensorrt"),
             arithmetic="integer",
-            tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
+            tolerance=LayerTolerance(atol=3.0, rtol=0.1, min_cosine=0.85, rms=1.1),
             calibration="scales",
             rated_by=("QGemm", "QGemm"),
         ),

@@ -193,8 +193,20 @@ def test_positions_that_count_keep_what_is_there() -> None:
 
 def test_every_precision_has_a_tolerance_and_narrower_ones_are_wider() -> None:
     limits = {precision: tolerance_for(precision, 6) for precision in PRECISIONS}
-    assert limits["fp32"].atol < limits["fp16"].atol < limits["bf16"].atol < limits["int8"].atol < limits["int4"].atol
+    assert limits["fp32"].atol < limits["fp16"].atol < limits["bf16"].atol < limits["int8-dynamic"].atol
+    assert limits["int8-dynamic"].atol < limits["int4"].atol
     assert limits["int8"].min_cosine > limits["int4"].min_cosine
+
+
+def test_a_position_that_calibration_clips_passes_in_int8_alone() -> None:
+    """all-MiniLM-L6-v2 at 8x128: one number in a position of random tokens is off by 9.9 times that position's size."""
+    reference = np.random.default_rng(0).standard_normal((8, 128, 384))
+    found = reference.copy()
+    found[3, 70, 5] += 9.9
+    clipped = {precision: within(reference, found, tolerance_for(precision, 6)) for precision in PRECISIONS}
+    assert [precision for precision, passes in clipped.items() if passes] == ["int8", "int4"]
+    found[3, 70, 5] += 15
+    assert not within(reference, found, tolerance_for("int8", 6))
 
 
 @given(pairs(), st.floats(0, 0.5), st.floats(0, 0.5))
