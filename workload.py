@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,26 +69,36 @@ def one_hot_product(name: str, slots: int, tokens: int, groups: int, width: int)
     return [elementwise(f"{name}.mask", ones, passes=2), Op(name, "batched_gemm", 2 * ones * width, 0, moved)]
 
 
+def attention_products(at: str, scores: int, head_dim: int, read: int, between: Mapping[str, int]) -> list[Op]:
+    """``scores`` of queries and keys, ``read`` numbers together, and what they mix of as many values; ``between`` has
+    the passes over scores, by name."""
+    product, moved = 2 * scores * head_dim, (read + scores) * _FLOAT32_BYTES
+    return [
+        Op(f"{at}.scores", "batched_gemm", product, 0, moved),
+        *(elementwise(f"{at}.{name}", scores, passes) for name, passes in between.items()),
+        Op(f"{at}.context", "batched_gemm", product, 0, moved),
+    ]
+
+
 def self_attention(at: str, bucket: Bucket, hidden: int, heads: int, head_dim: int, bias: bool = True) -> list[Op]:
     """Multi-head self-attention with its projections: ``4 S H a + 2 S^2 a`` multiply-adds for inner width ``a``."""
     tokens, inner = bucket.tokens, heads * head_dim
     scores = heads * bucket.batch * bucket.sequence**2
-    moved = (2 * tokens * inner + scores) * _FLOAT32_BYTES
     return [
         *(linear(f"{at}.{part}", tokens, hidden, inner, bias) for part in ("query", "key", "value")),
         elementwise(f"{at}.split", 3 * tokens * inner, passes=4),
-        Op(f"{at}.scores", "batched_gemm", 2 * scores * head_dim, 0, moved),
-        elementwise(f"{at}.softmax", scores, passes=8),
-        Op(f"{at}.context", "batched_gemm", 2 * scores * head_dim, 0, moved),
+        *attention_products(at, scores, head_dim, 2 * tokens * inner, {"softmax": 8}),
         linear(f"{at}.output", tokens, inner, hidden, bias),
     ]
 
 
-def feed_forward(at: str, tokens: int, hidden: int, width: int, bias: bool = True) -> list[Op]:
-    """An FFN of ``width`` neurons without a gate."""
+def feed_forward(at: str, tokens: int, hidden: int, width: int, bias: bool = True, gated: bool = False) -> list[Op]:
+    """An FFN of ``width`` neurons, whose activation reads and writes once; its product with up, where it is ``gated``,
+    reads two tensors and writes one."""
     return [
+        *([linear(f"{at}.gate", tokens, hidden, width, bias)] if gated else []),
         linear(f"{at}.up", tokens, hidden, width, bias),
-        elementwise(f"{at}.activation", tokens * width, passes=2),
+        elementwise(f"{at}.activation", tokens * width, passes=5 if gated else 2),
         linear(f"{at}.down", tokens, width, hidden, bias),
     ]
 

@@ -23,7 +23,7 @@ from ..elastic import ElasticSpec, Submodel
 from ..errors import CheckpointError, ParityError
 from ..runtime.inputs.arrays import Arrays
 from ..workload import Op
-from .parts import CachedForm, Exits
+from .parts import CachedSpec, Exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
 
@@ -163,7 +163,7 @@ def given_by_layer(given: Mapping[str, torch.Tensor], layers: Sequence[int]) -> 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task of a folder: float32 ``tensors`` by the names of ``TaskForm.tensors``, with the steps of each
+    """One task of a folder: float32 ``tensors`` by the names of ``TaskSpec.tensors``, with the steps of each
     axis where the checkpoint has them.
 
     ``choices`` are the values that the task was made for, of axes with choices. ``base_sha256`` is the hash that the
@@ -187,7 +187,7 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class TaskForm:
+class TaskSpec:
     """How one model takes tasks of a ``kind``.
 
     ``tensors`` are parameters and constants of the module, by name, that every task has its own of. ``read(folder)``
@@ -286,13 +286,13 @@ class Architecture:
     is_embedding: Callable[[str, tuple[int, ...]], bool] = is_table
     modules: SentenceModules | None = None
     exits: Exits | None = None
-    cached: CachedForm | None = None
+    cached: CachedSpec | None = None
     routing: Routing | None = None
     variants: Callable[[Submodel, Bucket], Variants] | None = None
     variant_problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     onnxruntime_variants: frozenset[str] = frozenset()
     lower: Callable[[torch.nn.Module, Mapping[str, str]], torch.nn.Module] | None = None
-    tasks: TaskForm | None = None
+    tasks: TaskSpec | None = None
     folded: Folded | None = None
     group_of: Callable[[str], str | None] | None = None
     prove_load: Callable[[Arrays], Iterator[Proof]] | None = None

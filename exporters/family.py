@@ -20,14 +20,15 @@ PREFIX = "preset:"
 
 
 class Deferred:
-    """The module ``name`` of a family, which needs torch, imported when one of its functions is called: plans are made
-    without. Type checkers see the module itself, where ``TYPE_CHECKING`` imports it under the same name."""
+    """The module ``name``, relative to ``package``, which needs torch, imported when one of its functions is called:
+    plans are made without. Type checkers see the module itself, where ``TYPE_CHECKING`` imports it under the same
+    name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, package: str | None) -> None:
+        self._where = name, package
 
     def __getattr__(self, function: str) -> Callable[..., Any]:
-        return lambda *given, **named: getattr(import_module(self._name), function)(*given, **named)
+        return lambda *given, **named: getattr(import_module(*self._where), function)(*given, **named)
 
 
 @dataclass(frozen=True)

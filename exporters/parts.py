@@ -155,7 +155,7 @@ class CacheAxes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class EncoderForm:
+class EncoderSpec:
     """How an encoder-decoder reads a prompt of up to ``positions`` tokens; its decoder begins with ``start``.
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``EncoderEntry``; ``workload`` is
@@ -187,7 +187,7 @@ class EncoderForm:
 
 
 @dataclass(frozen=True, eq=False)
-class CachedForm:
+class CachedSpec:
     """How a family's model generates; ``layers`` are the ones that have keys and values of their own, in order.
 
     ``module(module)`` is what ``Architecture.load`` returned with the interface of ``GenerationEntry``; it is traced
@@ -206,18 +206,18 @@ class CachedForm:
     module: Callable[[torch.nn.Module], torch.nn.Module]
     recorded: Callable[[torch.nn.Module], torch.nn.Module]
     family_problem: str | None = None
-    encoder: EncoderForm | None = None
+    encoder: EncoderSpec | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
     cache_axes: tuple[CacheAxes, ...] = ()
 
-    def at(self, submodel: Submodel) -> CachedForm:
+    def at(self, submodel: Submodel) -> CachedSpec:
         """This with the heads of ``submodel``, and their sizes."""
         encoder = self.encoder
         if encoder is not None and (encoder.cache_axes or self.cache_axes):
             encoder = replace(encoder, layers=_narrowed(self.entry.source_layers, encoder.cache_axes, submodel))
         return replace(self, layers=_narrowed(self.layers, self.cache_axes, submodel), encoder=encoder)
 
-    def within(self, capacity: int) -> CachedForm:
+    def within(self, capacity: int) -> CachedSpec:
         """This for texts of at most ``capacity`` tokens."""
         return replace(self, positions=min(capacity, self.positions))
 

@@ -31,12 +31,12 @@ from ..profiles.precision import (
 )
 from ..runtime.inputs.text import TextEncoder
 from ..workload import Op
-from .architecture import Architecture, ParameterGroups, TaskForm, Variants, parameter_groups
+from .architecture import Architecture, ParameterGroups, TaskSpec, Variants, parameter_groups
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
 from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
 from .checkpoints.tokenizer_file import tokenizer_content
 from .family import PREFIX, Family, family_of, preset_checkpoint
-from .parts import CachedForm, Exits, Part, chosen_exits
+from .parts import CachedSpec, Exits, Part, chosen_exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
 
@@ -59,7 +59,7 @@ class ModelSource:
     precisions: tuple[Precision, ...] = ("fp32",)
     encodings: Callable[[Submodel], Mapping[str, Collection[Encoding]]] | None = None
     generates: bool = False
-    tasks: TaskForm | None = None
+    tasks: TaskSpec | None = None
     whole_along: frozenset[str] = frozenset()
 
     @property
@@ -103,7 +103,7 @@ class ModelSource:
         return {part.name: part for part in parts}
 
     @property
-    def cached(self) -> CachedForm | None:
+    def cached(self) -> CachedSpec | None:
         """How the model generates, if its engines are to."""
         return self.architecture.cached if self.generates else None
 

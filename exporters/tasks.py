@@ -16,7 +16,7 @@ from ..elastic import ElasticSpec, PrefixSlice, Submodel
 from ..errors import CheckpointError
 from ..workload import Op, linear
 from .adapter_folder import Adapter, is_adapter, read_adapter
-from .architecture import Architecture, Task, TaskForm
+from .architecture import Architecture, Task, TaskSpec
 from .source import ModelSource
 
 if TYPE_CHECKING:  # plans are made without torch
@@ -100,7 +100,7 @@ def with_low_rank(source: ModelSource, ranks: Mapping[str, int], saved: Iterable
         outputs, inputs = base.parameter_shapes[f"{module}.weight"]
         pairs |= {module + LORA_A: (rank, inputs), module + LORA_B: (outputs, rank)}
     read = partial(_read, base.parameter_shapes, ranks, whole)
-    form = TaskForm("lora", frozenset({*pairs, *whole}), read, _merged, base.workload)
+    form = TaskSpec("lora", frozenset({*pairs, *whole}), read, _merged, base.workload)
     architecture = replace(
         base,
         spec=_spec(base.spec, ranks),

@@ -18,7 +18,7 @@ from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry
 from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...exporters.parts import CachedForm
+from ...exporters.parts import CachedSpec
 from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
@@ -101,7 +101,7 @@ def _once(
 
 
 def _build_encoder(
-    builder: EngineBuilder, form: CachedForm, submodel: Submodel, batches: Sequence[Batch], name: str, file: str
+    builder: EngineBuilder, form: CachedSpec, submodel: Submodel, batches: Sequence[Batch], name: str, file: str
 ) -> EngineEntry:
     part, cases = builder.universal.source.parts[ENCODER], prompts_of(batches)
     engine = builder.emit(name, file, submodel, part.at(Bucket(1, 1)), ENCODER)
@@ -115,7 +115,7 @@ def _build_encoder(
 
 def _build(
     builder: EngineBuilder,
-    form: CachedForm,
+    form: CachedSpec,
     submodel: Submodel,
     batches: Sequence[Batch],
     read: _Read,
@@ -152,7 +152,7 @@ def _build(
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
 
 
-def _with_cache_layout(entry: EngineEntry, form: CachedForm, whole: CachedForm | None) -> EngineEntry:
+def _with_cache_layout(entry: EngineEntry, form: CachedSpec, whole: CachedSpec | None) -> EngineEntry:
     """``entry`` with what ``form`` keeps of a token: heads and their sizes, where they are not those of the ``whole``
     model."""
     kind = entry.kind
@@ -175,7 +175,7 @@ def _other(
     return None if found == known else found
 
 
-def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submodel, precision: Precision) -> int:
+def _activation_bytes(builder: EngineBuilder, form: CachedSpec, submodel: Submodel, precision: Precision) -> int:
     """Bytes of activations in the longest run. Attention is one operator and keeps its scores once. Logits are left
     out, the last product: a run computes few of them, into buffers of the caller's."""
     tokens = max(form.bucket.sequence, form.bucket.batch)
@@ -186,7 +186,7 @@ def _activation_bytes(builder: EngineBuilder, form: CachedForm, submodel: Submod
 
 
 def _prove_exact(
-    builder: EngineBuilder, form: CachedForm, engine: Emitted, submodel: Submodel, batches: Sequence[Batch]
+    builder: EngineBuilder, form: CachedSpec, engine: Emitted, submodel: Submodel, batches: Sequence[Batch]
 ) -> str:
     """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``. Before it
     PyTorch reads the prompts."""
@@ -214,7 +214,7 @@ def _prove_exact(
 
 
 def _answers(
-    builder: EngineBuilder, form: CachedForm, engine: EngineEntry, batches: Sequence[Batch], read: _Read
+    builder: EngineBuilder, form: CachedSpec, engine: EngineEntry, batches: Sequence[Batch], read: _Read
 ) -> list[Arrays]:
     with _runner(builder, engine) as runner:
         return run_batches(runner, engine, form.entry, batches, read)

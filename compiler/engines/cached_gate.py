@@ -16,7 +16,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry, window_of
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.parts import CachedForm
+from ...exporters.parts import CachedSpec
 from ...runtime.generation.cache import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
@@ -28,14 +28,14 @@ from ..parity.reference import Reference, replayed
 from ..parity.references import References
 
 
-def cached_reference(references: References, submodel: Submodel, form: CachedForm) -> Reference:
+def cached_reference(references: References, submodel: Submodel, form: CachedSpec) -> Reference:
     """The model's own pass over whole texts."""
     return references.of(submodel).viewed(form.recorded, judged_specs(form.entry))
 
 
 def judge_cached(
     references: References,
-    form: CachedForm,
+    form: CachedSpec,
     engine: EngineEntry,
     batches: Sequence[Batch],
     found: Sequence[Arrays],
@@ -81,7 +81,7 @@ class CachedRun:
 
 
 def require_cached_parity(
-    run: CachedRun, form: CachedForm, batches: Sequence[Batch], verdict: Verdict, limit: Tolerance
+    run: CachedRun, form: CachedSpec, batches: Sequence[Batch], verdict: Verdict, limit: Tolerance
 ) -> None:
     """Raises ParityError where the ``verdict`` is broken, naming the first module that diverges in one run over the
     text."""

@@ -166,7 +166,7 @@ def architecture_of(checkpoint: Checkpoint, classes: int) -> CostEffArchitecture
     if config.get("model_type") != "bert":
         raise CheckpointError(f"{checkpoint.folder}: expected model_type bert, got {config.get('model_type')!r:.80}")
     bert = read_bert(checkpoint)
-    layers = (Widths(bert.heads, bert.ffn),) * bert.layers
+    layers = tuple(Widths(bert.heads, width) for width in bert.widths)
     return CostEffArchitecture(
         hidden=bert.hidden,
         head_size=bert.head_dim,
@@ -178,7 +178,7 @@ def architecture_of(checkpoint: Checkpoint, classes: int) -> CostEffArchitecture
         activation=str(config.get("hidden_act", "gelu")),
         norm_eps=float(config.get("layer_norm_eps", 1e-12)),
         layers=layers,
-        exits=ExitSpec(tuple(range(1, bert.layers + 1)), pool="mean", activation="tanh", classes=classes),
+        exits=ExitSpec(tuple(range(1, len(bert.widths) + 1)), pool="mean", activation="tanh", classes=classes),
         has_entropy=True,
         stored=layers,
         kept={},

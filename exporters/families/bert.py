@@ -139,22 +139,13 @@ LAYOUTS: dict[str, Layout] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BertModel(TextModel):
-    """Settings that determine the graph. ``positions`` are the tokens of the longest text; the table of positions has
-    ``reserved`` more."""
+    """Settings that determine the graph. The table of positions has ``reserved`` more than texts have tokens; no slice
+    changes ``head_dim``: attention keeps its scale ``1 / sqrt(head_dim)``."""
 
     layout: Layout
-    layers: int
-    heads: int
-    ffn: int
     types: int
-    positions: int
     reserved: int
     pooler: bool
-
-    @property
-    def head_dim(self) -> int:
-        """No slice changes it: attention keeps its scale ``1 / sqrt(head_dim)``."""
-        return self.hidden // self.heads
 
     @property
     def parameters(self) -> Parameters:
@@ -166,16 +157,16 @@ class BertModel(TextModel):
         found.norm(f"{at}embeddings.LayerNorm", self.embedding)
         if self.embedding != hidden:
             found.linear(f"{at}embeddings_project", self.embedding, hidden)
-        for number in range(self.layers):
+        for number, width in enumerate(self.widths):
             layer, attention = f"{at}encoder.layer.{number}", f"{at}encoder.layer.{number}.attention"
-            ffn = found.axis(f"layers.{number}.ffn", self.ffn)
+            ffn = found.axis(f"layers.{number}.ffn", width)
             heads = found.axis(f"layers.{number}.heads", self.heads)
             for part in ("query", "key", "value"):
                 found.linear(f"{attention}.self.{part}", hidden, hidden, rows=heads, unit=self.head_dim)
             found.linear(f"{attention}.output.dense", hidden, hidden, columns=heads, unit=self.head_dim)
             found.norm(f"{attention}.output.LayerNorm", hidden)
-            found.linear(f"{layer}.intermediate.dense", hidden, self.ffn, rows=ffn)
-            found.linear(f"{layer}.output.dense", self.ffn, hidden, columns=ffn)
+            found.linear(f"{layer}.intermediate.dense", hidden, width, rows=ffn)
+            found.linear(f"{layer}.output.dense", width, hidden, columns=ffn)
             found.norm(f"{layer}.output.LayerNorm", hidden)
         if self.pooler:
             found.linear(f"{at}pooler.dense", hidden, hidden)
@@ -184,8 +175,7 @@ class BertModel(TextModel):
         return found
 
     def names_in_files(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Every tensor of the folder, by the name that the module gives the parameter. Raises CheckpointError for one
-        that is missing, misfits or has no place."""
+        """The tensors of a folder by their parameters, as ``held_tensors`` finds them."""
         unused = self.unused(self.layout.classes.values(), _UNUSED_TENSOR)
         return held_tensors(checkpoint, self.parameters.shapes, self.layout.prefix, unused)
 
@@ -201,6 +191,7 @@ def read_bert(checkpoint: Checkpoint) -> BertModel:
     hidden, heads = read_number(checkpoint, "hidden_size"), read_number(checkpoint, "num_attention_heads")
     if hidden % heads:
         raise checkpoint.misfit(f"num_attention_heads: {hidden} features cannot be split into {heads} heads")
+    layers = read_number(checkpoint, "num_hidden_layers", at_most=MOST_LAYERS)
     vocabulary = read_number(checkpoint, "vocab_size")
     pad = read_pad(checkpoint, vocabulary, layout.pad)
     if pad is None and layout.reserves:
@@ -216,9 +207,9 @@ def read_bert(checkpoint: Checkpoint) -> BertModel:
         vocabulary=vocabulary,
         embedding=read_number(checkpoint, "embedding_size", default=128) if layout.projects else hidden,
         hidden=hidden,
-        layers=read_number(checkpoint, "num_hidden_layers", at_most=MOST_LAYERS),
         heads=heads,
-        ffn=read_number(checkpoint, "intermediate_size"),
+        head_dim=hidden // heads,
+        widths=(read_number(checkpoint, "intermediate_size"),) * layers,
         types=read_number(checkpoint, "type_vocab_size", default=2, at_least=0),
         positions=read_number(checkpoint, "max_position_embeddings", at_least=reserved + 1) - reserved,
         reserved=reserved,
@@ -241,7 +232,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     """The encoder in ``checkpoint`` with its head, and with modules of sentence-transformers behind it."""
     model = read_bert(checkpoint)
     names = model.names_in_files(checkpoint)
-    signature = model.signature(checkpoint, model.positions, "first_token" if model.causal else "token", model.types)
+    signature = model.signature(checkpoint, "first_token" if model.causal else "token", model.types)
     if model.head is None and model.pooler:
         pooled = TensorSpec("pooler_output", "float32", ("batch", model.hidden))
         signature = replace(signature, outputs=(*signature.outputs, pooled))
@@ -268,7 +259,7 @@ def _workload(model: BertModel, submodel: Submodel, bucket: Bucket) -> list[Op]:
     ]
     if model.embedding != hidden:
         ops.append(linear("embeddings.project", t, model.embedding, hidden))
-    for layer in range(model.layers):
+    for layer in range(len(model.widths)):
         at = f"layers.{layer}"
         ops += post_norm_layer(at, bucket, hidden, submodel[f"{at}.heads"], model.head_dim, submodel[f"{at}.ffn"])
     if model.pooler:

@@ -55,16 +55,7 @@ _UNUSED_TENSOR = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2Model(TextModel):
-    """Settings that determine the graph. ``widths`` are FFN neurons by layer."""
-
-    heads: int
-    widths: tuple[int, ...]
-    positions: int
-
-    @property
-    def head_dim(self) -> int:
-        """Numbers of a head."""
-        return self.hidden // self.heads
+    """Settings that determine the graph."""
 
     @property
     def parameters(self) -> Parameters:
@@ -101,12 +92,12 @@ def read(checkpoint: Checkpoint) -> Architecture:
         checkpoint,
         parameters,
         held_tensors(checkpoint, stored, _DECODER, model.unused(CLASSES.values(), _UNUSED_TENSOR)),
-        model.signature(checkpoint, model.positions, "first_token" if checkpoint.has_modules else None),
+        model.signature(checkpoint, "first_token" if checkpoint.has_modules else None),
         partial(_workload, model),
         Loading(widths=_WIDTHS, shapes=stored, finish=partial(_finish, model)),
         model.hidden,
     )
-    cached = model.cached_form(model.positions, (CachedLayer(model.heads, model.head_dim),) * len(model.widths))
+    cached = model.cached_spec([CachedLayer(model.heads, model.head_dim)] * len(model.widths))
     problems = attention_problems(model.heads, model.heads)
     return replace(found, transposed=transposed, cached=cached, variant_problems=problems)
 
@@ -137,6 +128,7 @@ def _read_model(checkpoint: Checkpoint) -> Gpt2Model:
         pad=pad,
         tied=checkpoint.config.get("tie_word_embeddings", True) is not False,
         heads=heads,
+        head_dim=hidden // heads,
         widths=read_widths(checkpoint, layers, _WIDTHS, default=4 * hidden),
         positions=number("n_positions", "max_position_embeddings", 1024),
     )

@@ -10,26 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import CachedLayer
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...elastic import Submodel
-from ...workload import Op, elementwise, linear, lookup
+from ...workload import Op, attention_products, elementwise, feed_forward, linear, lookup
 from ..architecture import Architecture, is_table
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import LEARNED, MOST_LAYERS, read_number, read_pad, refuse_unhonoured
 from ..checkpoints.generation_defaults import read_decoder_start
-from ..family import Family
+from ..family import Deferred, Family
 from ..hugging_face.describe import describe
-from ..hugging_face.interface import Loading, attention_problems, generating
+from ..hugging_face.interface import Loading, attention_problems
 from ..hugging_face.tensors import Parameters, held_tensors
-from ..parts import CachedForm, EncoderForm
+from ..parts import CachedSpec, EncoderSpec
 from ..signature import TOKENS, Signature, next_token_logits, text_signature
 
-if TYPE_CHECKING:  # plans are made without torch
-    import torch
+if TYPE_CHECKING:
+    from ..hugging_face import t5 as modules
+else:
+    modules = Deferred("..hugging_face.t5", __package__)
 
 ENCODER, GENERATOR = "T5EncoderModel", "T5ForConditionalGeneration"
 _HEADLESS = "T5Model"
@@ -48,7 +50,6 @@ _UNUSED = frozenset(
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     ]
 )
-_FLOAT32_BYTES = 4
 # Behind which a step is counted.
 _PROMPT_TOKENS = 64
 
@@ -81,11 +82,6 @@ class T5Model:
         return {"encoder": self.layers, **({"decoder": self.decoder_layers} if self.decoder_layers else {})}
 
     @property
-    def ups(self) -> tuple[str, ...]:
-        """The layers that make an FFN's neurons."""
-        return ("wi_0", "wi_1") if self.gated else ("wi",)
-
-    @property
     def parameters(self) -> Parameters:
         """Every parameter of the module."""
         found = Parameters()
@@ -108,15 +104,14 @@ class T5Model:
         if layer == 0:
             found.add(f"{at}.0.SelfAttention.relative_attention_bias.weight", self.buckets, self.heads)
         ffn, axis = f"{at}.{len(attentions)}.DenseReluDense", found.axis(f"{stack}.layers.{layer}.ffn", self.ffn)
-        for up in self.ups:
+        for up in ("wi_0", "wi_1") if self.gated else ("wi",):
             found.linear(f"{ffn}.{up}", self.hidden, self.ffn, bias=False, rows=axis)
         found.linear(f"{ffn}.wo", self.ffn, self.hidden, bias=False, columns=axis)
         for place in range(len(attentions) + 1):
             found.norm(f"{at}.{place}.layer_norm", self.hidden, bias=False)
 
     def names_in_files(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Every tensor of the folder, by the name that the module gives the parameter. Raises CheckpointError for one
-        that is missing, misfits or has no place."""
+        """The tensors of a folder by their parameters, as ``held_tensors`` finds them."""
 
         def is_unused(name: str) -> bool:
             """A copy, or a part of the side that the encoder alone does not have."""
@@ -196,7 +191,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         model.names_in_files(checkpoint),
         _signature(checkpoint, model),
         partial(forward_ops, model),
-        Loading(class_name=class_name(checkpoint), finish=partial(_finish, model)),
+        Loading(class_name=class_name(checkpoint), finish=lambda t5: modules.mend(t5, model.stacks, model.tied)),
         model.hidden,
     )
     return replace(
@@ -218,37 +213,32 @@ def _signature(checkpoint: Checkpoint, model: T5Model) -> Signature:
     return text_signature(checkpoint, [output], *sizes, "token", shortened=_SHORTENED, start=start)
 
 
-def _cached(model: T5Model) -> CachedForm:
-    layers = (CachedLayer(model.heads, model.head_dim),) * model.decoder_layers
-    encoder = EncoderForm(
-        model.start,
-        MOST_TOKENS,
-        lambda module: generating().T5Encoder(module.model).eval(),
-        partial(encoding_ops, model),
-        partial(step_ops, model),
-    )
-    return CachedForm(
+def _cached(model: T5Model) -> CachedSpec:
+    return CachedSpec(
         model.vocabulary,
         MOST_TOKENS,
-        layers,
-        lambda module: generating().CachedT5(module.model).eval(),
-        lambda module: generating().RecordedT5(module.model).eval(),
-        encoder=encoder,
+        (CachedLayer(model.heads, model.head_dim),) * model.decoder_layers,
+        lambda module: modules.CachedT5(module.model),
+        lambda module: modules.RecordedT5(module.model),
+        encoder=EncoderSpec(
+            model.start,
+            MOST_TOKENS,
+            lambda module: modules.T5Encoder(module.model),
+            partial(encoding_ops, model),
+            partial(step_ops, model),
+        ),
     )
 
 
 def forward_ops(model: T5Model, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """Encoder and decoder, each over as many tokens, and the head."""
     ops = _stack(model, "encoder", submodel, bucket)
-    if model.decoder_layers:
-        ops += decoder_ops(model, submodel, bucket)
-    return ops
+    return [*ops, *decoder_ops(model, submodel, bucket)] if model.decoder_layers else ops
 
 
 def decoder_ops(model: T5Model, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """The decoder, behind as many tokens, and the head."""
-    ops = _stack(model, "decoder", submodel, bucket, source=bucket.sequence)
-    return [*ops, _head(model, bucket)]
+    return _stack(model, "decoder", submodel, bucket, source=bucket.sequence)
 
 
 def encoding_ops(model: T5Model, submodel: Submodel, bucket: Bucket) -> list[Op]:
@@ -267,16 +257,14 @@ def source_ops(model: T5Model, bucket: Bucket) -> list[Op]:
 
 def step_ops(model: T5Model, submodel: Submodel) -> list[Op]:
     """One new token of the decoder, behind a short prompt."""
-    bucket = Bucket(1, 1)
-    ops = _stack(model, "decoder", submodel, bucket, source=_PROMPT_TOKENS, has_source_keys=True)
-    return [*ops, _head(model, bucket)]
+    return _stack(model, "decoder", submodel, Bucket(1, 1), source=_PROMPT_TOKENS, has_source_keys=True)
 
 
 def _stack(
     model: T5Model, stack: str, submodel: Submodel, bucket: Bucket, source: int = 0, has_source_keys: bool = False
 ) -> list[Op]:
-    """One side over ``bucket``. A decoder reads ``source`` tokens of the encoder, whose keys and values it makes too,
-    unless it ``has_source_keys`` already."""
+    """One side over ``bucket``; a decoder with the head. It reads ``source`` tokens of the encoder, whose keys and
+    values it makes too, unless it ``has_source_keys`` already."""
     hidden, tokens = model.hidden, bucket.tokens
     ops = [lookup(f"{stack}.embedding", tokens * hidden)]
     ops.append(lookup(f"{stack}.position_bias", model.heads * bucket.sequence**2))
@@ -289,67 +277,23 @@ def _stack(
         width = submodel[f"{at}.ffn"]
         ops += [
             elementwise(f"{at}.ffn.norm", tokens * hidden, passes=4),
-            *(linear(f"{at}.ffn.{up}", tokens, hidden, width, bias=False) for up in model.ups),
-            elementwise(f"{at}.ffn.activation", tokens * width, passes=5 if model.gated else 2),
-            linear(f"{at}.ffn.wo", tokens, width, hidden, bias=False),
+            *feed_forward(f"{at}.ffn", tokens, hidden, width, bias=False, gated=model.gated),
             elementwise(f"{at}.ffn.residual", tokens * hidden, passes=3),
         ]
-    return [*ops, elementwise(f"{stack}.norm", tokens * hidden, passes=4)]
-
-
-def _head(model: T5Model, bucket: Bucket) -> Op:
-    """The product with the vocabulary."""
-    return linear("lm_head", bucket.tokens, model.hidden, model.vocabulary, bias=False)
+    ops.append(elementwise(f"{stack}.norm", tokens * hidden, passes=4))
+    return [*ops, linear("lm_head", tokens, hidden, model.vocabulary, bias=False)] if stack == "decoder" else ops
 
 
 def _attention(model: T5Model, at: str, bucket: Bucket, seen: int, made_of: int) -> Iterator[Op]:
     """Queries of ``bucket`` over ``seen`` tokens of each row; keys and values are made of ``made_of`` tokens in all."""
     tokens, inner = bucket.tokens, model.heads * model.head_dim
-    scores = model.heads * tokens * seen
-    moved = (tokens * inner + bucket.batch * seen * inner + scores) * _FLOAT32_BYTES
+    scores, read = model.heads * tokens * seen, (tokens + bucket.batch * seen) * inner
     yield elementwise(f"{at}.norm", tokens * model.hidden, passes=4)
     yield linear(f"{at}.query", tokens, model.hidden, inner, bias=False)
     if made_of:
         yield from (linear(f"{at}.{part}", made_of, model.hidden, inner, bias=False) for part in ("key", "value"))
     yield elementwise(f"{at}.split", (tokens + 2 * made_of) * inner, passes=2)
-    yield Op(f"{at}.scores", "batched_gemm", 2 * scores * model.head_dim, 0, moved)
-    yield elementwise(f"{at}.softmax", scores, passes=10)
-    yield Op(f"{at}.context", "batched_gemm", 2 * scores * model.head_dim, 0, moved)
+    yield from attention_products(at, scores, model.head_dim, read, {"softmax": 10})
     yield elementwise(f"{at}.merge", tokens * inner, passes=2)
     yield linear(f"{at}.output", tokens, inner, model.hidden, bias=False)
     yield elementwise(f"{at}.residual", tokens * model.hidden, passes=3)
-
-
-def look_up_distances(stack: Any) -> None:
-    """Makes one side of a T5 look its relative positions up, in a table of what its class's own function returns.
-
-    Between two buckets the logarithm of a position is a whole number, which its last bit decides: an engine's logarithm
-    may have another.
-    """
-    import torch
-
-    attention = stack.block[0].layer[0].SelfAttention
-    farthest = attention.relative_attention_max_distance
-    table: torch.Tensor = attention._relative_position_bucket(
-        torch.arange(-farthest, farthest + 1),
-        bidirectional=not attention.is_decoder,
-        num_buckets=attention.relative_attention_num_buckets,
-        max_distance=farthest,
-    )
-
-    def bucket_of(relative_position: torch.Tensor, **_how: Any) -> torch.Tensor:
-        """Buckets of ``relative_position``, both int64 of any shape; all that are farther share the last ones."""
-        return table[relative_position.clamp(-farthest, farthest) + farthest]
-
-    # In the place of the class's own function, which a submodule of this name would not hide.
-    attention.__dict__["_relative_position_bucket"] = bucket_of
-
-
-def _finish(model: T5Model, module: Any) -> None:
-    """Looks relative positions up, and unties a head that equals the table, which transformers has tied."""
-    import torch
-
-    for stack in model.stacks:
-        look_up_distances(module.get_submodule(stack))
-    if model.decoder_layers and not model.tied and module.lm_head.weight is module.shared.weight:
-        module.lm_head.weight = torch.nn.Parameter(module.shared.weight.detach().clone(), requires_grad=False)

@@ -144,8 +144,7 @@ class VitModel:
         return found
 
     def names_in_files(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Every tensor of the folder, by the name that the module gives the parameter. Raises CheckpointError for one
-        that is missing, misfits or has no place."""
+        """The tensors of a folder by their parameters, as ``held_tensors`` finds them."""
         shapes = self.parameters.shapes
         return held_tensors(checkpoint, shapes, self.model_type, _UNUSED_TENSOR.fullmatch, _RENAMED_PARTS)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from re import Pattern
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...bucket import Bucket
@@ -15,12 +14,17 @@ from ...workload import Op, elementwise, linear
 from ..architecture import EVERY_VARIANT
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import read_classes, read_pad
-from ..parts import CachedForm
+from ..family import Deferred
+from ..parts import CachedSpec
 from ..signature import Signature, text_signature
 from .tensors import Parameters, Shape
 
-if TYPE_CHECKING:  # plans are made without torch
+if TYPE_CHECKING:
     import torch
+
+    from . import generating
+else:
+    generating = Deferred(".generating", __package__)
 
 EMBEDDING, HIDDEN = "sentence_embedding", "last_hidden_state"
 # 1 where a token is pooled; an input where a pooling leaves the tokens of prompts out.
@@ -91,14 +95,20 @@ QUESTION = Head(
 class TextModel:
     """A class of texts: its ``head``, None for the base model, which answers with its hidden states, and its sizes.
 
-    ``embedding`` numbers has a token before the layers, ``hidden`` between them; ``pad`` fills ``input_ids``. ``tied``:
-    the matrix back to the vocabulary is the token embedding. ``causal``: positions see no later ones.
+    ``embedding`` numbers has a token before the layers, ``hidden`` between them; ``widths`` are FFN neurons by layer,
+    ``heads`` those of attention, of size ``head_dim``, and ``positions`` the tokens of the longest text. ``pad`` fills
+    ``input_ids``. ``tied``: the matrix back to the vocabulary is the token embedding. ``causal``: positions see no
+    later ones.
     """
 
     head: Head | None
     hidden: int
     embedding: int
     vocabulary: int
+    heads: int
+    head_dim: int
+    widths: tuple[int, ...]
+    positions: int
     classes: int
     pad: int
     tied: bool
@@ -148,19 +158,12 @@ class TextModel:
         return is_unused
 
     def signature(
-        self,
-        checkpoint: Checkpoint,
-        positions: int,
-        needs: RowNeed | None,
-        types: int = 1,
-        shortened: str | None = None,
+        self, checkpoint: Checkpoint, needs: RowNeed | None, types: int = 1, shortened: str | None = None
     ) -> Signature:
-        """Inputs and outputs, for texts of at most ``positions`` tokens of so many ``types``. ``needs`` is the token
-        that a row must have, of a model that takes a mask."""
-        outputs = list(self._outputs())
-        return text_signature(
-            checkpoint, outputs, positions, self.vocabulary, self.pad, needs, types, shortened=shortened
-        )
+        """Inputs and outputs, for texts of tokens of so many ``types``. ``needs`` is the token that a row must have, of
+        a model that takes a mask."""
+        sizes = (self.positions, self.vocabulary, self.pad)
+        return text_signature(checkpoint, list(self._outputs()), *sizes, needs, types, shortened)
 
     def _outputs(self) -> Iterator[TensorSpec]:
         """Outputs of the class that config.json names."""
@@ -172,26 +175,19 @@ class TextModel:
             role = "next_tokens" if self.head.follows and self.causal else self.head.roles.get(name)
             yield TensorSpec(name, "float32", ("batch", *dims), role=role)
 
-    def cached_form(self, positions: int, layers: tuple[CachedLayer, ...]) -> CachedForm | None:
+    def cached_spec(self, layers: Iterable[CachedLayer]) -> CachedSpec | None:
         """How a decoder generates; ``layers`` are the ones that have keys and values of their own, in order. None where
         there is no head over the vocabulary."""
         if self.head is None or not self.head.follows:
             return None
-
-        return CachedForm(
+        layers = tuple(layers)
+        return CachedSpec(
             self.vocabulary,
-            positions,
+            self.positions,
             layers,
-            lambda module: generating().CachedDecoder(module.model, layers).eval(),
-            lambda module: generating().RecordedDecoder(module.model, layers).eval(),
+            lambda module: generating.CachedDecoder(module.model, layers).eval(),
+            lambda module: generating.RecordedDecoder(module.model, layers).eval(),
         )
-
-
-def generating() -> ModuleType:
-    """The modules of generation, which need torch."""
-    from . import generating
-
-    return generating
 
 
 def read_head(checkpoint: Checkpoint, classes: Mapping[str, Head | None]) -> Head | None:

@@ -56,8 +56,9 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
     return x * cos.to(x.dtype) + torch.cat((second, first), dim=-1) * sin.to(x.dtype)
 
 
-# Attention of queries over keys and values, all [B, A, S, D], given an addend of scores.
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+# Attention of queries [B, A, S, D] over keys and values [B, K, N, D], given what is added to scores or nothing, and
+# what scores are multiplied by: [B, A, S, D].
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
 
 
 class NestedAttention(torch.nn.Module):
@@ -94,7 +95,7 @@ class NestedAttention(torch.nn.Module):
         if positions is not None:
             query, key = positions(query), positions(key)
         if attend is not None:
-            context = attend(query, key, value, mask)
+            context = attend(query, key, value, mask, self.head_dim**-0.5)
         else:
             context = functional.scaled_dot_product_attention(query, key, value, mask, scale=self.head_dim**-0.5)
         merged = context.transpose(1, 2).flatten(2)  # [B, S, A * D]

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .attention import Attend
+from .layers import View
+
 _FLOAT, _OPERATOR, _ANYWHERE = 1, "com.microsoft::GroupQueryAttention", -1
 
 
@@ -81,6 +84,35 @@ def cached_attention(
         version=1,
     )
     return found.view(rows, tokens, heads, size), Cache(*present)
+
+
+def over_cache(before: Cache, new: CachePlaces, present: list[torch.Tensor]) -> Attend:
+    """Attention of new tokens at ``new`` over what the cache has ``before`` them, given what is added to scores,
+    [A, B, S, T], or nothing; appends to ``present`` the keys and values that the cache has with them."""
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        bias = None if added is None else added.transpose(0, 1)  # [B, A, S, T]
+        found, after = cached_attention(query, Cache(key, value), before, new, scale, bias=bias)
+        present.extend(after)
+        return found.transpose(1, 2)
+
+    return attend
+
+
+class CachedLM(View):
+    """A decoder of ours with the interface of ``GenerationEntry``; to be traced. Its ``begun`` makes of new tokens
+    their first states, and what every layer is given beside them."""
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        model, new, present = self.model, cache_places(position_ids), list[torch.Tensor]()
+        hidden, *given = model.begun(input_ids, position_ids, new)
+        for layer, before in zip(model.layers, caches_of(past), strict=True):
+            hidden = layer(hidden, *given, attend=over_cache(before, new, present))
+        return (model.logits(hidden[:, logits_at]), *present)
 
 
 def reading_attention(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from nestforge.exporters.families.bert import LAYOUTS as ENCODERS
-from nestforge.exporters.families.gated_decoder import LAYOUTS as DECODERS
+from nestforge.exporters.families.decoder_types import LAYOUTS as DECODERS
 from nestforge.exporters.families.gpt2 import CLASSES as GPT2
 from safetensors.torch import load_file, save_file
 from support.gated_decoders import OWN as DECODER_KEYS

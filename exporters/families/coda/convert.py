@@ -207,7 +207,7 @@ def from_bert(checkpoint: Checkpoint) -> DenseEncoder:
         )
     read = reader(checkpoint, bert.names_in_files(checkpoint), bert.prefix)
     weights = layer_weights(
-        read, [f"encoder.layer.{layer}" for layer in range(bert.layers)], _BERT_PARTS, ["weight", "bias"]
+        read, [f"encoder.layer.{layer}" for layer in range(len(bert.widths))], _BERT_PARTS, ["weight", "bias"]
     )
     weights |= {
         "embeddings.word.weight": read("embeddings.word_embeddings.weight"),
@@ -220,9 +220,9 @@ def from_bert(checkpoint: Checkpoint) -> DenseEncoder:
         weights["embeddings.token_type.weight"] = read("embeddings.token_type_embeddings.weight")
     fields = {
         "hidden_size": bert.hidden,
-        "num_hidden_layers": bert.layers,
+        "num_hidden_layers": len(bert.widths),
         "num_attention_heads": bert.heads,
-        "intermediate_size": bert.ffn,
+        "intermediate_size": bert.widths[0],
         "vocab_size": bert.vocabulary,
         "max_position_embeddings": bert.positions,
         "type_vocab_size": bert.types,

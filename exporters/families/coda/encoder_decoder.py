@@ -20,10 +20,9 @@ from ...architecture import Replay
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.config import offline_transformers
 from ...checkpoints.own_folder import read_config, with_weights
-from ...hugging_face.generating import cached_pass, empty_cache, own_keys, source_keys
+from ...hugging_face.t5 import cached_pass, empty_cache, look_up_distances, own_keys, source_keys
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
 from ...modules.layers import View, on_same_weights
-from ..t5 import look_up_distances
 from .config import CodaEncoderDecoderConfig
 from .model import CodaEncoder, replay, take_variants
 

@@ -22,20 +22,20 @@ from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Deferred, Family
 from ...hugging_face.tensors import Shape
-from ...parts import CachedForm, EncoderForm
+from ...parts import CachedSpec, EncoderSpec
 from ...signature import next_token_logits, text_signature
 from ..t5 import HEAD, decoder_ops, source_ops, step_ops
 from . import ops
 from .config import ENCODER, REDUCTION, CodaEncoderDecoderConfig
 from .family import PRESETS as ENCODERS
-from .family import TokenRoutes, coda_task_form, static_reason
+from .family import TokenRoutes, coda_task_spec, static_reason
 
 if TYPE_CHECKING:
     import torch
 
     from . import encoder_decoder
 else:
-    encoder_decoder = Deferred(f"{__package__}.encoder_decoder")
+    encoder_decoder = Deferred(".encoder_decoder", __package__)
 
 
 TABLES = (*(f"{ENCODER}{table}" for table in ops.TABLES), HEAD)
@@ -70,15 +70,15 @@ def read(checkpoint: Checkpoint) -> Architecture:
         routing=PairRoutes(encoder) if encoder.conditional else None,
         variants=lambda submodel, bucket: ops.variant_ops(encoder, of_encoder(submodel), bucket),
         lower=encoder_decoder.lower,
-        tasks=coda_task_form(encoder, ENCODER),
+        tasks=coda_task_spec(encoder, ENCODER),
         group_of=parameter_group,
     )
 
 
-def _cached(config: CodaEncoderDecoderConfig) -> CachedForm:
+def _cached(config: CodaEncoderDecoderConfig) -> CachedSpec:
     encoder, shape = config.encoder, config.decoder
     positions = encoder.most_tokens
-    form = EncoderForm(
+    form = EncoderSpec(
         config.decoder_start_token_id,
         positions,
         lambda module: encoder_decoder.SourceEncoder(module.model, module.returns_routes),
@@ -88,7 +88,7 @@ def _cached(config: CodaEncoderDecoderConfig) -> CachedForm:
         routes=partial(PairRoutes(encoder).of_any_length, longest=positions),
     )
     stated = encoder.tokens_selected is not None
-    return CachedForm(
+    return CachedSpec(
         config.vocabulary,
         positions,
         (CachedLayer(shape.heads, shape.head_dim),) * shape.decoder_layers,

@@ -15,7 +15,7 @@ from ....bucket import Bucket
 from ....bundle.entries.engine_entry import RoutingEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....elastic import Submodel
-from ...architecture import ROUTES, Architecture, Replay, Routing, TaskForm
+from ...architecture import ROUTES, Architecture, Replay, Routing, TaskSpec
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
 from ...family import Deferred, Family
@@ -23,7 +23,6 @@ from ...signature import TOKENS, Signature, text_signature
 from .config import PIXELS, SCHEDULE, CodaConfig, KeysOf
 from .ops import (
     TABLES,
-    capacities,
     elastic_spec,
     forward_ops,
     is_of_task,
@@ -31,6 +30,7 @@ from .ops import (
     parameter_group,
     parameters,
     reduction_of,
+    selected_counts,
     temperature_names,
     token_bucket,
     variant_ops,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from . import model, tasks
 else:
-    model, tasks = Deferred(f"{__package__}.model"), Deferred(f"{__package__}.tasks")
+    model, tasks = Deferred(".model", __package__), Deferred(".tasks", __package__)
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -61,7 +61,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         routing=TokenRoutes(config) if config.conditional else None,
         variants=partial(variant_ops, config),
         lower=model.lower,
-        tasks=coda_task_form(config),
+        tasks=coda_task_spec(config),
         group_of=parameter_group,
     )
 
@@ -94,7 +94,7 @@ class TokenRoutes(Routing):
 
     def entries(self, submodel: Submodel, bucket: Bucket) -> tuple[RoutingEntry, ...]:
         """The tokens of every row by falling rank; none where nothing is compared."""
-        return self._entries(bucket.batch, capacities(self.config, submodel, bucket))
+        return self._entries(bucket.batch, selected_counts(self.config, submodel, bucket))
 
     def of_any_length(self, submodel: Submodel, longest: int) -> tuple[RoutingEntry, ...]:
         """The same of one row of up to ``longest`` tokens."""
@@ -106,7 +106,7 @@ class TokenRoutes(Routing):
         return tuple(RoutingEntry(f"{ROUTES}{layer}", (rows, count)) for layer, count in counts.items())
 
     def metadata(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, int | str]:
-        config, counts = self.config, capacities(self.config, submodel, bucket)
+        config, counts = self.config, selected_counts(self.config, submodel, bucket)
         tokens = token_bucket(config, bucket).sequence
         selected = {*counts.values()} or {tokens}
         stated: dict[str, int | str] = {
@@ -134,14 +134,14 @@ class TokenRoutes(Routing):
         return model.replay(module.model, inputs, given)
 
 
-def coda_task_form(config: CodaConfig, prefix: str = "") -> TaskForm | None:
+def coda_task_spec(config: CodaConfig, prefix: str = "") -> TaskSpec | None:
     """Form of the tasks of a model whose encoder ``config`` describes, with the encoder's names behind ``prefix``. None
     where no layer is conditional."""
     if not config.conditional:
         return None
     own = [name for name in parameters(config).shapes if is_of_task(name)]
     names = frozenset(f"{prefix}{name}" for name in (*own, *temperature_names(config)))
-    return TaskForm("coda", names, lambda folder: tasks.read_task(config, folder, prefix))
+    return TaskSpec("coda", names, lambda folder: tasks.read_task(config, folder, prefix))
 
 
 # The published T5 v1.1 shapes, made conditional as the paper analyses them: adapters of 64, all layers conditional,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ....bucket import Bucket
 from ....elastic import Axis, ElasticSpec, Submodel
 from ....errors import PlanError
-from ....workload import Op, added_rows, elementwise, linear, lookup, one_hot_product
+from ....workload import Op, added_rows, attention_products, elementwise, linear, lookup, one_hot_product
 from ...hugging_face.tensors import RELATIVE_BUCKETS, Parameters
 from .config import REDUCTION, CodaConfig, tokens_of_layers
 
@@ -18,7 +18,6 @@ DISPATCH, COMBINE = "coda.dispatch", "coda.combine"
 WORDS, PLACES, TYPES = (f"embeddings.{table}.weight" for table in ("word", "position", "token_type"))
 BIASES = "relative_bias.weight"
 TABLES = (WORDS, PLACES, TYPES, BIASES)
-_FLOAT32_BYTES = 4
 
 
 def parameters(config: CodaConfig) -> Parameters:
@@ -130,7 +129,7 @@ def layer_tokens(config: CodaConfig, tokens: int, reduction: int, any_length: bo
     return dict(zip(layers, tokens_of_layers(config.tokens_selected, tokens, reduction, len(layers)), strict=True))
 
 
-def capacities(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[int, int]:
+def selected_counts(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[int, int]:
     """``layer_tokens`` of ``submodel`` at ``bucket``. Raises PlanError for a reduction above the tokens of a row."""
     try:
         return layer_tokens(config, token_bucket(config, bucket).sequence, reduction_of(config, submodel))
@@ -143,7 +142,7 @@ def capacities(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[i
 
 def forward_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> list[Op]:
     """One pass of ``CodaEncoder``. Raises PlanError for a reduction above the tokens of a row."""
-    counts, bucket = capacities(config, submodel, bucket), token_bucket(config, bucket)
+    counts, bucket = selected_counts(config, submodel, bucket), token_bucket(config, bucket)
     d, t, n = config.hidden_size, bucket.tokens, bucket.sequence
     ops = _embedding_ops(config, bucket)
     if config.position == "learned":
@@ -213,8 +212,6 @@ def _attention_ops(config: CodaConfig, at: str, rows: int, asking: int, reads: i
     d, heads, size, bias = config.hidden_size, config.num_attention_heads, config.head_size, config.bias
     inner, shared = heads * size, config.key_value_heads * size
     q, m, scores = rows * asking, rows * reads, rows * heads * asking * reads
-    moved = (q * inner + m * shared + scores) * _FLOAT32_BYTES
-    product = 2 * scores * size
     ops = [
         linear(f"{at}.query", q, d, inner, bias),
         linear(f"{at}.key", m, d, shared, bias),
@@ -232,10 +229,7 @@ def _attention_ops(config: CodaConfig, at: str, rows: int, asking: int, reads: i
         ops.append(elementwise(f"{at}.rotary", q * inner + m * shared, passes=4))
     return [
         *ops,
-        Op(f"{at}.scores", "batched_gemm", product, 0, moved),
-        elementwise(f"{at}.mask", scores, passes=3),
-        elementwise(f"{at}.softmax", scores, passes=8),
-        Op(f"{at}.context", "batched_gemm", product, 0, moved),
+        *attention_products(at, scores, size, q * inner + m * shared, {"mask": 3, "softmax": 8}),
         linear(f"{at}.output", q, inner, d, bias),
     ]
 
@@ -261,7 +255,7 @@ def variant_ops(config: CodaConfig, submodel: Submodel, bucket: Bucket) -> dict[
 
     Raises PlanError for a reduction above the tokens of a row.
     """
-    counts, bucket = capacities(config, submodel, bucket), token_bucket(config, bucket)
+    counts, bucket = selected_counts(config, submodel, bucket), token_bucket(config, bucket)
     if not counts:
         return {}
     d = config.hidden_size

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
@@ -24,15 +23,19 @@ from ....workload import Op
 from ...architecture import Architecture, is_table
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
-from ...family import Family
+from ...family import Deferred, Family
 from ...hugging_face.tensors import Parameters
-from ...parts import CacheAxes, CachedForm
+from ...parts import CacheAxes, CachedSpec
 from ...signature import Signature, text_signature
 from .config import LANGUAGE, VISION, MatformerConfig, MatformerVitConfig, NestedConfig
 from .ops import elastic_spec, language_model_ops, language_parameters, vision_model_ops, vision_parameters
 
-if TYPE_CHECKING:  # plans are made without torch
-    import torch
+if TYPE_CHECKING:
+    from ...modules import cached_attention
+    from . import model
+else:
+    cached_attention = Deferred("...modules.cached_attention", __package__)
+    model = Deferred(".model", __package__)
 
 
 def read_language_model(checkpoint: Checkpoint) -> Architecture:
@@ -67,12 +70,13 @@ def _read(
     if checkpoint.has_weights:
         compare_with_headers(checkpoint, parameters.shapes)
 
-    def load() -> torch.nn.Module:
-        from .model import OneInput, model_of
-
-        return OneInput(model_of(checkpoint))
-
-    return Architecture(elastic_spec(config, parameters), signature, parameters.shapes, workload, load)
+    return Architecture(
+        elastic_spec(config, parameters),
+        signature,
+        parameters.shapes,
+        workload,
+        load=lambda: model.OneInput(model.model_of(checkpoint)),
+    )
 
 
 FAMILIES = tuple(
@@ -90,20 +94,15 @@ FAMILIES = tuple(
 )
 
 
-def _cached(config: MatformerConfig) -> CachedForm:
-    def model() -> ModuleType:
-        from . import model
-
-        return model
-
+def _cached(config: MatformerConfig) -> CachedSpec:
     layers = (CachedLayer(config.num_attention_heads, config.head_dim),) * config.num_hidden_layers
     axes = tuple(CacheAxes(f"layers.{layer}.heads") for layer in range(len(layers))) if config.nested_heads else ()
-    return CachedForm(
+    return CachedSpec(
         config.vocab_size,
         config.max_position_embeddings,
         layers,
-        lambda module: model().CachedLM(module.model).eval(),
-        lambda module: model().RecordedLM(module.model).eval(),
+        lambda module: cached_attention.CachedLM(module.model),
+        lambda module: model.RecordedLM(module.model),
         cache_axes=axes,
     )
 

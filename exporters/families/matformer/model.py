@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -19,8 +19,8 @@ from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_folder import read_config, with_weights
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
 from ...modules.attention import Attend, NestedAttention, Positions, causal_mask, rotary
-from ...modules.cached_attention import Cache, cache_places, cached_attention, caches_of, tokens_so_far
-from ...modules.layers import Answering, Ffn, VocabularyHead, draw_weights
+from ...modules.cached_attention import CachePlaces, tokens_so_far
+from ...modules.layers import Answering, Ffn, View, VocabularyHead, draw_weights
 from .config import MatformerConfig, MatformerVitConfig, NestedConfig
 
 
@@ -56,6 +56,21 @@ class MatformerLM(torch.nn.Module):
         per_layer = (one_per_layer(values, len(self.layers)) for values in (widths, heads))
         for layer, width, kept in zip(self.layers, *per_layer, strict=True):
             hidden = layer(hidden, places, width, kept)
+        return self.logits(hidden)
+
+    def begun(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, new: CachePlaces
+    ) -> tuple[torch.Tensor, Places]:
+        """For ``CachedLM``: the states of ``input_ids`` [B, S] at ``position_ids``, and their places behind
+        those before ``new``."""
+        if self.config.position == "rotary":
+            places = Places(turn=rotary(position_ids[:, None], self.config.head_dim))
+        else:
+            places = Places(buckets=buckets_between(position_ids, tokens_so_far(new)))
+        return self.embed_tokens(input_ids), places
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Last states [B, S, H] to logits [B, S, V]."""
         logits: torch.Tensor = self.lm_head(self.norm(hidden), self.embed_tokens.weight)
         return logits
 
@@ -204,49 +219,8 @@ class OneInput(Answering):
         return super().forward(inputs)
 
 
-class CachedLM(torch.nn.Module):
-    """``model`` with the interface of ``GenerationEntry``; to be traced."""
-
-    def __init__(self, model: Any) -> None:  # MatformerLM
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        model, size = self.model, self.model.config.head_dim
-        new = cache_places(position_ids)
-        if model.config.position == "rotary":
-            places = Places(None, rotary(position_ids[:, None], size), None)
-        else:
-            places = Places(None, None, buckets_between(position_ids, tokens_so_far(new)))
-        present: list[torch.Tensor] = []
-        hidden = model.embed_tokens(input_ids)  # [B, S, H]
-        for layer, before in zip(model.layers, caches_of(past), strict=True):
-
-            def attend(
-                query: torch.Tensor,
-                key: torch.Tensor,
-                value: torch.Tensor,
-                mask: torch.Tensor | None,
-                before: Cache = before,
-            ) -> torch.Tensor:
-                bias = None if mask is None else mask.transpose(0, 1)  # [B, A, S, T]
-                found, after = cached_attention(query, Cache(key, value), before, new, size**-0.5, bias=bias)
-                present.extend(after)
-                return found.transpose(1, 2)
-
-            hidden = layer(hidden, places, attend=attend)
-        hidden = model.norm(hidden[:, logits_at])  # [B, answers, H]
-        return (model.lm_head(hidden, model.embed_tokens.weight), *present)
-
-
-class RecordedLM(torch.nn.Module):
-    """One pass of ``model`` over whole texts."""
-
-    def __init__(self, model: Any) -> None:  # MatformerLM
-        super().__init__()
-        self.model = model
+class RecordedLM(View):
+    """One pass of ``model``, a MatformerLM, over whole texts."""
 
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``input_ids`` [B, S] to logits [B, S, V], and per layer keys and values [B, A, S, D]."""
@@ -255,14 +229,14 @@ class RecordedLM(torch.nn.Module):
         places = places_of(model.config, input_ids.shape[1], hidden)
 
         def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
         ) -> torch.Tensor:
             kept.extend((key, value))
-            return functional.scaled_dot_product_attention(query, key, value, mask, scale=model.config.head_dim**-0.5)
+            return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
 
         for layer in model.layers:
             hidden = layer(hidden, places, attend=attend)
-        return (model.lm_head(model.norm(hidden), model.embed_tokens.weight), *kept)
+        return (model.logits(hidden), *kept)
 
 
 def load_model(folder: Path) -> torch.nn.Module:

@@ -9,22 +9,19 @@ keys and values, ``n`` or one that all share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from ...modules.attention import Positions
+from ...modules.attention import Attend, Positions
 from ...modules.layers import Answering, on_same_weights
 from .config import ROLES, MheConfig
 from .forms import folded_shapes, places_of, table
 
 # Keys and values [B, K, N, d] that queries read, of the same tokens or of others.
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-# Attention of queries [B, n, S, d] over keys and values [B, K, N, d], given what is added to scores, [1 or B, 1, 1 or
-# S, N] or nothing, and what scores are multiplied by: [B, n, S, d].
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
 
 
 class Attention(torch.nn.Module):

@@ -20,7 +20,7 @@ from ...architecture import Architecture, Folded
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
 from ...family import Deferred, Family
-from ...parts import CacheAxes, CachedForm, EncoderForm
+from ...parts import CacheAxes, CachedSpec, EncoderSpec
 from ...signature import TOKENS, next_token_logits, text_signature
 from .config import KINDS, PRESETS, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import (
@@ -47,9 +47,11 @@ from .ops import encoding_ops, forward_ops, step_ops, variant_ops
 if TYPE_CHECKING:
     import torch
 
+    from ...modules import cached_attention
     from . import attention, model
 else:
-    attention, model = Deferred(f"{__package__}.attention"), Deferred(f"{__package__}.model")
+    cached_attention = Deferred("...modules.cached_attention", __package__)
+    attention, model = Deferred(".attention", __package__), Deferred(".model", __package__)
 
 
 _TABLES = ("embeddings.word.weight", "embeddings.position.weight", "lm_head.weight")
@@ -107,16 +109,16 @@ def _output(config: MheConfig) -> TensorSpec:
     return TensorSpec("last_hidden_state", "float32", (*TOKENS, config.hidden_size))
 
 
-def _cached(config: MheConfig, spread: float) -> CachedForm | None:
+def _cached(config: MheConfig, spread: float) -> CachedSpec | None:
     vocabulary, positions = config.vocab_size, config.max_position_embeddings
     layer, variant = CachedLayer(cached_heads(config), config.head_size), cached_form(config)
     recorded: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: model.Recorded(module.model)  # noqa: E731
     if isinstance(config, MheDecoderConfig):
-        return CachedForm(
+        return CachedSpec(
             vocabulary,
             positions,
             (layer,) * config.num_hidden_layers,
-            lambda module: model.CachedLM(module.model),
+            lambda module: cached_attention.CachedLM(module.model),
             recorded,
             variants={ATTENTION: variant} if config.has_tables else {},
             cache_axes=cache_axes(config, ATTENTION),
@@ -124,7 +126,7 @@ def _cached(config: MheConfig, spread: float) -> CachedForm | None:
     if not isinstance(config, MheEncoderDecoderConfig):
         return None
     forms = {ENCODER: prompt_form(config, spread), DECODER: variant, CROSS: variant} if config.has_tables else {}
-    encoder = EncoderForm(
+    encoder = EncoderSpec(
         config.decoder_start_token_id,
         positions,
         lambda module: model.SourceEncoder(module.model),
@@ -132,7 +134,7 @@ def _cached(config: MheConfig, spread: float) -> CachedForm | None:
         partial(step_ops, config),
         cache_axes=cache_axes(config, CROSS),
     )
-    return CachedForm(
+    return CachedSpec(
         vocabulary,
         positions,
         (layer,) * config.decoder_layers,

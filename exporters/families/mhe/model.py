@@ -18,8 +18,8 @@ import torch
 
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.own_folder import read_config, with_weights
-from ...modules.attention import Positions, additive_mask, causal_mask, hidden_beyond, rotary
-from ...modules.cached_attention import Cache, CachePlaces, cache_places, cached_attention, caches_of
+from ...modules.attention import Attend, Positions, additive_mask, causal_mask, hidden_beyond, rotary
+from ...modules.cached_attention import CachePlaces, cache_places, caches_of, over_cache
 from ...modules.layers import (
     Answering,
     Embeddings,
@@ -30,7 +30,7 @@ from ...modules.layers import (
     draw_weights,
     on_same_weights,
 )
-from .attention import Attend, Attention, KeysAndValues, in_form
+from .attention import Attention, KeysAndValues, in_form
 from .config import KINDS, Layout, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import cached_form, places_of
 
@@ -102,6 +102,13 @@ class MheDecoder(torch.nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, mask, turn)
         return self.logits(hidden)
+
+    def begun(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, _new: CachePlaces
+    ) -> tuple[torch.Tensor, None, Positions | None]:
+        """For ``CachedLM``: the states of ``input_ids`` [B, S] at ``position_ids``, no mask, and their
+        turn."""
+        return self.embeddings(input_ids, position_ids=position_ids), None, self.turn(position_ids[:, None])
 
     def turn(self, places: torch.Tensor) -> Positions | None:
         """Rotation of queries and keys [B, n, S, d] at ``places`` [S], or [B, 1, S], where positions are rotary."""
@@ -293,34 +300,6 @@ _MODELS: Mapping[type[MheConfig], Callable[[Any], torch.nn.Module]] = {
 def made(config: MheConfig) -> torch.nn.Module:
     """The model that ``config`` describes, with weights drawn at random."""
     return _MODELS[type(config)](config)
-
-
-class CachedLM(View):
-    """A decoder in the form of engines that keep a cache, with the interface of ``GenerationEntry``; to be traced."""
-
-    def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *past: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        model, new = self.model, cache_places(position_ids)
-        present: list[torch.Tensor] = []
-        hidden, turn = model.embeddings(input_ids, position_ids=position_ids), model.turn(position_ids[:, None])
-        for layer, before in zip(model.layers, caches_of(past), strict=True):
-            hidden = layer(hidden, None, turn, over_cache(before, new, present))
-        return (model.logits(hidden[:, logits_at]), *present)
-
-
-def over_cache(before: Cache, new: CachePlaces, present: list[torch.Tensor]) -> Attend:
-    """Attention of new tokens at ``new`` over what the cache has ``before`` them; appends to ``present`` the keys and
-    values that it has with them."""
-
-    def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: torch.Tensor | None, scale: float
-    ) -> torch.Tensor:
-        found, after = cached_attention(query, Cache(key, value), before, new, scale)
-        present.extend(after)
-        return found.transpose(1, 2)
-
-    return attend
 
 
 class Recorded(View):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from . import model
 else:
-    model = Deferred(f"{__package__}.model")
+    model = Deferred(".model", __package__)
 
 
 def read(checkpoint: Checkpoint) -> Architecture:

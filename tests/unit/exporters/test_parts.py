@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.generation_entry import CACHED, CachedLayer
-from nestforge.exporters.parts import CachedForm, Part
+from nestforge.exporters.parts import CachedSpec, Part
 from nestforge.exporters.source import ModelSource, open_source
 from support.gated_decoders import save_decoder
 from support.tiny_matlm import save_tiny_matlm
@@ -21,9 +21,9 @@ def test_a_part_has_the_bucket_of_the_profile_or_its_own() -> None:
     assert own.at(Bucket(1, 8)) == Bucket(64, 512, 1, 1)
 
 
-def form(size: int = 8, positions: int = 40, problem: str | None = None) -> CachedForm:
+def form(size: int = 8, positions: int = 40, problem: str | None = None) -> CachedSpec:
     layers = (CachedLayer(2, size),) * 2
-    return CachedForm(48, positions, layers, lambda module: module, lambda module: module, family_problem=problem)
+    return CachedSpec(48, positions, layers, lambda module: module, lambda module: module, family_problem=problem)
 
 
 def test_engines_take_rows_of_one_token_and_as_many_tokens_as_the_model_has_positions() -> None:

@@ -24,7 +24,7 @@ from nestforge.compiler.parity.cached_cases import Batch, cached_batches, run_ba
 from nestforge.compiler.parity.references import References
 from nestforge.errors import CheckpointError, InputError, ParityError
 from nestforge.exporters.modules import cached_attention
-from nestforge.exporters.parts import CachedForm
+from nestforge.exporters.parts import CachedSpec
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache, SlidingWindow
 from nestforge.runtime.generation.cached_engine import CachedEngine
@@ -119,7 +119,7 @@ def test_what_an_engine_has_no_room_for_is_refused(bundle: Bundle) -> None:
             cached.step([1, 1], [0, 4])
 
 
-def answered(bundle: Bundle, references: References) -> tuple[CachedForm, EngineEntry, list[Batch], Found]:
+def answered(bundle: Bundle, references: References) -> tuple[CachedSpec, EngineEntry, list[Batch], Found]:
     form = references.universal.source.cached
     assert form is not None
     entry, engine, runner = parts(bundle)

@@ -30,7 +30,7 @@ from nestforge.compiler.graph.store import (
 )
 from nestforge.elastic import ElasticSpec, PrefixSlice
 from nestforge.errors import CheckpointError
-from nestforge.exporters.architecture import Task, TaskForm
+from nestforge.exporters.architecture import Task, TaskSpec
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.precision import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE
@@ -268,7 +268,7 @@ def test_nothing_of_a_model_that_takes_tasks_is_joined(builder: EngineBuilder) -
     def read(folder: Path) -> Task:
         raise NotImplementedError(folder)
 
-    source = replace(builder.universal.source, tasks=TaskForm("lora", frozenset(), read))
+    source = replace(builder.universal.source, tasks=TaskSpec("lora", frozenset(), read))
     assert joinable_parameters(replace(builder.universal, source=source)) == frozenset()
 
 

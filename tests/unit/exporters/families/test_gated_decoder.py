@@ -15,8 +15,8 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
+from nestforge.exporters.families.decoder_types import LAYOUTS as KINDS
 from nestforge.exporters.families.gated_decoder import FAMILY
-from nestforge.exporters.families.gated_decoder import LAYOUTS as KINDS
 from nestforge.exporters.families.gemma3n import Gemma3nParts
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import ModelSource, open_source

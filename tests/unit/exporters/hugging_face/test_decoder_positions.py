@@ -11,7 +11,8 @@ import transformers
 from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError, ExportError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.families.gated_decoder import LAYOUTS, read_decoder_model
+from nestforge.exporters.families.decoder_types import LAYOUTS
+from nestforge.exporters.families.gated_decoder import read_decoder_model
 from nestforge.exporters.hugging_face.decoder_positions import constant_positions, read_windows
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
@@ -22,7 +23,7 @@ _BY_LAYER = {
     "full_attention": {**_LONG, "original_max_position_embeddings": 12},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
-# Of models with 40 positions: model type, keys of config.json, and how many positions are constant.
+# Models with 40 positions: model type, keys of config.json, and how many positions are constant.
 KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "longrope": ("llama", {"rope_parameters": {**_LONG, "original_max_position_embeddings": 12}}, 12),
     "outside": ("mistral", {"rope_parameters": _LONG, "original_max_position_embeddings": 12}, 12),

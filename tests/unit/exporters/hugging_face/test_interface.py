@@ -32,8 +32,8 @@ CLASSES = {"Base": None, "ForCausalLM": NEXT_TOKEN, "ForTexts": LAST_TOKEN_CLASS
 def read(**config: Any) -> TextModel:
     checkpoint = Checkpoint(Path("m"), config, {})
     head, pad = read_decoder(checkpoint, CLASSES, vocabulary=50)
-    classes = read_classes(checkpoint)
-    return TextModel(head=head, hidden=8, embedding=8, vocabulary=50, classes=classes, pad=pad, tied=True)
+    sizes = {"hidden": 8, "embedding": 8, "vocabulary": 50, "heads": 2, "head_dim": 4, "positions": 16}
+    return TextModel(head=head, **sizes, widths=(32,), classes=read_classes(checkpoint), pad=pad, tied=True)
 
 
 def head_shapes(model: TextModel, tied: bool) -> dict[str, tuple[int, ...]]:
@@ -47,7 +47,7 @@ def test_without_a_name_it_is_the_base_model() -> None:
     base = read()
     assert (base.head, base.prefix, base.pad) == (None, "", 0)
     assert list(base.head_ops(Bucket(1, 4))) == []
-    assert base.cached_form(16, ()) is None
+    assert base.cached_spec(()) is None
 
 
 def test_heads_and_what_they_answer() -> None:
@@ -56,11 +56,11 @@ def test_heads_and_what_they_answer() -> None:
     assert head_shapes(tokens, tied=True) == {}
     assert head_shapes(tokens, tied=False) == {"lm_head.weight": (50, 8)}
     assert head_shapes(texts, tied=True) == {"score.weight": (3, 8)}
-    signature = texts.signature(Checkpoint(Path("m"), {}, {}), 16, "first_token")
+    signature = texts.signature(Checkpoint(Path("m"), {}, {}), "first_token")
     assert [spec.name for spec in signature.inputs] == ["input_ids", "attention_mask"]
     assert signature.outputs[0].dims == ("batch", 3)
-    assert tokens.cached_form(16, ()) is not None
-    assert texts.cached_form(16, ()) is None
+    assert tokens.cached_spec(()) is not None
+    assert texts.cached_spec(()) is None
 
 
 def test_heads_of_other_classes_may_be_in_the_files() -> None:

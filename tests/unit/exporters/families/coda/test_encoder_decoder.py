@@ -122,7 +122,7 @@ def test_a_reduction_spares_the_encoder_alone() -> None:
 
     passed = [products(forward_ops(config, submodel, bucket)) for submodel in (whole, reduced)]
     assert passed[0]["layers.0.ffn.up"] == 3 * passed[1]["layers.0.ffn.up"]
-    assert passed[0]["decoder.layers.0.ffn.wo"] == passed[1]["decoder.layers.0.ffn.wo"]
+    assert passed[0]["decoder.layers.0.ffn.down"] == passed[1]["decoder.layers.0.ffn.down"]
     assert passed[0]["lm_head"] == 2 * 12 * 16 * 40
     read = [products(encoding_ops(config, submodel, bucket)) for submodel in (whole, reduced)]
     assert read[0]["decoder.layers.0.cross_attention.key"] == read[1]["decoder.layers.0.cross_attention.key"]

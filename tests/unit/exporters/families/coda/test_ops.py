@@ -16,13 +16,13 @@ from nestforge.exporters.families.coda.config import CodaConfig
 from nestforge.exporters.families.coda.family import PRESETS
 from nestforge.exporters.families.coda.model import CodaEncoder
 from nestforge.exporters.families.coda.ops import (
-    capacities,
     elastic_spec,
     forward_ops,
     is_of_task,
     layer_tokens,
     parameters,
     reduction_of,
+    selected_counts,
     variant_ops,
 )
 from nestforge.workload import macs
@@ -101,20 +101,20 @@ def test_a_submodel_has_its_own_k_in_each_bucket() -> None:
     spec = elastic_spec(config)
     quarter = spec.submodel({"coda.reduction": 4})
     assert (reduction_of(config, quarter), reduction_of(config, spec.universal())) == (4, 1)
-    assert [capacities(config, quarter, Bucket(2, n))[1] for n in (4, 8, 10)] == [1, 2, 3]
-    assert capacities(config, spec.universal(), Bucket(2, 8)) == {0: 8, 1: 8}
-    assert capacities(coda_config(reduction_of_one="dense"), spec.universal(), Bucket(2, 8)) == {}
+    assert [selected_counts(config, quarter, Bucket(2, n))[1] for n in (4, 8, 10)] == [1, 2, 3]
+    assert selected_counts(config, spec.universal(), Bucket(2, 8)) == {0: 8, 1: 8}
+    assert selected_counts(coda_config(reduction_of_one="dense"), spec.universal(), Bucket(2, 8)) == {}
     problem = r"^bucket b2-s3: coda\.reduction 4: expected 1 to 3, the tokens of a row; ask for a longer bucket, or"
     with pytest.raises(PlanError, match=problem):
-        capacities(config, quarter, Bucket(2, 3))
+        selected_counts(config, quarter, Bucket(2, 3))
 
 
 def test_where_the_checkpoint_states_k_it_is_that() -> None:
     config = coda_config(tokens_selected={"8": {"4": 3}, "10": {"4": (5, 1)}})
     quarter = elastic_spec(config).submodel({"coda.reduction": 4})
-    assert capacities(config, quarter, Bucket(2, 8)) == {0: 3, 1: 3}
-    assert capacities(config, quarter, Bucket(2, 10)) == {0: 5, 1: 1}
-    assert capacities(config, quarter, Bucket(2, 9)) == {0: 3, 1: 3}, "ceil(9 / 4), where nothing is stated"
+    assert selected_counts(config, quarter, Bucket(2, 8)) == {0: 3, 1: 3}
+    assert selected_counts(config, quarter, Bucket(2, 10)) == {0: 5, 1: 1}
+    assert selected_counts(config, quarter, Bucket(2, 9)) == {0: 3, 1: 3}, "ceil(9 / 4), where nothing is stated"
 
 
 BUCKET = Bucket(1, 512)
