@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .bundle.open_bundle import Bundle, open_bundle
+    from .compiler.add_task import add_task
     from .compiler.compile import compile_bundle as compile
     from .compiler.convert_coda import convert_coda
     from .compiler.job import plan
     from .compiler.nest.nest import nest
+    from .compiler.planning.plan import Plan
+    from .compiler.verify import VerifyReport
     from .compiler.verify import verify_bundle as verify
     from .errors import (
         BuildError,
@@ -41,14 +44,18 @@ if TYPE_CHECKING:
         SliceError,
         UnsupportedModelError,
     )
+    from .exporters.families.coda.tasks import save_task
     from .parity.check import ParityReport, check_parity
     from .profiles.budget import BudgetSpec
     from .profiles.compile_request import CompileRequest
     from .profiles.nest_request import ConversionSettings
-    from .runtime.answer import Answer
+    from .runtime.answer import Answer, Limit, RowRun
+    from .runtime.description import SubmodelInfo
     from .runtime.device.threads import use_process_wide_threads
     from .runtime.generation.generation import Generation
-    from .runtime.generation.row import Generated
+    from .runtime.generation.generator import Generator
+    from .runtime.generation.options import GenerationRequest
+    from .runtime.generation.row import DraftedTokens, Generated, GeneratedRow, Piece, Run
     from .runtime.generation.session import Session
     from .runtime.load import load
     from .runtime.model import ElasticModel
@@ -79,24 +86,36 @@ __all__ = [
     "CheckpointError",
     "CompileRequest",
     "ConversionSettings",
+    "DraftedTokens",
     "ElasticModel",
     "ExportError",
     "Generated",
+    "GeneratedRow",
     "Generation",
+    "GenerationRequest",
+    "Generator",
     "Index",
     "InputError",
+    "Limit",
     "MeasurementError",
     "NestforgeError",
     "OutputError",
     "ParityError",
     "ParityReport",
+    "Piece",
+    "Plan",
     "PlanError",
     "ProfileError",
+    "RowRun",
+    "Run",
     "SelectionError",
     "Session",
     "SliceError",
+    "SubmodelInfo",
     "UnsupportedModelError",
+    "VerifyReport",
     "__version__",
+    "add_task",
     "bench",
     "bench_requests",
     "calibrate",
@@ -112,41 +131,46 @@ __all__ = [
     "nest",
     "open_bundle",
     "plan",
+    "save_task",
     "search",
     "use_process_wide_threads",
     "verify",
 ]
 
+# By module.
+_NAMES = {
+    "errors": [name for name in __all__ if name.endswith("Error")],
+    "bundle.open_bundle": ["Bundle", "open_bundle"],
+    "compiler.add_task": ["add_task"],
+    "compiler.convert_coda": ["convert_coda"],
+    "compiler.job": ["plan"],
+    "compiler.nest.nest": ["nest"],
+    "compiler.planning.plan": ["Plan"],
+    "compiler.verify": ["VerifyReport"],
+    "exporters.families.coda.tasks": ["save_task"],
+    "parity.check": ["ParityReport", "check_parity"],
+    "profiles.budget": ["BudgetSpec"],
+    "profiles.compile_request": ["CompileRequest"],
+    "profiles.nest_request": ["ConversionSettings"],
+    "runtime.answer": ["Answer", "Limit", "RowRun"],
+    "runtime.description": ["SubmodelInfo"],
+    "runtime.device.threads": ["use_process_wide_threads"],
+    "runtime.generation.generation": ["Generation"],
+    "runtime.generation.generator": ["Generator"],
+    "runtime.generation.options": ["GenerationRequest"],
+    "runtime.generation.row": ["DraftedTokens", "Generated", "GeneratedRow", "Piece", "Run"],
+    "runtime.generation.session": ["Session"],
+    "runtime.load": ["load"],
+    "runtime.model": ["ElasticModel"],
+    "runtime.retrieval.compare": ["compare"],
+    "runtime.retrieval.index": ["Index", "index"],
+    "tools.functions": [
+        *("bench", "bench_requests", "calibrate", "calibrate_drafts", "consistency", "measure", "search"),
+    ],
+}
 _HOMES = {
-    **{name: ("errors", name) for name in __all__ if name.endswith("Error")},
-    "Answer": ("runtime.answer", "Answer"),
-    "BudgetSpec": ("profiles.budget", "BudgetSpec"),
-    "Bundle": ("bundle.open_bundle", "Bundle"),
-    "CompileRequest": ("profiles.compile_request", "CompileRequest"),
-    "ConversionSettings": ("profiles.nest_request", "ConversionSettings"),
-    "ElasticModel": ("runtime.model", "ElasticModel"),
-    "Generated": ("runtime.generation.row", "Generated"),
-    "Generation": ("runtime.generation.generation", "Generation"),
-    "ParityReport": ("parity.check", "ParityReport"),
-    "Index": ("runtime.retrieval.index", "Index"),
-    "Session": ("runtime.generation.session", "Session"),
-    "bench": ("tools.functions", "bench"),
-    "bench_requests": ("tools.functions", "bench_requests"),
-    "calibrate": ("tools.functions", "calibrate"),
-    "calibrate_drafts": ("tools.functions", "calibrate_drafts"),
-    "check_parity": ("parity.check", "check_parity"),
-    "compare": ("runtime.retrieval.compare", "compare"),
+    **{name: (module, name) for module, names in _NAMES.items() for name in names},
     "compile": ("compiler.compile", "compile_bundle"),
-    "consistency": ("tools.functions", "consistency"),
-    "convert_coda": ("compiler.convert_coda", "convert_coda"),
-    "index": ("runtime.retrieval.index", "index"),
-    "load": ("runtime.load", "load"),
-    "measure": ("tools.functions", "measure"),
-    "nest": ("compiler.nest.nest", "nest"),
-    "open_bundle": ("bundle.open_bundle", "open_bundle"),
-    "plan": ("compiler.job", "plan"),
-    "search": ("tools.functions", "search"),
-    "use_process_wide_threads": ("runtime.device.threads", "use_process_wide_threads"),
     "verify": ("compiler.verify", "verify_bundle"),
 }
 

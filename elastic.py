@@ -259,14 +259,17 @@ class ElasticSpec:
         """The submodel that ``submodel_id`` names; kinds left out keep their full size, and a precision left out is the
         highest."""
         if match := _ID_PRECISION.fullmatch(submodel_id):
-            if match["precision"] not in self.precisions:
-                expected = f"one of {', '.join(self.precisions)}" if self.precisions else "an id that names none"
-                raise PlanError(
-                    f"submodel {submodel_id[:80]!r}: unknown precision {match['precision'][:80]!r}; expected {expected}"
-                )
-            precision = None if match["precision"] == self.precisions[0] else match["precision"]
+            precision = self.named_precision(submodel_id, match["precision"])
             return replace(self._parse_values(match["values"]), precision=precision)
         return self._parse_values(submodel_id)
+
+    def named_precision(self, submodel_id: str, precision: str) -> str | None:
+        """The ``precision`` that ``submodel_id`` ends in, None for the highest. Raises PlanError for one that there is
+        not."""
+        if precision not in self.precisions:
+            expected = f"one of {', '.join(self.precisions)}" if self.precisions else "an id that names none"
+            raise PlanError(f"submodel {submodel_id[:80]!r}: unknown precision {precision[:80]!r}; expected {expected}")
+        return None if precision == self.precisions[0] else precision
 
     def _parse_values(self, submodel_id: str) -> Submodel:
         table: dict[str, Iterable[int]] = {}

@@ -307,11 +307,11 @@ class Manifest:
         return ElasticSpec(self.axes, (), precisions=precisions if len(precisions) > 1 else ())
 
     def _completed(self, submodel_id: str) -> str:
-        """The whole id, as far as ``submodel_id`` is one."""
+        """The whole id, as far as ``submodel_id`` is one; of a label without the highest precision."""
         try:
             return self.spec.parse(submodel_id).id
         except PlanError:
-            return submodel_id
+            return submodel_id.removesuffix("".join(f".{highest}" for highest in self.spec.precisions[:1]))
 
     def submodel(self, submodel_id: str) -> SubmodelEntry:
         """The submodel with this label or id, where kinds at full size may be left out.

@@ -1,7 +1,7 @@
 """The ``nestforge`` command line: a few modules of commands, each imported when it is requested.
 
-Exit codes: 0 done; 1 an error the user can mend, one line on stderr; 2 wrong usage; 130 interrupted. Anything else is
-a bug and keeps its trace.
+Exit codes: 0 done; 1 an error the user can mend; 2 wrong usage; 130 interrupted; of each one line on stderr. Anything
+else is a bug and keeps its trace.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ _EXTRAS = {
     "cuda": TENSORRT.extra,
 }
 
+# In newer releases of click a command without any argument, which shows its help.
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 # Errors of writing; for files that have a name, their writers say it.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -96,17 +98,25 @@ class LazyGroup(click.Group):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Ends the command in one line: at nestforge's own errors, at output that cannot be written, and at Ctrl-C, whose
-    line says what to do next if the exception does."""
+    """Ends the command in one line: at nestforge's own errors, at wrong usage, at output that cannot be written, and at
+    Ctrl-C, whose line says what to do next if the exception does."""
     try:
         yield
     except BaseException as failure:
         if isinstance(failure, KeyboardInterrupt) or was_interrupted():
             hint = str(failure) if isinstance(failure, KeyboardInterrupt) else ""
             _end(EXIT_CODE, ": ".join(filter(None, [LINE, hint])))
+        if isinstance(failure, click.UsageError) and not isinstance(failure, _HELP):
+            _end(2, f"nestforge: error: {_usage_problem(failure)}")
         if problem := _problem(failure):
             _end(1, f"nestforge: error: {in_options(problem)}")
         raise
+
+
+def _usage_problem(failure: click.UsageError) -> str:
+    """What is wrong, in one line, and where usage is told."""
+    problem = " ".join(failure.format_message().split()).rstrip(".")
+    return problem if failure.ctx is None else f"{problem}; see {failure.ctx.command_path} --help"
 
 
 def _problem(failure: BaseException) -> str | None:

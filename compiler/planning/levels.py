@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import floor, isclose, isfinite
 from string import ascii_lowercase
 from typing import get_args
@@ -26,7 +26,7 @@ from typing import get_args
 from ...elastic import Axis, ElasticSpec, Submodel, canonical
 from ...errors import PlanError
 from ...profiles.device_profile import DeviceProfile, PromotionOrder
-from ...profiles.precision import Precision, highest_first
+from ...profiles.precision import PRECISIONS, Precision, highest_first
 from ...strict import nearest
 
 # Fractions that MatFormer trains; and even steps for a model whose order comes from a ranking.
@@ -142,21 +142,24 @@ def letters(submodels: Iterable[Submodel]) -> dict[Submodel, tuple[str, ...]]:
 
 
 def read_assignment(spec: ElasticSpec, submodel_id: str, levels: Sequence[Level], profile: DeviceProfile) -> Submodel:
-    """The submodel that ``submodel_id`` names, which may be the label of a rung.
+    """The submodel that ``submodel_id`` names, which may be the label of a rung, with or without its precision.
 
     Raises PlanError for an id that does not fit the model's axes, and for a width that is no multiple of
     the profile's width unless it is that of a level or the full one.
     """
-    labels, width_multiple = rung_labels(levels, profile), profile.width_multiple
-    rung = next((submodel for submodel, own in labels.items() if submodel_id in own), None)
-    if rung is not None:
-        return rung
+    width_multiple = profile.width_multiple
+    rungs = {label: submodel for submodel, own in rung_labels(levels, profile).items() for label in own}
+    label, _, precision = submodel_id.rpartition(".")
+    if submodel_id in rungs:
+        return rungs[submodel_id]
+    if label in rungs and precision in PRECISIONS:
+        return replace(rungs[label], precision=spec.named_precision(submodel_id, precision))
     try:
         submodel = spec.parse(submodel_id)
     except PlanError as failure:
         if submodel_id.startswith(tuple(spec.kinds)):
             raise
-        known = list(chain.from_iterable(labels.values()))
+        known = list(rungs)
         if len(known) > 2 * _SHOWN_LABELS:
             known[_SHOWN_LABELS:-_SHOWN_LABELS] = ["..."]
         raise PlanError(f"{failure}, or labels: {', '.join(known)}") from None

@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ...argument_types import positive_limit
-from ...errors import SelectionError
+from ...argument_types import number_within
+from ...errors import InputError
 from ...strict import nearest
 from ..exits.calibration import Costs, Figures
 from ..exits.policy import Compare
@@ -58,23 +58,23 @@ class ExitBudget:
 
 
 def parse_budget(text: str) -> ExitBudget:
-    """Reads ``METRIC<=NUMBER`` or ``METRIC<=SHARE %``. Raises SelectionError for another form, metric or number."""
+    """Reads ``METRIC<=NUMBER`` or ``METRIC<=SHARE %``. Raises InputError for another form, metric or number."""
     match = _BUDGET.fullmatch(text)
     if not match:
-        raise SelectionError(
+        raise InputError(
             f"budget {text[:80]!r}: expected METRIC<=NUMBER, such as mean_latency_ms<=5, or a share of the whole "
             "engine's figure, such as mean_latency_ms<=50%"
         )
     metric, number, percent = match.groups()
     if metric not in METRICS:
-        raise SelectionError(f"budget {text[:80]!r}: unknown metric {metric[:80]!r}{nearest(metric[:80], METRICS)}")
+        raise InputError(f"budget {text[:80]!r}: unknown metric {metric[:80]!r}{nearest(metric[:80], METRICS)}")
     try:
         limit = float(number)
     except ValueError:
-        raise SelectionError(f"budget {text[:80]!r}: {number[:80]!r} is not a number") from None
-    limit = positive_limit(f"budget {metric}", limit)
+        raise InputError(f"budget {text[:80]!r}: {number[:80]!r} is not a number") from None
+    limit = number_within(f"budget {metric}", limit, float, {"above": 0})
     if percent and limit > 100:
-        raise SelectionError(f"budget {text[:80]!r}: expected at most 100 % of the whole engine's figure")
+        raise InputError(f"budget {text[:80]!r}: expected at most 100 % of the whole engine's figure")
     return ExitBudget(metric, limit, bool(percent))
 
 

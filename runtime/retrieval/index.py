@@ -66,9 +66,7 @@ _VALUES_MEASURED_AT_ONCE = 2**23
 _REMEDY = "build the index again"
 K = option("Number of rows to find per query.", 10, min=1)
 QUERY_MS = again(LATENCY_MS, help="Latency limit of the encoding of one query, in ms.")
-OUTPUT = option(
-    "Embedding to index, an output of the model. Default: the bundle's own.", option="embedding", metavar="NAME"
-)
+EMBEDDING = option("Embedding to index, an output of the model. Default: the bundle's own.", metavar="NAME")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +114,7 @@ class Index:
         *,
         ids: Sequence[str] | None = None,
         labels: Array | Sequence[int] | None = None,
-        output: str | None = OUTPUT,
+        embedding: str | None = EMBEDDING,
         truncate: bool = TRUNCATE,
         prompt: str | None = PROMPT,
         prompt_name: str | None = PROMPT_NAME,
@@ -132,7 +130,7 @@ class Index:
         """
         with opened(bundle, residency) as model:
             rows = rows_of(model, corpus, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
-            return cls._built(model, rows, ids, labels, output, truncate, progress)
+            return cls._built(model, rows, ids, labels, embedding, truncate, progress)
 
     @classmethod
     def _built(
@@ -141,12 +139,12 @@ class Index:
         rows: Rows,
         ids: Sequence[str] | None,
         labels: Array | Sequence[int] | None,
-        output: str | None,
+        embedding: str | None,
         truncate: bool,
         progress: Progress,
     ) -> Index:
         bundle = model.bundle
-        spec = embedding_output(bundle.manifest, output)
+        spec = embedding_output(bundle.manifest, embedding)
         universal = universal_of(bundle.manifest).id
         if ids is not None and rows.texts is not None:
             raise InputError("ids: texts are kept as they are; ids are for arrays")

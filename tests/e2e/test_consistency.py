@@ -142,5 +142,5 @@ def test_text_and_data_do_not_go_together(images: Path, tmp_path: Path) -> None:
         main, ["compile", str(images / "model"), "--output", str(tmp_path / "b"), "--text", "t", "--data", "d"]
     )
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith("Error: expected at most one of --text and --data")
+    assert result.stderr.splitlines()[-1].startswith("nestforge: error: expected at most one of --text and --data")
     assert not (tmp_path / "b").exists()

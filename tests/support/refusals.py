@@ -33,9 +33,6 @@ def refused(folder: Path, *arguments: object, code: int = 1) -> str:
     assert result.exit_code == code, (result.exit_code, result.stderr, result.exception)
     assert result.stdout == ""
     assert contents(folder) == before, "something was left behind"
-    if code == 2:
-        (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-        return line
     match = re.fullmatch(r"(?:[a-z ]+: \d+/\d+\n)*nestforge: error: ([^\n]{1,800})\n", result.stderr)  # after progress
     assert match, result.stderr
     return match[1]

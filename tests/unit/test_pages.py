@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from nestforge import _HOMES
 from nestforge.docs.pages import DOCS, PAGES, page
 
 
@@ -18,3 +21,10 @@ def test_a_field_that_came_or_went_changes_the_table() -> None:
     made = page(f"{head}| `name`, `gone` | text | unique |\n\nAs it was.\n")
     assert "| `name` | text | unique |\n| `limits` | {`latency_ms`?, " in made
     assert made.endswith("| `reason` | text |  |\n\nAs it was.\n")
+
+
+def test_everything_on_the_python_page_is_a_public_name() -> None:
+    homes = {f"{module}.{name}" for module, name in _HOMES.values()} | {"runtime.retrieval.index.Index.build", "errors"}
+    listed = re.findall(r"^::: nestforge\.(?!integrations\.)(\S+)", (DOCS / "python-api.md").read_text(), re.MULTILINE)
+    assert len(listed) > 20
+    assert set(listed) <= homes

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ...bundle.manifest import MANIFEST_NAME
 from ...bundle.open_bundle import open_bundle
@@ -18,7 +17,7 @@ from ...runtime.summary import CacheSize, ShortNames, cache_facts, describe_axes
 from ...strict import unstructure
 from ..bundle_view import bundle_data, print_bundle, print_ids
 from ..console import in_options, print_facts, print_json, print_table, say, working
-from ..options import field_options, json_option, model_argument
+from ..options import field_options, given_options, json_option, model_argument
 
 if TYPE_CHECKING:
     from ...compiler.model_view import ModelView
@@ -36,12 +35,9 @@ Examples:
 """
 
 
-_INSPECT_FIELDS = ("profile", "buckets", "budget_at", "levels", "exits")
-
-
 @click.command("inspect", epilog=_INSPECT_EXAMPLES)
 @click.argument("model_or_bundle", type=click.Path(path_type=Path))
-@field_options(CompileRequest, *_INSPECT_FIELDS)
+@field_options(CompileRequest, "profile", "buckets", "budget_at", "levels", "exits")
 @json_option
 def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> None:
     """Show a model, or the contents of a bundle.
@@ -51,11 +47,8 @@ def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> No
     manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exits are for models.
     """
     if os.path.exists(model_or_bundle / MANIFEST_NAME):
-        source = click.get_current_context().get_parameter_source
-        if any(source(name) is not ParameterSource.DEFAULT for name in _INSPECT_FIELDS):
-            raise click.UsageError(
-                "--profile, --bucket, --budget-at, --levels and --exits are for models; a bundle's are fixed"
-            )
+        if of_models := [option for option in given_options() if option != "--json"]:
+            raise click.UsageError(f"{', '.join(of_models)}: for models; a bundle's are fixed")
         bundle = open_bundle(model_or_bundle)
         if as_json:
             print_json(bundle_data(bundle))

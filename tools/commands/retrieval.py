@@ -43,17 +43,17 @@ Examples:
 @bundle_argument
 @texts_option
 @path_option("--data", "NPZ file with an array per input, rows first, and perhaps 'labels' of the rows.")
-@path_option("--output", "New file to write the index to.", "path", required=True)
+@path_option("--output", "New file to write the index to.", required=True)
 @overwrite_option
-@field_options(Index.build, "output", "truncate", "prompt", "prompt_name", "residency")
+@field_options(Index.build, "embedding", "truncate", "prompt", "prompt_name", "residency")
 @json_option
 def index_command(
     bundle: Path,
     text: Path | None,
     data: Path | None,
-    path: Path,
+    output: Path,
     overwrite: bool,
-    output: str | None,
+    embedding: str | None,
     residency: Residency | Literal["auto"],
     as_json: bool,
     **texts: Any,
@@ -65,21 +65,21 @@ def index_command(
     if (text is None) == (data is None):
         raise click.UsageError("expected either --text or --data")
     require_text_options(text is not None, **texts)
-    require_new(path, overwrite)
+    require_new(output, overwrite)
     blank = 0
     with load(bundle, residency=residency) as model, working() as progress:
         if text is not None:
             lines = read_text_lines(text)
             blank = lines.blank
-            built = index(model, lines.texts, output=output, progress=progress, **texts)
+            built = index(model, lines.texts, embedding=embedding, progress=progress, **texts)
         else:
             assert data is not None
             file = read_array_file(data, model.bundle.manifest.inputs, MAX_BYTES, MAX_BYTES)
-            built = index(model, file.feeds, labels=file.labels, output=output, progress=progress)
-    built.save(path)
+            built = index(model, file.feeds, labels=file.labels, embedding=embedding, progress=progress)
+    built.save(output)
     identity = built.identity
     if as_json:
-        print_json({"path": str(path), "blank": blank, "labels": built.labels is not None, "identity": identity})
+        print_json({"path": str(output), "blank": blank, "labels": built.labels is not None, "identity": identity})
         return
     built_by = ", ".join(f"{identity.submodel}@{engine.bucket.label}" for engine in identity.engines)
     print_facts(
@@ -91,7 +91,7 @@ def index_command(
             ("compared by", f"{identity.similarity}, ties: {identity.ties}"),
             ("built by", built_by),
             ("weights", identity.weights_sha256),
-            ("kept in", str(path)),
+            ("kept in", str(output)),
         ]
     )
 

@@ -163,6 +163,7 @@ def test_what_a_bundle_says_of_its_precisions() -> None:
     whole, small = manifest.submodel("100%"), manifest.submodel("100%.int8-dynamic")
     assert (whole.id, small.id) == ("ffn64-heads2", "ffn64-heads2.int8-dynamic")
     assert manifest.submodel("ffn64.int8-dynamic") == small, "what an id leaves out has its full size"
+    assert manifest.submodel("100%.fp32") == whole, "a label may say the highest precision, as an id may"
     assert small.weight_bytes < whole.weight_bytes
 
 

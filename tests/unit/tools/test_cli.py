@@ -187,7 +187,7 @@ def test_installed_script_keeps_stdout_for_json(tmp_path: Path) -> None:
     assert failed.stderr.count("\n") == 1
 
 
-# What each command takes, of a model or bundle that is not there.
+# Arguments of each command, of a model or bundle that is not there.
 REFUSED = {
     "doctor": None,
     "inspect": "nowhere",
@@ -236,7 +236,7 @@ def ran(name: str, arguments: str) -> Result:
 
 def require_usage(result: Result) -> None:
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert "\nError: " in result.stderr
+    assert re.fullmatch(r"nestforge: error: .+; see main [a-z-]+ --help\n", result.stderr), result.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -288,6 +288,16 @@ def test_a_label_names_its_rung_and_other_names_list_the_labels() -> None:
         read_assignment(SPEC, "XXL", steps(), on(8))
 
 
+def test_a_label_may_say_its_precision_as_an_id_may() -> None:
+    spec, profile = replace(SPEC, precisions=("fp32", "int8")), replace(on(8), precisions=("fp32", "int8"))
+    named = [read_assignment(spec, name, steps(), profile) for name in ("M", "M.fp32", "M.int8")]
+    assert named[0] == named[1] == replace(named[2], precision=None)
+    with pytest.raises(
+        PlanError, match=r"submodel 'M\.fp16-weights': unknown precision 'fp16-weights'; expected one of"
+    ):
+        read_assignment(spec, "M.fp16-weights", steps(), profile)
+
+
 def test_multiples_levels_and_full_widths_are_taken() -> None:
     # 24, 48 and 104 are levels rounded to multiples of 8; 200 is full.
     for text in ("ffn24x2_48x1_104x1-heads4", "ffn200", "ffn16_72_120_200-heads1x2_3x2"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.errors import SelectionError
+from nestforge.errors import InputError
 from nestforge.runtime.calibrate.simulate import (
     CLOSED,
     METRICS,
@@ -78,7 +78,7 @@ def test_every_metric_has_a_unit() -> None:
     ],
 )
 def test_other_text_is_refused(text: str, message: str) -> None:
-    with pytest.raises(SelectionError) as failure:
+    with pytest.raises(InputError) as failure:
         parse_budget(text)
     assert message in str(failure.value)
 

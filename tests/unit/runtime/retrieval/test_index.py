@@ -139,9 +139,12 @@ def test_progress_counts_rows(model: ElasticModel, feeds: Feeds) -> None:
         ({"ids": ["a"]}, "ids: expected 3 texts, one a row, got 1: ('a',)"),
         ({"ids": [1, 2, 3]}, "ids: expected a list of str or None, got list [1, 2, 3]"),
         ({"progress": None}, "progress: expected a function, got None"),
-        ({"output": "hidden"}, "model tiny: output 'hidden' is no embedding; expected a float output [batch, width]"),
         (
-            {"output": "x"},
+            {"embedding": "hidden"},
+            "model tiny: output 'hidden' is no embedding; expected a float output [batch, width]",
+        ),
+        (
+            {"embedding": "x"},
             "model tiny: output 'x' is no embedding; expected a float output [batch, width], it has total",
         ),
         ({"labels": np.array([1, 2])}, "labels: expected 3 whole numbers, got int64 of shape [2]"),

@@ -159,6 +159,10 @@ def test_what_drafts_are_calibrated_with(generating: Path, bundle: Path, rows: P
     assert "expected --data and --budget: this bundle has no engines that generate" in refused.stderr
     refused = nestforge("calibrate", generating, "--data", rows)
     assert refused.exit_code == 2
+    for option in (["--batch", 2], ["--no-default"], ["--name", "lean"], ["--rule", "per_row"], ["--plot", "a.svg"]):
+        refused = nestforge("calibrate", generating, "--submodel", "100%", *option)
+        assert refused.exit_code == 2
+        assert f"error: {option[0].replace('no-', '')}: for exits; drafts are calibrated with" in refused.stderr
 
 
 def figures(depth: float) -> Figures:

@@ -77,7 +77,7 @@ def test_a_bad_conversion_is_one_line(folder: Path, tmp_path: Path) -> None:
     wrong = usage_of(*start, "--reductions", "2,half")
     assert "expected whole numbers with commas between, such as 3,6,9" in wrong
     for option, most in (("--seed", 2**32 - 1), ("--adapter-size", MOST_ADAPTER_SIZE), ("--num-labels", MOST_LABELS)):
-        assert f"<={most}." in usage_of(*start, option, most + 1)
+        assert f"<={most}; see" in usage_of(*start, option, most + 1)
     assert not list(tmp_path.iterdir())
 
 
