@@ -160,24 +160,10 @@ PROFILES: dict[str, tuple[Damage, str]] = {
     "no mapping": (device("- 1"), r"device.yaml: expected a mapping, got a list"),
     "empty": (device(""), r"device.yaml: expected a mapping, got nothing"),
     "unknown key": (device(memmory_mb=5), r"unknown key 'memmory_mb'; did you mean 'memory_mb'\?"),
-    "missing key": (device(cores=...), r"device.yaml: missing key 'cores'"),
-    "wrong type": (device(cores="four"), r"cores: expected a whole number, got str 'four'"),
-    "width multiple that is a float": (
-        device(width_multiple=8.0),
-        r"width_multiple: got 8.0; expected one of 16, 64, 8|width_multiple: got 8.0; did you mean '8'",
-    ),
-    "opset that is a float": (device(opset=20.0), r"opset: got 20.0; "),
     "absurd number": (device(memory_mb=10**400), r"memory_mb: expected a number below 2\^63, got int of 1329 bits"),
     "absurd hexadecimal number": (
         device(yaml.safe_dump(profile_data(board())).replace("cores: 1", f"cores: 0x{'f' * 5000}")),
         r"cores: expected a number below 2\^63, got int",
-    ),
-    "no buckets": (device(buckets=[]), r"buckets: expected a list such as \[1x32, 1x128\]"),
-    "broken bucket": (device(buckets=["1x0"]), r"bucket '1x0': expected BATCHxSEQUENCE, .* such as 1x1..128$"),
-    "no budgets": (device(budgets={}), r"budgets: expected at least one; full: \{\} asks for the universal model$"),
-    "broken share": (
-        device(budgets={"half": {"flops": "half"}}),
-        r'budgets.half: flops: expected a positive number, such as 94.4M, or a share such as "50 %", got \'half\'',
     ),
     "a backend that is not here": (
         device(backend="tensorrt"),

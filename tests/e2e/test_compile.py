@@ -39,7 +39,7 @@ from nestforge.runtime.engines import measure as measuring
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.tiny_compile import BUCKET, board, template_of
 
-# What may differ between two compiles of the same inputs.
+# Two compiles of the same inputs may differ in these.
 RECORDS = {"build.json", "report.md"}
 
 

@@ -149,7 +149,7 @@ def test_an_interrupted_compile_goes_on_in_its_precision(tmp_path: Path, wide: P
     assert (resumed / "manifest.json").read_bytes() == (fresh / "manifest.json").read_bytes()
 
 
-# What is refused.
+# Refusals.
 
 
 def test_int8_asks_for_examples_before_any_work(tmp_path: Path, wide: Path) -> None:

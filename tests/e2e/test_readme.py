@@ -79,7 +79,7 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
     monkeypatch.setattr(bundle_bench, "_SECONDS", 0.05)
     monkeypatch.setattr(nest, "DEFAULT_MINUTES", 0.02)
     # A tiny model's latency is all overhead, so its budgets limit parameters instead; two levels keep this quick.
-    # Of the language model no heads shrink, and most parameters are its vocabulary's.
+    # The language model's heads do not shrink, and most of its parameters are its vocabulary's.
     fast, kinds = BudgetSpec(parameters="80 %"), ("ffn", "heads")
     if page.endswith("generate.md"):
         fast, kinds = BudgetSpec(ffn_parameters="80 %"), ("ffn",)
@@ -101,7 +101,7 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
         "CLASSIFIER": str(save_tiny_encoder(tmp_path / "classifier", task="ForSequenceClassification")),
         "LANGUAGE_MODEL": str(save_text_llama(tmp_path / "llama")),
         "path/to/checkpoint": str(tiny_model),
-        # What `make demo` leaves.
+        # Left by `make demo`.
         "demo/minilm": str(tiny_model),
         "demo/minilm.bundle": "my.bundle",
         "demo/corpus.txt": "corpus.txt",

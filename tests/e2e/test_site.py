@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-# What would be seen of a row, a rule, emphasis, code, a link, a heading or an item that did not become one.
+# Marks of a row, a rule, emphasis, code, a link, a heading or an item that did not become one.
 LEFT_OVER = re.compile(r"^\s*\||\|\s*-|\*\*|`|\]\(|\n\s*(?:#+|[-*]|1\.) ", re.MULTILINE)
 # The name of a file, or the number of a record, does not say where a link leads.
 NO_NAME = re.compile(r"|\S*\.md(#\S*)?|\d+")

@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 from .outcomes import Report, Result
 
-# Of one input, generous for a busy machine: most take some milliseconds.
+# Time limit of one input, generous for a busy machine: most take some milliseconds.
 HUNG_SECONDS = 60.0
 # Drivers whose inputs are whole commands, such as a compile that is stopped and ended.
 _LONGER = {"kill": 900.0}

@@ -22,7 +22,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provide
 from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.model import ElasticModel
 
-# What inductor says on every GPU that has TF32 where the process computes without, and warnings are errors in tests.
+# Warning of inductor on every GPU that has TF32 where the process computes without, and warnings are errors in tests.
 WITHOUT_TF32 = "ignore:TensorFloat32 tensor cores:UserWarning"
 
 

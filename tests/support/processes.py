@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# What a process that imports nestforge or PyTorch sets for itself, and its children inherit.
+# Variables that a process which imports nestforge or PyTorch sets for itself, and its children inherit.
 _OURS = ("ORT_", "HF_", "XDG_", "TORCHINDUCTOR_")
 
 
@@ -82,7 +82,7 @@ def nobody(*readable: Path) -> Iterator[None]:
             each.chmod(mode)
 
 
-# What only a compiling machine has; importing any of it fails here.
+# Packages that only a compiling machine has; importing any of them fails here.
 DEVICE_PROGRAM = """
 import sys
 

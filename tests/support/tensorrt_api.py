@@ -62,7 +62,7 @@ def described(cls):
 classes = {name: described(value) for name, value in vars(trt).items() if isinstance(value, type)}
 print(json.dumps({"version": trt.__version__, "classes": classes}))
 """
-# What C++ calls some of them.
+# Names of some of them in C++.
 _OTHER_NAMES = {"IParserError": "ParserError", "IBuilder": "Builder", "IRefitter": "Refitter", "IRuntime": "Runtime"}
 _PLAIN = {"int", "float", "bool", "str", "None", "bytes"}
 

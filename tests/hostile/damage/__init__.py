@@ -30,7 +30,7 @@ from .subjects import (
     calibrated_files,
 )
 
-# Of a message; paths in it are short here.
+# Characters of a message; paths in it are short here.
 LONGEST_MESSAGE = 800
 
 

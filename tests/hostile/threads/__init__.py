@@ -28,11 +28,11 @@ from ..outcomes import Result
 from ..worker import begin, golden_bundles
 from .asked import Asked, Told, alone, ask, asked_of
 
-# Of each crowd: threads that ask one model, requests of each, and how many different ones there are.
+# Each crowd: threads that ask one model, requests of each, and how many different ones there are.
 ASKING, EACH, KINDS = 8, 40, 40
 # While they ask, the model is replaced this often, and this often another one is opened, asked and closed beside it.
 RELOADS, VISITS = 6, 6
-# What a process may come to hold beyond the first crowds, in MB: allocators keep some of what was freed.
+# Memory that a process may come to hold beyond the first crowds, in MB: allocators keep some of what was freed.
 _GROWTH_MB = 96
 _SETTLES_S = 10.0
 

@@ -126,6 +126,7 @@ REFUSED: list[tuple[str, Edit, str]] = [
         exits(logits="scores"),
         "outputs are logits float32 [batch, 3], entropy float32 [batch]; expected those",
     ),
+    ("one class", exits(classes=1), "exits: classes: expected at least 2, got 1"),
     ("classes", exits(classes=4), "outputs are logits float32 [batch, 3], entropy float32 [batch]; expected those of"),
     ("state", exits(state_out="state"), "exits: 'state' is not an output [batch, sequence, H] of segment to1"),
     (

@@ -27,7 +27,7 @@ def test_kernels_are_picked_where_budgets_are_judged(manifest: Manifest) -> None
     assert tuned_for(manifest, "1..8x1..512") == "1x512"
     assert tuned_for(manifest, "2..8x512") == "2x512"
     assert tuned_for(manifest, "1..8x1..512", "4x64") == "4x64"
-    # Of two ranges each its nearest shape.
+    # The nearest shape of each of two ranges.
     assert [tuned_for(manifest, bucket, "1x100") for bucket in ("1x1..128", "1x129..512")] == ["1x100", "1x129"]
     assert tuned_for(manifest, "2x8", "1x4") == "2x8"
 

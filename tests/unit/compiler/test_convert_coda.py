@@ -56,7 +56,7 @@ def test_a_converted_folder_compiles_at_every_reduction(tmp_path: Path, kind: st
     with nestforge.load(bundle.path) as model:
         answer = model(feeds, submodel=found[1].submodel).outputs["last_hidden_state"]
         routed = model(feeds, submodel=found[2].submodel, routing=True)
-    # Of padding there is no answer, but a class of transformers has one.
+    # Padding has no answer, but a class of transformers has one.
     valid = feeds["attention_mask"] > 0 if kind == "bert" else np.ones((2, tokens), bool)
     np.testing.assert_allclose(answer[valid], states.numpy()[valid], rtol=0, atol=1e-4)
     assert routed.routing is not None

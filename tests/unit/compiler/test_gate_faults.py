@@ -225,7 +225,7 @@ def test_every_mask_that_is_answered_is_answered_as_pytorch_does(decoder: bool, 
         cases.append(Case(f"mask {number}", feeds, 2))
     every = _on(one, cases)
     assert every.judged(every.outputs()).broken is None
-    # What fills the bucket reaches nobody.
+    # Padding of the bucket reaches nobody.
     alone, other = every.outputs()[0], cases[0].feeds
     for array in other.values():
         array[2] = 1

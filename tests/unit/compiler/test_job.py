@@ -24,7 +24,7 @@ from support.tiny_coda import save_tiny_pair
 from support.tiny_compile import board
 from support.tiny_models import edit_config, save_gpt2, save_t5
 
-# Of a kind that levels leave out.
+# A kind that levels leave out.
 HEADS = tuple(f"layers.{layer}.heads" for layer in range(3))
 
 

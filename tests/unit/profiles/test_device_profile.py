@@ -126,6 +126,8 @@ def test_capacities_of_caches_of_one_size() -> None:
         ),
         ("cores", 0, "here: cores: expected at least 1, got 0"),
         ("memory_mb", -1, "here: memory_mb: expected more than 0, got -1"),
+        ("width_multiple", 8.0, "here: width_multiple: got 8.0; expected one of 16, 64, 8"),
+        ("cores", "four", "here: cores: expected a whole number, got str 'four'"),
         ("width_multiple", 12, "here: width_multiple: got 12; expected one of 16, 64, 8"),
         ("opset", 23, "here: opset: got 23; expected one of 20, 21, 22"),
         ("rates.gemm_gflops", 0, "here: rates: gemm_gflops: expected more than 0, got 0"),

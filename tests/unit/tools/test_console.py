@@ -180,7 +180,7 @@ def test_what_was_chosen_and_what_is_noisy_has_a_colour(
 
 ROOT = Path(__file__).resolve().parents[3]
 LIBRARY = ("profiles", "runtime", "exporters", "compiler", "integrations")
-# What messages name that is no option: of the library alone, or a field of a file.
+# Names in messages that are no options: of the library alone, or a field of a file.
 PYTHON_ALONE = {"with"}
 # Programs of others have options too.
 OF_OTHERS = {"compiler/tensorrt/trtexec.py"}
@@ -246,7 +246,7 @@ def test_no_setting_of_several_words_stands_outside_of_backquotes(options: dict[
         ("one with `variants={'moe.combine': 'one_hot'}`", "one with `--variant moe.combine=one_hot`"),
         ("or state other `budgets`", "or state other `--budget`"),
         ("`budget_at=1x600`: larger", "`--budget-at 1x600`: larger"),
-        # What a message quotes of a path or a file is no literal of ours.
+        # Quotes of a path or a file are no literals of ours.
         ("model `text={[]: 1}`: no such folder", "model `--text {[]: 1}`: no such folder"),
         ("run `nestforge build BUNDLE`, set `nothing=1`", "run `nestforge build BUNDLE`, set `nothing=1`"),
     ],

@@ -204,7 +204,7 @@ def test_figures_never_fall_along_the_ladder(layers: int, ffn: int, heads: int) 
             assert values == sorted(values)
 
 
-# What a plan says beside its budgets.
+# Notes of a plan beside its budgets.
 
 
 def test_plan_is_pure_json_and_the_same_every_time() -> None:

@@ -79,7 +79,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, installed: dict[str, Any]) -
 def mypy(folder: Path) -> list[str]:
     """One line for each error in ``folder``, and how many there are."""
     config = folder / "mypy.ini"
-    # What else they import does not matter here, and reading numpy's types alone takes half a minute.
+    # Their other imports do not matter here, and reading numpy's types alone takes half a minute.
     config.write_text(
         "[mypy]\nfollow_imports = skip\nignore_missing_imports = true\ncheck_untyped_defs = true\n"
         "namespace_packages = true\nexplicit_package_bases = true\n"

@@ -57,9 +57,12 @@ def _lose_a_shard(folder: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 
-def _leave_the_folder(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+def _index(weight_map: dict[str, str]) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return damage
 
 
 def _truncate(folder: Path) -> None:
@@ -71,7 +74,8 @@ def _truncate(folder: Path) -> None:
     ("damage", "message"),
     [
         (_lose_a_shard, "model-00002-of-00002.safetensors: no such file"),
-        (_leave_the_folder, "leaves the model folder"),
+        (_index({"a": "../x.safetensors"}), "leaves the model folder"),
+        (_index({}), "expected a weight_map of tensor names to files$"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: no such file"),
         (_truncate, "not a whole safetensors file"),
         (

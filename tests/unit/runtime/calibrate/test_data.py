@@ -96,6 +96,8 @@ def test_truncation_is_asked_for_and_counted(bundle: Bundle, tmp_path: Path) -> 
         ),
         (['{"text": "\\ud800"}'], "line 1: 'text' holds half of a surrogate pair, which is no character"),
         ([{"text": "w1", "label": True}], "line 1: label True: expected a whole number, 0..2"),
+        ([["w1", 0]], 'line 1: expected a JSON object such as {"text": "...", "label": 0}'),
+        ([{"text": "w1", "label": "spam"}], "line 1: label 'spam': expected a whole number, 0..2"),
         ([{"text": "w1", "label": 1.0}], "line 1: label 1.0: expected a whole number, 0..2"),
         ([{"text": "w1", "label": 3}], "line 1: label 3: expected a whole number, 0..2"),
         ([{"text": "w1", "label": -1}], "line 1: label -1: expected a whole number, 0..2"),
@@ -128,6 +130,11 @@ def renamed(rows: dict[str, Any]) -> dict[str, Any]:
     ("edit", "message"),
     [
         (renamed, "inputs attention_mask, ids: expected exactly attention_mask, input_ids"),
+        (lambda rows: {**rows, "label": np.zeros(4)}, "label: expected exactly attention_mask, input_ids"),
+        (
+            lambda rows: {**rows, "input_ids": np.zeros(4, int)},
+            "input_ids: expected int64 [batch, sequence], got shape",
+        ),
         (lambda rows: {**rows, "labels": np.zeros(4)}, "labels: expected 4 whole numbers, got float64 of shape [4]"),
         (lambda rows: {**rows, "labels": np.zeros(3, int)}, "labels: expected 4 whole numbers, got int64 of shape [3]"),
         (lambda rows: {**rows, "labels": np.array([0, 1, 3, 0])}, "labels: row 2 has 3, expected 0..2"),

@@ -83,6 +83,8 @@ def test_names_that_would_read_as_something_else(name: str) -> None:
         (lambda data: data["policies"][0].pop("budget"), "policies[0]: missing key 'budget'"),
         (lambda data: data["policies"][0].update(compare=">"), "policies[0]: compare: got '>'"),
         (lambda data: data["policies"][0].update(thresholds=[0.1]), "1 thresholds, expected 2"),
+        (lambda data: data["policies"][0].update(thresholds=["0.3", 0.2]), "expected a number, got str '0.3'"),
+        (lambda data: data["policies"][0].update(rule="row"), "rule: got 'row'; did you mean 'per_row'?"),
         (lambda data: data["policies"][0].update(histogram=[0, 0, 0]), "histogram [0, 0, 0], expected counts of 3"),
         (lambda data: data["policies"][0].update(histogram=[1, -1, 0]), "expected at least 0, got -1"),
         (lambda data: data["policies"][0]["measured"].update(quality=1.5), "quality: expected at most 1, got 1.5"),
@@ -92,6 +94,7 @@ def test_names_that_would_read_as_something_else(name: str) -> None:
         (lambda data: data["policies"][0].update(name="off"), "not a name that a policy may have"),
         (lambda data: data["policies"].append(data["policies"][0]), "stands twice"),
         (lambda data: data.update(defaults={"depth4": "fast"}), "defaults: no policy 'fast' of submodel 'depth4'"),
+        (lambda data: data.update(defaults={"depth3": "lean"}), "defaults: no policy 'lean' of submodel 'depth3'"),
     ],
 )
 def test_what_is_malformed_is_refused(bundle: Bundle, edit: Callable[[dict[str, Any]], object], message: str) -> None:

@@ -354,7 +354,7 @@ def test_layers_share_a_table_of_one_kind() -> None:
     assert len([tensor for tensor in after.graph.initializer if len(tensor.dims) == 2]) == 2
 
 
-# Of every head the first 8 numbers, half of which are no multiple of 8.
+# The first 8 numbers of every head, half of which are no multiple of 8.
 _SMALL_PART = [
     ("middle = {16}", "middle = {4}, int64[1] part = {8}"),
     ("half = Mul (number, rates)", "some = Slice (rates, zero, middle)\n  half = Mul (number, some)"),

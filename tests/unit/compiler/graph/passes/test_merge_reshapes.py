@@ -105,7 +105,7 @@ def test_an_activation_that_others_read_in_shape_stays_in_shape() -> None:
     assert not merge_reshapes(model)
 
 
-# What lies between two products: a bias, a residual sum with what has no rows yet, a norm, and the sum given on.
+# Between two products: a bias, a residual sum with what has no rows yet, a norm, and the sum given on.
 BETWEEN = """
 <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
 agraph (float[6, 4] rows, float[2, 3, 4] embedded, float[4] w) => (float[6, 4] y, float[2, 3, 4] rest)

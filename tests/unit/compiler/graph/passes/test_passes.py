@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 SIZES = {"batch": 1, "sequence": 3, "capacity": 11, "answers": 2}
 
 
-# What no graph here needs; their own tests show them at work.
+# No graph here needs these; their own tests show them at work.
 IDLE = {"note_modules", "drop_open_masks", "fold_tables", "fuse_rotary", "rows_as_weights", "simplify_attention"}
 
 

@@ -93,7 +93,7 @@ def test_keys_that_were_turned_by_their_positions_are_transposed_once() -> None:
     np.testing.assert_allclose(_run(after), _run(before), atol=1e-6, rtol=1e-5)
 
 
-# What the exporter makes of ``x[:, at]``.
+# ``x[:, at]`` as the exporter writes it.
 PICK = """
 <ir_version: 10, opset_import: ["" : 20]>
 agraph (float[2, 5, 3] x, int64[4] at) => (float[2, 4, 3] y)

@@ -28,7 +28,7 @@ from support.tiny_models import add_pooling, save_tiny_vit
 
 PRECISIONS = ("fp16", "bf16")
 NARROW = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
-# Of the rms, for each layer: tiny models with large random weights have been seen at 8e-3 and 7e-2.
+# A share of the rms, for each layer: tiny models with large random weights have been seen at 8e-3 and 7e-2.
 PER_LAYER = {"fp16": 1e-2, "bf16": 1e-1}
 FROM_ONE = {"fp16": 2e-5, "bf16": 1e-3}
 

@@ -73,7 +73,7 @@ def test_qgemm_sums_the_integers_of_qdq(tmp_path: Path, transposed: bool, bias: 
         integers(stored(lowered, tensors), tmp_path), integers(stored(qdq, tensors), tmp_path)
     )
 
-    # Of integers the sums are exact; what is rounded is their scale, and the bias that is added.
+    # Sums of integers are exact; their scale is rounded, and the bias that is added.
     sums = np.clip(np.rint(ROWS_X / np.float32(SCALE)), -128, 127).astype(np.int64) @ encode(W, "w.int8").T.astype(
         np.int64
     )

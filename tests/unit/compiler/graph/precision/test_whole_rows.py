@@ -30,7 +30,7 @@ agraph (float[2, 3, 32] x) => (float[2, 3, 16] y)
   y = Reshape (more, target)
 }
 """
-# What scales rows, and the two sums.
+# Scaled rows, and the two sums.
 ROWS = {"Mul": 2, "Abs": 1, "ReduceMax": 1, "Div": 1, "QuantizeLinear": 1}
 RNG = np.random.default_rng(0)
 TENSORS = {
@@ -235,7 +235,7 @@ agraph (int64[batch, tokens] ids, float[2, 3, 32] x) => (float[2, 3, 32] y)
     assert kinds(in_whole_rows(parsed(text))) == {"Shape": 1, "Concat": 1, "Reshape": 1, "MatMulNBits": 1}
 
 
-# What a joined product returns, taken apart.
+# Output of a joined product, taken apart.
 PARTS = """
 <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
 agraph (float[batch, tokens, 32] x) => (float[batch, tokens, 10] y, float[batch, tokens, 6] z)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers.models.t5.modeling_t5 import T5Attention
 
 IDS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
-# What the paper's parameter counts say of positions, biases and norms, and each of them alone.
+# Positions, biases and norms as the paper's parameter counts have them, and each of them alone.
 AS_COUNTED: dict[str, Any] = {"position": "relative_bias", "bias": True, "norm_weights": True}
 KINDS = [{}, AS_COUNTED, *({key: value} for key, value in AS_COUNTED.items())]
 

@@ -35,7 +35,7 @@ SHAPE: dict[str, Any] = {
 }
 WHOLE, NARROW = "ffn64-heads3", "ffn32-heads2"
 WHOLE_LEVELS = {"ffn": (1.0,), "heads": (1.0,)}
-# What the form reads of weights that are made of several, as integers.
+# Weights that are made of several, as the form reads them in integers.
 FOLDED = {
     ("mhe_add", "normal"): {"folded.key"},
     ("mhe_add", "shared_scores"): {"folded.key"},

@@ -23,7 +23,7 @@ from support.tiny_mhe import decoder_config, encoder_config, pair_config, tiny_m
 
 LIMIT = 1e-12
 KINDS = ["mha", "sha", "mqa", "skv", "mhe_add", "mhe_mul", "mhe_mul 1+e"]
-# Of a head of 8.
+# The numbers of a head of 8.
 KEPT = 5
 
 

@@ -386,7 +386,7 @@ def test_routes_of_another_model() -> None:
         replay(model, INPUTS, {})
 
 
-# Of sixteenths, so that ties are common and every difference is exact.
+# Multiples of a sixteenth, so that ties are common and every difference is exact.
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 6), st.integers(1, 4))
 
 

@@ -61,53 +61,6 @@ def test_stored_half_precision_is_widened_in_the_order_of_the_graph(
         assert [options.execution_order.name for options in opened] == [order]
 
 
-def test_only_an_open_runner_runs(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
-    engine = bundle.manifest.engines[0]
-    runner = runner_for(bundle, engine, "shared", 1)
-    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
-    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
-        runner.run(feeds)
-    with runner:
-        runner.run(feeds)
-    with pytest.raises(BundleError, match="engine ffn16@b1-s8: not open"):
-        runner.run(feeds)
-
-
-def test_a_bound_run_reads_and_writes_the_callers_arrays(tiny_bundle: Path, expected: Reference) -> None:
-    bundle = open_bundle(tiny_bundle)
-    engine = bundle.manifest.engines[1]
-    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
-    hidden = np.empty((4, 16, 16), np.float32)
-    with runner_for(bundle, engine, "shared", 1) as runner:
-        run = runner.bind(feeds, {"hidden": hidden[1:3]})  # the other output is not fetched
-        for seed in (0, 1):
-            for name, array in random_feeds(bundle.manifest.inputs, engine.bucket, seed).items():
-                feeds[name][...] = array
-            hidden[:] = -1
-            run()
-            want = expected(16, feeds["input_ids"], feeds["attention_mask"])
-            np.testing.assert_allclose(hidden[1:3], want["hidden"], rtol=1e-5, atol=1e-5)
-            assert (hidden[[0, 3]] == -1).all()
-        feeds["input_ids"][0, 0] = 99
-        with pytest.raises(InputError, match=r"engine ffn16@b2-s16: .*indices element out of data bounds") as error:
-            run()
-        assert "\n" not in str(error.value)
-    with pytest.raises(BundleError, match="engine ffn16@b2-s16: not open"):
-        run()
-    with pytest.raises(BundleError, match="engine ffn16@b2-s16: not open"):
-        runner.bind(feeds, {})
-
-
-def test_arrays_that_do_not_fit_are_not_bound(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
-    engine = bundle.manifest.engines[0]
-    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
-    with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
-        runner.bind(feeds, {"total": np.empty((1, 16), np.float64)})
-    assert str(error.value) == "engine ffn16@b1-s8: total: expected contiguous float32 [1, 16], got float64 [1, 16]"
-
-
 @pytest.fixture
 def ranged(tmp_path: Path) -> tuple[Bundle, EngineEntry]:
     """A segment that takes 1 to 4 rows of 2 to 8 steps."""

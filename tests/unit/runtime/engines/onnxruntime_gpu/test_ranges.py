@@ -21,7 +21,7 @@ from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_gpu import Gpu, HostDevice, arrays_on, capturing_sessions, host_provider, provider_on
 
-# Of 1..4x2..16, up and down, some of them twice.
+# Shapes of 1..4x2..16, up and down, some of them twice.
 SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
 
 

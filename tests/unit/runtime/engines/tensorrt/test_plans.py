@@ -153,7 +153,7 @@ def test_a_plan_that_someone_else_made_is_refused(
 ) -> None:
     """A plan is native code: whoever can write the bundle must not thereby run programs here."""
     write_plans(bundle, [entry(bundle)])
-    # Of a plan that was put in its place.
+    # A plan that was put in its place.
     edit_sealed(bundle.path / PLANS_NAME, lambda data: data["plans"][0].update(sha256="f" * 64))
     assert "Orin.plan was not built with this host's plan key, and a plan is native code; run" in refusal(bundle)
     write_plans(bundle, [entry(bundle)])

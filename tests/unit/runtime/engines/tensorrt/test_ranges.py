@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
 
 Reference = Callable[..., dict[str, Any]]
-# Of 1..4x2..16, up and down, some of them twice.
+# Shapes of 1..4x2..16, up and down, some of them twice.
 SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
 
 
