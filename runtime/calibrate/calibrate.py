@@ -20,6 +20,7 @@ from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...profiles.probe_host import probe_host
+from ...progress import Progress, silent
 from ..device.threads import threads_or_default
 from ..engines.pool import EnginePool
 from ..engines.residency import Residency
@@ -28,7 +29,7 @@ from ..exits.calibration import CalibratedPolicy, Figures, QualityKind, check_na
 from ..exits.policy import Compare, ExitPolicy, Rule
 from ..inputs.arrays import Array
 from .data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split
-from .measure import Answers, ExitBench, Progress, costs_of, measured_figure, spread, time_in_turns
+from .measure import Answers, ExitBench, costs_of, measured_figure, spread, time_in_turns
 from .search import Problem, best_within, curve, everyone_first, search
 from .simulate import ExitBudget, Observed, SegmentCosts, batch_max, latency_figure
 
@@ -52,7 +53,7 @@ def calibrate(
     rule: Rule = "per_row",
     truncate: bool = False,
     threads: int | None = None,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> CalibratedPolicy:
     """The thresholds that answer best within ``budget``, for requests of ``batch`` rows like those of ``data``.
 

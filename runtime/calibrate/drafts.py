@@ -10,11 +10,11 @@ from functools import partial
 from ...bundle.device_files.device_file import this_host
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
+from ...progress import Progress, silent
 from ..device.threads import threads_or_default
 from ..generation.draft_gains import HostDrafts
 from ..generation.options import NGRAM
 from ..load import load
-from .measure import Progress
 
 # Tokens of a text: those of its prompt, and those that are generated behind it.
 _PROMPT_TOKENS, _NEW_TOKENS = 64, 48
@@ -37,7 +37,7 @@ def calibrate_drafts(
     *,
     submodel: str | None = None,
     threads: int | None = None,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> HostDrafts:
     """Acceptance of the tokens that each smaller submodel and n-gram draft for ``submodel`` (an id or a level, by
     default the largest) behind ``texts``, 16 at most, and what runs take. Nothing is written.

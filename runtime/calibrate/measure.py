@@ -16,6 +16,7 @@ from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
+from ...progress import Progress
 from ..dispatcher import Dispatcher
 from ..engines.latencies import host_latencies, interpolated
 from ..engines.pool import EnginePool
@@ -27,8 +28,6 @@ from ..request import Request
 from .data import LabelledData
 from .simulate import LATENCIES, SegmentCosts, latency_figure, monotone
 
-# Called with a stage, how many of its parts are done, and how many there are.
-Progress = Callable[[str, int, int], None]
 # Runs timed per batch plan; the median counts.
 _TIMED_RUNS = 9
 # One measurement takes about so long, if that leaves it this many rounds.

@@ -144,8 +144,9 @@ def test_a_config_that_is_not_understood_is_named(
         ("sentence_bert_config", {"lower": True}, "unknown key 'lower'"),
         ("tokenizer_config", {"truncation_side": "left"}, "truncation_side 'left' is not supported"),
         ("tokenizer_config", {"model_max_length": "512"}, "model_max_length: expected a whole number of at least 1"),
+        ("tokenizer_config", {"model_max_length": 0}, "model_max_length: expected a whole number of at least 1, got 0"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_setting_that_is_not_understood_is_named(folder: Path, file: str, content: object, message: str) -> None:
     refused(write(folder, ("Pooling", POOLING), **{file: content}), f"{file}.json: {message}")

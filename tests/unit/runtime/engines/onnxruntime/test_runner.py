@@ -121,10 +121,12 @@ def test_what_onnxruntime_refuses_is_one_line(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     engine = bundle.manifest.engines[0]
     feeds = {"input_ids": np.full((1, 8), 99), "attention_mask": np.ones((1, 8), np.int64)}
-    with runner_for(bundle, engine, "shared", 1) as runner, pytest.raises(InputError) as error:
-        runner.run(feeds)
-    assert "indices element out of data bounds, idx=99" in str(error.value)
-    assert "\n" not in str(error.value)
+    with runner_for(bundle, engine, "shared", 1) as runner:
+        for call in (lambda: runner.run(feeds), runner.bind(feeds, {"total": np.empty((1, 16), np.float32)})):
+            with pytest.raises(InputError, match=r"^engine ffn16@b1-s8: ") as error:
+                call()
+            assert "indices element out of data bounds, idx=99" in str(error.value)
+            assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "noise"])
