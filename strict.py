@@ -43,6 +43,15 @@ def unstructure(value: object) -> Any:
     return value
 
 
+def finite(data: Any) -> Any:
+    """``data`` with None for infinities and NaN, which JSON cannot say."""
+    if isinstance(data, dict):
+        return {key: finite(item) for key, item in data.items()}
+    if isinstance(data, list):
+        return [finite(item) for item in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """``; did you mean 'latency_ms'?`` or a list of what is known."""
     options = list(known)

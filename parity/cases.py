@@ -9,23 +9,26 @@ ones, zeros, values at the ends of what is legal, one impulse. A size that the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..compiler.parity.cases import Case
+from ..compiler.parity.compare import counted
 from ..runtime.inputs.arrays import Array
 from .export import Export, Port
-from .match import Match
+from .match import PAST, Match
 from .model import Facts, Model
 
 _USUAL, _LONGEST = 512, 2048
 _MOST_PRODUCTS = 2**34  # weights times tokens
 _TRACED = 64
-_LENGTHS = (1, 2, 5, 16, 33)
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
+DECODER_IDS = "decoder_input_ids"
 _EXTREME = 6.0  # standard deviations of a normalised image or spectrum
 
 
@@ -37,9 +40,25 @@ class Trial(Case):
     # Tokens of each piece in which a decoder with a cache reads it; none: at once.
     pieces: tuple[int, ...] = ()
 
+    @property
+    def length(self) -> int:
+        """Its tokens in a row."""
+        arrays = list(self.feeds.values())
+        ids = next((array for name, array in self.feeds.items() if name.endswith(IDS)), arrays[0])
+        return int(ids.shape[1]) if ids.ndim > 1 else int(ids.size)
 
-@dataclass(frozen=True)
-class Shape:
+    def hides(self, name: str) -> bool:
+        """Whether its mask says something of an output or module of this name, which it does not of what a decoder
+        answers behind an encoder."""
+        return MASK in self.feeds and (DECODER_IDS not in self.feeds or ("encoder" in name and "decoder" not in name))
+
+    def counted(self, array: Array, name: str = "") -> Array:
+        """``array``, of an output or module of this name, with 0 at positions ``[B, S]`` that the mask leaves out."""
+        is_hidden = self.hides(name) and array.shape[:2] == self.feeds[MASK].shape
+        return counted(array, self.feeds[MASK]) if is_hidden else array
+
+
+class Shape(NamedTuple):
     """One case to be: its name, rows, length, which places are hidden (``right``, ``left``, ``inside`` or none), its
     tokens and types."""
 
@@ -51,21 +70,19 @@ class Shape:
     types: bool = False
 
 
-def text_shapes(longest: int, traced: Sequence[int] = ()) -> list[Shape]:
+def text_shapes(longest: int) -> list[Shape]:
     """The rule for models that read tokens; no longer than ``longest``."""
-    shapes = [Shape(f"length {n}", 1, n) for n in sorted({*_LENGTHS[:3], *traced}) if n <= longest]
-    size = min(16, longest)
-    shapes += [
+    size, long = min(16, longest), min(33, longest)
+    return [
+        *(Shape(f"length {n}", 1, n) for n in (1, 2, 5) if n <= longest),
         Shape(f"3 rows of {size}", 3, size),
-        Shape(f"3 rows of {size} padded right", 3, size, "right"),
-        Shape(f"3 rows of {size} padded left", 3, size, "left"),
+        *(Shape(f"3 rows of {size} padded {side}", 3, size, side) for side in ("right", "left")),
         Shape(f"2 rows of {size} hidden inside", 2, size, "inside"),
-        Shape(f"2 rows of {min(33, longest)}, other types", 2, min(33, longest), types=True),
+        Shape(f"2 rows of {long}, other types", 2, long, types=True),
         Shape("first and last tokens of the vocabulary", 2, min(8, longest), tokens="edge"),
         Shape("one token repeated", 1, min(7, longest), tokens="same"),
         Shape(f"longest, {longest}", 1, longest),
     ]
-    return list({(s.rows, s.length, s.hidden, s.tokens, s.types): s for s in shapes}.values())
 
 
 def make_cases(export: Export, inputs: Sequence[Match], model: Model, seed: int) -> list[Trial]:
@@ -73,6 +90,8 @@ def make_cases(export: Export, inputs: Sequence[Match], model: Model, seed: int)
     numbers at the ends of what is legal are left out: examples have none."""
     ports = {match.model: port for match in inputs if (port := export.port(match.name)) is not None}
     ports = {port.name: port for port in model.needs} | ports
+    if any(PAST.search(port.name) for port in export.inputs):  # a decoder that takes steps of one token is given them
+        ports |= {name: replace(port, dims=None) for name, port in ports.items() if name.endswith(IDS)}
     if IDS in ports or any(name.endswith(IDS) for name in ports):
         return _text_cases(ports, model, seed, export)
     found = _number_cases(ports, model.facts, seed)
@@ -80,10 +99,12 @@ def make_cases(export: Export, inputs: Sequence[Match], model: Model, seed: int)
 
 
 def of_tokens(trials: Sequence[Trial], tokens: Array) -> Trial:
-    """The longest case with these tokens."""
-    longest = max(trials, key=lambda trial: trial.tokens)
-    feeds = {name: np.resize(tokens, a.shape) if name.endswith(IDS) else a for name, a in longest.feeds.items()}
-    return replace(longest, name="tokens whose rows the export stores otherwise", feeds=feeds)
+    """The least case that has room for these tokens, with them."""
+    whole = [trial for trial in trials if "padding" not in trial.traits]
+    enough = [trial for trial in whole if trial.tokens >= tokens.size] or whole
+    chosen = min(enough, key=lambda trial: abs(trial.tokens - tokens.size))
+    feeds = {name: np.resize(tokens, a.shape) if name.endswith(IDS) else a for name, a in chosen.feeds.items()}
+    return replace(chosen, name="tokens whose rows the export stores otherwise", feeds=feeds)
 
 
 def traced_sizes(trials: Sequence[Trial]) -> Iterator[Trial]:
@@ -112,111 +133,93 @@ def longest_of(model: Model) -> int:
 
 def _text_cases(ports: Mapping[str, Port], model: Model, seed: int, export: Export) -> list[Trial]:
     rows, longest = export.largest or (_LONGEST, _LONGEST)
-    facts = model.facts
-    found: dict[tuple[tuple[int, int], str], Trial] = {}
-    for number, shape in enumerate(text_shapes(min(longest, longest_of(model)), export.traced)):
-        shape = replace(shape, rows=min(shape.rows, rows))
+    found: dict[tuple[object, ...], Trial] = {}
+    for number, shape in enumerate(text_shapes(min(longest, longest_of(model)))):
         if shape.hidden and MASK not in ports:
             continue
-        trial = _text_case(shape, ports, facts, np.random.default_rng((seed, number)))
-        ids = next(array for name, array in trial.feeds.items() if name.endswith(IDS))
-        found.setdefault(
-            (ids.shape, shape.hidden + shape.tokens + str(shape.types)), trial
-        )  # fixed sizes fall together
+        shape = shape._replace(rows=min(shape.rows, rows))
+        trial = _text_case(shape, ports, model.facts, np.random.default_rng((seed, number)))
+        sizes = next(array.shape for name, array in trial.feeds.items() if name.endswith(IDS))
+        found.setdefault((sizes, *shape[3:]), trial)  # fixed sizes fall together
     return list(found.values())
 
 
 def _text_case(shape: Shape, ports: Mapping[str, Port], facts: Facts, rng: np.random.Generator) -> Trial:
     named = next(port for name, port in ports.items() if name.endswith(IDS))
-    rows, length = fixed_size(named, (shape.rows, shape.length))
-    mask = hidden_mask(shape.hidden, rows, length, rng)
+    rows, length = size = _sizes(named, shape.rows, (shape.length,))
+    mask = _hidden(shape.hidden, rows, length, rng)
     feeds: dict[str, Array] = {}
     for name, port in ports.items():
-        if name.endswith(IDS):
-            feeds[name] = tokens_of(shape.tokens, rows, length, facts.vocabulary or 2, rng)
+        if name == DECODER_IDS:  # what a decoder is given has another length than what its encoder reads
+            feeds[name] = _tokens(shape.tokens, _sizes(port, rows, (max(2, length - 1),)), facts, rng)
+        elif name.endswith(IDS):
+            feeds[name] = _tokens(shape.tokens, size, facts, rng)
         elif name.endswith(MASK):
             feeds[name] = mask
         elif name == TYPES:
-            feeds[name] = rng.integers(0, facts.types or 1, (rows, length)) if shape.types else np.zeros_like(mask)
+            feeds[name] = rng.integers(0, facts.types or 1, size) if shape.types else np.zeros_like(mask)
         elif name == POSITIONS:
             feeds[name] = np.arange(length)[None].repeat(rows, 0)
-        else:
-            feeds[name] = _plain(port, rows, length, rng)
-    traits = {"padding" if shape.hidden else "", f"padded {shape.hidden}" if shape.hidden else ""}
-    traits |= {"types" if shape.types and (facts.types or 1) > 1 else "", "several rows" if rows > 1 else ""}
-    return Trial(shape.name, feeds, traits=frozenset(filter(None, traits)))
+        else:  # nothing is known of it but its shape
+            sizes = _sizes(port, rows, (length,))
+            is_float = port.dtype.startswith("float")
+            drawn = rng.standard_normal(sizes) if is_float else rng.integers(0, 2, sizes)
+            feeds[name] = drawn.astype(np.float32 if is_float else port.dtype)
+    traits = {"padding", f"padded {shape.hidden}"} if shape.hidden else set()
+    traits |= {"types"} if shape.types and (facts.types or 1) > 1 else set()
+    return Trial(shape.name, feeds, traits=frozenset(traits | ({"several rows"} if rows > 1 else set())))
 
 
-def fixed_size(port: Port, sizes: Sequence[int]) -> tuple[int, ...]:
-    """``sizes``, where ``port`` declares one its own."""
-    dims = port.dims if port.dims is not None and len(port.dims) == len(sizes) else ("",) * len(sizes)
-    return tuple(dim if isinstance(dim, int) else size for dim, size in zip(dims, sizes, strict=True))
+def _sizes(port: Port, rows: int, others: Sequence[int]) -> tuple[int, ...]:
+    """Where ``port`` declares no size its own: ``rows``, and ``others``, of which the last one goes on."""
+    dims = ("", *("" for _ in others)) if port.dims is None else port.dims
+    free = [rows, *others, *[others[-1]] * len(dims)]
+    return tuple(dim if isinstance(dim, int) else size for dim, size in zip(dims, free, strict=False))
 
 
-def hidden_mask(hidden: str, rows: int, length: int, rng: np.random.Generator) -> Array:
+def _hidden(kind: str, rows: int, length: int, rng: np.random.Generator) -> Array:
     """``[rows, length]`` int64, every row with a token, the later rows with more of them."""
     mask = np.ones((rows, length), np.int64)
-    for row in range(rows):
-        gone = max(1, length // (2 + 2 * row)) if length > 1 else 0
-        if hidden == "right":
+    for row in range(rows if length > 1 else 0):
+        gone = max(1, length // (2 + 2 * row))
+        if kind == "right":
             mask[row, length - gone :] = 0
-        elif hidden == "left":
+        elif kind == "left":
             mask[row, :gone] = 0
-        elif hidden == "inside" and length > 2:
+        elif kind == "inside":
             mask[row, 1 + rng.permutation(length - 2)[: max(1, length // 4)]] = 0
     return mask
 
 
-def tokens_of(kind: str, rows: int, length: int, vocabulary: int, rng: np.random.Generator) -> Array:
+def _tokens(kind: str, size: Sequence[int], facts: Facts, rng: np.random.Generator) -> Array:
+    most = facts.vocabulary or 2
     if kind == "edge":
-        ends = np.array([0, vocabulary - 1, 1 % vocabulary, max(0, vocabulary - 2)])
-        return np.resize(ends, (rows, length)).astype(np.int64)
-    if kind == "same":
-        return np.full((rows, length), int(rng.integers(0, vocabulary)), np.int64)
-    return rng.integers(0, vocabulary, (rows, length))
+        return np.resize(np.array([0, most - 1, 1 % most, max(0, most - 2)], np.int64), size)
+    return np.full(size, int(rng.integers(0, most)), np.int64) if kind == "same" else rng.integers(0, most, size)
 
 
-def _plain(port: Port, rows: int, length: int, rng: np.random.Generator) -> Array:
-    """An input that nothing is known of but its shape."""
-    dims = port.dims or ()
-    sizes = [dim if isinstance(dim, int) else (rows, length)[min(place, 1)] for place, dim in enumerate(dims)]
-    if port.dtype.startswith("float"):
-        return rng.standard_normal(sizes).astype(np.float32)
-    return rng.integers(0, 2, sizes).astype(port.dtype)
+_NUMBERS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
+    "normal": lambda rng, size: rng.standard_normal(size),
+    "uniform": lambda rng, size: rng.random(size),
+    "zeros": lambda _, size: np.zeros(size),
+    "extreme": lambda rng, size: _EXTREME * rng.choice([-1.0, 1.0], size),
+    "one impulse": lambda _, size: _EXTREME * (np.arange(prod(size)) == prod(size) // 2).reshape(size),
+}
 
 
 def _number_cases(ports: Mapping[str, Port], facts: Facts, seed: int) -> list[Trial]:
-    kinds = {
-        "normal": lambda rng, size: rng.standard_normal(size),
-        "uniform": lambda rng, size: rng.random(size),
-        "zeros": lambda _, size: np.zeros(size),
-        "extreme": lambda rng, size: _EXTREME * rng.choice([-1.0, 1.0], size),
-        "one impulse": _impulse,
-    }
-    found = []
-    for number, (kind, rows) in enumerate([*((kind, 1) for kind in kinds), ("normal", 2), ("uniform", 3)]):
+    found: dict[str, Trial] = {}
+    for number, (kind, rows) in enumerate([*((kind, 1) for kind in _NUMBERS), ("normal", 2), ("uniform", 3)]):
         rng = np.random.default_rng((seed, number))
         feeds: dict[str, Array] = {}
         for name, port in ports.items():
-            sizes = _sizes(port, rows, facts)
+            known = facts.image if facts.image is not None and len(port.dims or ()) == 4 else (8,)
+            sizes = _sizes(port, rows, known) if port.dims is not None else (rows,)
             if port.dtype.startswith("float"):
-                feeds[name] = kinds[kind](rng, sizes).astype(np.float32)
+                feeds[name] = _NUMBERS[kind](rng, sizes).astype(np.float32)
             else:
                 feeds[name] = rng.integers(0, facts.vocabulary or 2, sizes).astype(port.dtype)
-        trait = {"several rows"} if rows > 1 else {"ends"} if kind in ("extreme", "one impulse") else set()
-        name = f"{kind}, {next(iter(feeds.values())).shape}".replace("(", "").replace(")", "")
-        found.append(Trial(name, feeds, traits=frozenset(trait)))
-    return list({trial.name: trial for trial in found}.values())
-
-
-def _impulse(_: np.random.Generator, size: tuple[int, ...]) -> Array:
-    found = np.zeros(size)
-    found.flat[found.size // 2] = _EXTREME
-    return found
-
-
-def _sizes(port: Port, rows: int, facts: Facts) -> tuple[int, ...]:
-    dims = port.dims or (rows,)
-    known = facts.image if facts.image is not None and len(dims) == 4 else None
-    free = (rows, *(known or (8,) * (len(dims) - 1)))
-    return tuple(dim if isinstance(dim, int) else size for dim, size in zip(dims, free, strict=True))
+        traits = {"several rows"} if rows > 1 else {"ends"} if kind in ("extreme", "one impulse") else set()
+        name = f"{kind}, {', '.join(map(str, next(iter(feeds.values())).shape))}"
+        found[name] = Trial(name, feeds, traits=frozenset(traits))
+    return list(found.values())

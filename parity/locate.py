@@ -11,27 +11,26 @@ where the fault lies. What it is is found by trial: the model is changed as the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..compiler.parity.compare import rounding
 from ..runtime.inputs.arrays import Array
 from .cases import Trial
-from .events import Event, Recorder
 from .explanations import explain, kind_of_cases
-from .export import Export, module_of
-from .found import Found
 from .match import Match
 from .model import Model
-from .verdict import Rule, same, simulated
+from .steps import Pair, continues_alone
+from .values import Event, Found, values_of
+from .verdict import Rule
 from .weights import Lost, audit
 
 _NODE = re.compile(r"Name:'([^']*)'")
 _MOVED = 1e-4  # of its size: what a value has to change by to depend on another
 _MOST_PASSES = 60
+_SHORT = 4  # tokens: shorter texts may hide a fault by chance
 
 
 @dataclass(frozen=True)
@@ -55,124 +54,103 @@ class Fault:
 
 
 def locate(
-    export: Export,
-    model: Model,
+    pair: Pair,
     rule: Rule,
-    inputs: Sequence[Match],
     outputs: Sequence[Match],
     trials: Sequence[Trial],
-    wrong: frozenset[str],
-    failures: Sequence[Any],
+    wrong: Collection[str],
+    failed: Mapping[str, str],
 ) -> Fault:
-    """The fault of an export whose answers are ``wrong`` in these cases, or ``failures``."""
+    """The fault of an export whose answers are ``wrong`` in these cases; some ``failed`` with what was said."""
     by_cases = kind_of_cases(trials, wrong)
-    failed = {failure.case for failure in failures}
-    if failed and failed >= set(wrong):
-        return _of_failure(export, model, failures[0].said, by_cases)
-    trial = min((t for t in trials if t.name in wrong - failed), key=lambda t: (t.tokens < 4, t.tokens))
-    by_weights = audit(export, model)
-    search = Search(export, model, rule, inputs, outputs, trial)
-    if trial.pieces and search.is_right_at_once:
+    if failed and failed.keys() >= set(wrong):
+        return _of_failure(pair, next(iter(failed.values())), by_cases)
+    left = [trial for trial in trials if trial.name in wrong and trial.name not in failed]
+    trial = min(left, key=lambda trial: (trial.tokens < _SHORT, trial.tokens))
+    expected, answers = values_of(pair.model, lambda: pair.model.wide_answer(trial.feeds))
+    lost = audit(pair.export, pair.model, {event.module for event in expected})
+    if continues_alone(pair.export):  # none of its steps is a pass of the model
+        words = lost.words if lost else "steps that differ behind a right prompt"
+        return Fault(lost.module if lost else "the graph", words)
+    search = Found(pair, rule, outputs, trial, {array.size for array in (*expected.values(), *answers.values())})
+    if trial.pieces and _is_right_at_once(search, answers):
         return Fault("the cache", "a cache that is read or written at another place")
-    return search.fault(by_cases, by_weights)
+    return _fault(search, expected, by_cases, lost)
 
 
-def _of_failure(export: Export, model: Model, said: str, by_cases: str | None) -> Fault:
-    found = _NODE.search(said)
-    node = next((n for n in _nodes(export) if found and n.name == found[1]), None)
-    left = ((module_of(node) if node is not None else None) or "").split(".")
+def _of_failure(pair: Pair, said: str, by_cases: str | None) -> Fault:
+    node = found[1] if (found := _NODE.search(said)) else ""
+    path, operator = pair.export.module_of(node)
+    left = (path or "").split(".")
     shorter = (".".join(left[place:]) for place in range(len(left)))  # the exporter's own wrapper stands before it
-    module = next((name for name in shorter if name and model.part(name) is not None), "the graph")
-    kind = by_cases or "sizes that are frozen in the graph"
-    return Fault(module, kind, node=found[1] if found else "", operator=node.op_type if node is not None else "")
+    module = next((name for name in shorter if name and pair.model.part(name) is not None), "the graph")
+    return Fault(module, by_cases or "sizes that are frozen in the graph", node=node, operator=operator)
 
 
-def _nodes(export: Export) -> Sequence[Any]:
-    graph = getattr(export, "graph", None)
-    return graph.graph.node if graph is not None else ()
+def _is_right_at_once(search: Found, expected: Mapping[str, Array]) -> bool:
+    """Whether a decoder answers the whole sequence rightly without a cache."""
+    trial, passed = search.trial, search.model.answer(search.trial.feeds)
+    wanted = {name: trial.counted(expected[name], name) for name in search.answers}
+    owns = {name: rounding(wanted[name], trial.counted(passed[name], name)) for name in search.answers}
+    return all(search.rule.same(wanted[name], got, owns[name]) for name, got in search.answers.items())
 
 
-class Search(Found):
-    """The search on one wrong case."""
+def _fault(search: Found, expected: Mapping[Event, Array], by_cases: str | None, by_weights: Lost | None) -> Fault:
+    passed, _ = values_of(search.model, lambda: search.rule.passed(search.model, search.trial))
+    errors: dict[Event, float] = {}
+    there: dict[Event, bool] = {}
+    claimed: set[str] = set()
+    for event, array in expected.items():
+        if event not in passed or passed[event].shape != array.shape:
+            continue
+        wanted, own = (search.trial.counted(each, event.module) for each in (array, passed[event]))
+        found = search.nearest(wanted, event.module)
+        errors[event] = np.inf if found is None else _relative(wanted, found[1])
+        there[event] = found is not None and search.rule.same(wanted, found[1], rounding(wanted, own))
+        if found is not None and there[event]:
+            claimed.add(found[0].name)
+    first = _first(search, there)
+    shown = tuple((str(each), float(error)) for each, error in errors.items() if each.side == "out")
+    kind = by_weights.words if by_weights else None
+    if first is None:
+        module = by_weights.module if by_weights else "behind the last module"
+        return Fault(module, kind or by_cases or "another function of the right values", errors=shown)
+    module = first.owner
+    if kind is None or "checkpoint" not in kind:
+        tried = explain(search, first, expected[first], claimed, by_weights)
+        module, kind = tried or (module, kind)
+    node, values = _node(search, first, expected[first])
+    kind = kind or by_cases or _by_type(search.model, module)
+    return Fault(stage_of(module), kind, first.side, *node, *values, errors=shown)
 
-    @property
-    def is_right_at_once(self) -> bool:
-        """Whether a decoder answers the whole sequence rightly without a cache."""
-        passed = self.model.answer(self.trial.feeds)
-        with self.model.wide() as wide:
-            expected = wide(self.trial.feeds)
-        pairs = [(self.counted(expected[name]), self.counted(passed[name]), got) for name, got in self.answers.items()]
-        return all(same(wanted, got, self.rule, rounding(wanted, own)) for wanted, own, got in pairs)
 
-    def fault(self, by_cases: str | None, by_weights: Lost | None) -> Fault:
-        recorder = Recorder(self.model)
-        with self.model.wide() as wide:
-            expected = recorder.watch_wide(wide, self.trial.feeds)
-        if self.rule.simulates:
-            with simulated(self.rule.precision):
-                passed, _ = recorder.watch(self.trial.feeds)
-        else:
-            passed, _ = recorder.watch(self.trial.feeds)
-        errors: dict[Event, float] = {}
-        there: dict[Event, bool] = {}
-        claimed: set[str] = set()
-        for event, array in expected.items():
-            if event not in passed or passed[event].shape != array.shape:
-                continue
-            wanted = self.counted(array)
-            own = rounding(wanted, self.counted(passed[event])).of_all
-            found = self.nearest(wanted)
-            errors[event] = np.inf if found is None else _relative(wanted, found[1])
-            there[event] = found is not None and same(wanted, found[1], self.rule, own)
-            if found is not None and there[event]:
-                claimed.add(found[0].name)
-        first = self._first(recorder, there)
-        shown = tuple((str(each), float(error)) for each, error in errors.items() if each.side == "out")
-        if first is None:
-            kind = by_weights.words if by_weights else by_cases
-            module = by_weights.module if by_weights else "behind the last module"
-            return Fault(module, kind or "another function of the right values", errors=shown)
-        event = first
-        module = event.module if event.side == "out" else event.parent
-        kind = by_weights.words if by_weights else None
-        if kind is None or "checkpoint" not in kind:
-            tried = explain(self, recorder, event, expected[event], claimed, by_weights)
-            module, kind = tried or (module, kind)
-        node, values = self._node(event, expected[event])
-        kind = kind or by_cases or _by_type(self.model, module)
-        return Fault(stage_of(module), kind, event.side, *node, *values, errors=shown)
+def _first(search: Found, there: Mapping[Event, bool]) -> Event | None:
+    """The first missing value that matters and that no value which is there depends on."""
+    model, answer = search.model, lambda: search.model.answer(search.trial.feeds)
+    before, answers = values_of(model, answer, only={event for event, is_there in there.items() if is_there})
+    missing = [event for event, is_there in there.items() if not is_there]
+    order = list(there)
+    for event in missing[:_MOST_PASSES]:
+        later = [each for each in order[order.index(event) + 1 :] if there[each]]
+        moved, moved_answers = values_of(model, answer, event, set(later))
+        if any(_differs(before[each], moved[each]) for each in later if each in moved):
+            continue
+        if any(_differs(answers[name], moved_answers.get(name)) for name in search.answers):
+            return event
+    return missing[_MOST_PASSES] if len(missing) > _MOST_PASSES else None
 
-    def _first(self, recorder: Recorder, there: Mapping[Event, bool]) -> Event | None:
-        """The first missing value that matters and that no value which is there depends on."""
-        wrong = [match.model for match in self.outputs]
-        before, answers = recorder.watch(self.trial.feeds)
-        tried = 0
-        for place, event in enumerate(there):
-            if there[event]:
-                continue
-            tried += 1
-            if tried > _MOST_PASSES:
-                return event
-            moved, moved_answers = recorder.watch(self.trial.feeds, nudge=event)
-            later = list(there)[place + 1 :]
-            if any(there[each] and _differs(before[each], moved.get(each)) for each in later if each in moved):
-                continue
-            if any(_differs(answers[name], moved_answers.get(name)) for name in wrong):
-                return event
-        return None
 
-    def _node(self, event: Event, expected: Array) -> tuple[tuple[str, str], tuple[float | None, float | None]]:
-        """The export's node at ``event``, by the name that the exporter left, else by the nearest value; and what was
-        expected and got at the worst place."""
-        wanted = self.counted(expected)
-        module = event.module if event.side == "out" else event.parent
-        named = [v for v in self.values if v.array.size == wanted.size and v.module and v.module.endswith(module)]
-        found = named[-1] if named else (near[0] if (near := self.nearest(wanted)) else None)
-        if found is None:
-            return ("", ""), (None, None)
-        got = self.counted(found.array.reshape(wanted.shape))
-        worst = np.unravel_index(int(np.abs(got - wanted).argmax()), wanted.shape)
-        return (found.node, found.operator), (float(wanted[worst]), float(got[worst]))
+def _node(search: Found, event: Event, expected: Array) -> tuple[tuple[str, str], tuple[float | None, float | None]]:
+    """The export's node at ``event``, by the name that the exporter left, else by the nearest value; and what was
+    expected and got at the worst place."""
+    wanted = search.trial.counted(expected, event.module)
+    named = [v for v in search.values if v.array.size == wanted.size and v.module and v.module.endswith(event.owner)]
+    found = named[-1] if named else (near[0] if (near := search.nearest(wanted, event.module)) else None)
+    if found is None:
+        return ("", ""), (None, None)
+    got = search.trial.counted(found.array.reshape(wanted.shape), event.module)
+    worst = np.unravel_index(int(np.abs(got - wanted).argmax()), wanted.shape)
+    return (found.node, found.operator), (float(wanted[worst]), float(got[worst]))
 
 
 def _relative(wanted: Array, found: Array) -> float:

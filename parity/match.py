@@ -17,7 +17,9 @@ _SAME = (
     ("logits", "output", "scores", "lm_logits"),
     ("pooler_output", "pooled_output"),
 )
-_PAST = re.compile(r"(?:past|cache)")
+# Usual inputs by their kind of numbers and rank.
+_RANKS = {"input_ids": ("int", 2), "pixel_values": ("float", 4), "inputs": ("int", 2), "x": ("float", None)}
+PAST = re.compile(r"(?:past|cache)")
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,10 @@ def match_inputs(export: Export, names: Sequence[str], given: Mapping[str, str])
     """Every input of ``export`` but those of a cache. Raises InputError where one matches nothing."""
     found: list[Match] = []
     for port in export.inputs:
-        if _PAST.search(port.name) and port.name not in names:
+        if PAST.search(port.name) and port.name not in names:
             continue
-        taken = {match.model for match in found}
-        match = _stated(port.name, names, given) or _by_name(port.name, names)
-        if match is None:
-            match = _only_one(port, [name for name in names if name not in taken], export)
+        free = [name for name in names if name not in {match.model for match in found}]
+        match = _stated(port.name, names, given) or _by_name(port.name, names) or _only_one(port, free, export)
         if match is None:
             raise InputError(
                 f"{export.label}: input {port} matches no input of the model; the model takes {', '.join(names)}; say "
@@ -62,35 +62,34 @@ def match_outputs(
     """Outputs of ``export`` and those of the model, by what both ``answered`` on one case; and the export's outputs
     that are compared with nothing. Raises InputError where nothing matches."""
     found: list[Match] = []
-    left = list(answered)
-    pairings: Sequence[Callable[[str, list[str]], Match | None]] = (
+    pairings: Sequence[Callable[[str, Sequence[str]], Match | None]] = (
         lambda name, free: _stated(name, free, given),
         _by_name,
         _by_meaning,
         lambda name, free: _by_shape(name, answered[name], free, expected),
     )
     for pairing in pairings:
-        for name in list(left):
-            match = pairing(name, [each for each in expected if each not in {match.model for match in found}])
-            if match is not None:
-                found.append(match)
-                left.remove(name)
+        for name in [name for name in answered if name not in {match.name for match in found}]:
+            free = [each for each in expected if each not in {match.model for match in found}]
+            found += [match] if (match := pairing(name, free)) else []
     if not found:
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in answered.items())
-        wanted = ", ".join(f"{name} {list(array.shape)}" for name, array in list(expected.items())[:8])
+        theirs, ours = (
+            ", ".join(f"{name} {list(array.shape)}" for name, array in list(side.items())[:8])
+            for side in (answered, expected)
+        )
         raise InputError(
-            f"{export.label}: no output matches one of the model: it gives {shapes}; the model gives {wanted}; say "
+            f"{export.label}: no output matches one of the model: it gives {theirs}; the model gives {ours}; say "
             "which with `map={'a': 'b'}`, or give the model that was exported"
         )
-    return found, left
+    order = list(answered)
+    found.sort(key=lambda match: order.index(match.name))
+    return found, [name for name in answered if name not in {match.name for match in found}]
 
 
 def _stated(name: str, names: Sequence[str], given: Mapping[str, str]) -> Match | None:
-    if name not in given:
-        return None
-    if given[name] not in names:
+    if name in given and given[name] not in names:
         raise InputError(f"`map={{'{name}': '{given[name]}'}}`: the model has {', '.join(names)}")
-    return Match(name, given[name], "as stated")
+    return Match(name, given[name], "as stated") if name in given else None
 
 
 def _by_name(name: str, names: Sequence[str]) -> Match | None:
@@ -105,24 +104,19 @@ def _plain(name: str) -> str:
 
 
 def _by_meaning(name: str, names: Sequence[str]) -> Match | None:
-    for same in _SAME:
-        if name in same:
-            for other in same:
-                if other in names:
-                    return Match(name, other, "by meaning of the name")
-    return None
+    others = (other for same in _SAME if name in same for other in same if other in names)
+    return next((Match(name, other, "by meaning of the name") for other in others), None)
 
 
 def _only_one(port: Port, free: Sequence[str], export: Export) -> Match | None:
     """An input of an unknown name, where one input of the model is left that has its kind of numbers and rank."""
-    ranks = {"input_ids": ("int", 2), "pixel_values": ("float", 4), "inputs": ("int", 2), "x": ("float", None)}
     kind = "float" if port.dtype.startswith("float") else "int"
-    others = [each for each in export.inputs if each is not port and each.dtype == port.dtype]
     rank = len(port.dims) if port.dims is not None else None
-    for name, (wanted, size) in ranks.items():
-        if name in free and wanted == kind and (size is None or rank in (None, size)) and not others:
+    is_alone = all(each is port or each.dtype != port.dtype for each in export.inputs)
+    for name, (wanted, size) in _RANKS.items() if is_alone else ():
+        if name in free and wanted == kind and (size is None or rank in (None, size)):
             return Match(port.name, name, "by shape and dtype")
-    return Match(port.name, free[0], "the only one left") if len(free) == 1 and len(export.inputs) == 1 else None
+    return Match(port.name, free[0], "the only one left") if len(free) == len(export.inputs) == 1 else None
 
 
 def _by_shape(name: str, array: Array, free: Sequence[str], expected: Arrays) -> Match | None:

@@ -1,9 +1,8 @@
 """The result of a check as a file: a receipt in JSON that can be checked again, a page in HTML, a report in JUnit's
 XML.
 
-A receipt is ``{"format": 1, "report": ..., "settings": ..., "versions": ..., "files": {path: {"bytes", "sha256"}}}``;
-``report`` has the fields of ``ParityReport``, null for numbers that are not finite. docs/tasks/check-an-export.md lists
-them.
+A receipt is ``{"format": 1, "report": ..., "versions": ..., "files": {path: {"bytes", "sha256"}}}``; ``report`` has the
+fields of ``ParityReport``, null for numbers that are not finite. docs/tasks/check-an-export.md lists them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from importlib import metadata
 from pathlib import Path
@@ -23,14 +22,17 @@ from ..exporters.checkpoints.checkpoint import sha256_of
 from ..notebook import as_html
 from ..outside import printable
 from ..outside_file import read_file
-from ..strict import unstructure
+from ..profiles.parity_request import SETTINGS, sha256_of_own
+from ..progress import Progress, silent
+from ..strict import finite, unstructure
 from ..whole_file import write_whole
 from .check import GraphReport, ParityReport, check_parity
+from .verdict import COLUMNS
 
 _FORMAT = 1
 _MOST_BYTES = 2**26
 _PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnxruntime", "openvino", "numpy")
-_WORST = 12
+_WORST = 12  # rows of a page
 # Sizes in the picture, in pixels.
 _BAR, _LABEL, _WIDTH = 14, 360, 420
 
@@ -46,30 +48,31 @@ def write(report: ParityReport, path: Path) -> None:
 
 
 def as_receipt(report: ParityReport) -> str:
-    """Raises InputError for a check of cases or a model that no file holds, which could not be made again."""
-    if own := report.settings["own"]:
+    """Raises InputError for a check against a module in memory, which could not be made again."""
+    if report.settings["module"]:
         raise InputError(
-            f"a check with {' and '.join(own)} has no receipt, since no file holds them; save .html or .xml"
+            "a check against a module in memory has no receipt, since no file holds it; save .html or .xml"
         )
     data = {
         "format": _FORMAT,
-        "report": unstructure(report),
-        "settings": dict(report.settings),
+        "report": finite(unstructure(report)),
         "versions": {"python": platform.python_version(), **_versions()},
         "files": {file: _facts(Path(file)) for file in (*report.files, *report.model_files)},
     }
-    return json.dumps(_finite(data), indent=2)
+    return json.dumps(data, indent=2)
 
 
-def recheck(path: Path) -> ParityReport:
-    """The check of a receipt, made again on the same files with the same settings.
+def recheck(path: Path, progress: Progress = silent, **own: Any) -> ParityReport:
+    """The check of a receipt, made again on the same files with the same settings; the user's ``own`` ``inputs`` and
+    ``texts`` are to be given again, where it had some.
 
-    Raises InputError for a file that is no receipt, for files that have changed, and where the verdict is another.
+    Raises InputError for a file that is no receipt, for files and inputs that have changed, and where the verdict is
+    another.
     """
     try:
         data = json.loads(read_file(path, _MOST_BYTES, InputError))
         stated, files = data["report"], data["files"]
-        settings = {name: data["settings"][name] for name in ("map", "seed", "tolerance", "preset", "library")}
+        settings = {name: stated["settings"][name] for name in (*SETTINGS, "inputs", "texts")}
         export, against, verdict = stated["export"], stated["against"], bool(stated["verdict"])
         if data["format"] != _FORMAT:
             raise ValueError(f"format {data['format']}")
@@ -79,7 +82,10 @@ def recheck(path: Path) -> ParityReport:
     for file, expected in hashes.items():
         if not Path(file).is_file() or sha256_of(Path(file)) != expected:
             raise InputError(f"{path}: {file} is not the file of the receipt any more")
-    report = check_parity(export, against, **settings)
+    for name in ("inputs", "texts"):
+        if settings.pop(name) != sha256_of_own(own.get(name)):
+            raise InputError(f"{path}: `{name}` are not those of the receipt; give the same ones again, or none")
+    report = check_parity(export, against, **settings, **own, progress=progress)
     if report.is_right != verdict:
         raise InputError(f"{path}: claims {'parity' if verdict else 'a difference'}, which is not so: {report.line}")
     return report
@@ -88,10 +94,8 @@ def recheck(path: Path) -> ParityReport:
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -99,26 +103,14 @@ def _facts(file: Path) -> dict[str, object]:
     return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
 
 
-def _finite(data: Any) -> Any:
-    if isinstance(data, Mapping):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
 def as_page(report: ParityReport) -> str:
     """One HTML page without scripts: the verdict, the worst cases, and of a wrong export the error by module."""
     parts = [f"<h1>{_text(report.line)}</h1>"]
     for graph in report.graphs:
-        worst = sorted(graph.figures, key=lambda figure: (figure.is_right, -figure.max_abs))[:_WORST]
         facts = [("kind", f"{graph.kind}, {graph.precision}"), ("rule", graph.rule), ("cases", len(graph.cases))]
         facts += [("fault", graph.fault)] if graph.fault else []
-        rows = [[f.case, f.output, f"{f.max_abs:.3g}", f"{f.cosine:.7f}", f"{f.own:.2g}", f.why or ""] for f in worst]
-        rows += [[failure.case, "", "", "", "", failure.said] for failure in graph.failures]
-        parts.append(
-            as_html(graph.export, facts, ["case", "output", "max abs", "cosine", "PyTorch's own", "why"], rows)
-        )
+        wrong = [row for row in graph.rows if row[-1] != "right"]
+        parts.append(as_html(graph.export, facts, COLUMNS, (wrong or graph.rows)[:_WORST]))
         parts.append(_picture(graph))
     style = "<style>body{font-family:sans-serif;margin:2em}td,th{padding:2px 8px;text-align:left}</style>"
     return f"<!doctype html><meta charset=utf-8><title>Parity</title>{style}{''.join(parts)}"
@@ -146,15 +138,13 @@ def as_junit(report: ParityReport) -> str:
     suites = ElementTree.Element("testsuites")
     for graph in report.graphs:
         suite = ElementTree.SubElement(suites, "testsuite", name=_plain(graph.export))
-        outcomes: Sequence[tuple[str, str | None]] = [
-            *((f"{figure.output} on {figure.case}", figure.why) for figure in graph.figures),
-            *((failure.case, failure.said) for failure in graph.failures),
-        ]
+        outcomes = [(f"{figure.output} on {figure.case}", figure.why) for figure in graph.figures]
+        outcomes += graph.failures.items()
         for name, why in outcomes:
             case = ElementTree.SubElement(suite, "testcase", name=_plain(name), classname="nestforge.parity")
             if why is not None:
-                fault = f"; {graph.fault}" if graph.fault else ""
-                ElementTree.SubElement(case, "failure", message=_plain(f"{why}{fault}"))
+                message = _plain(f"{why}; {graph.fault}" if graph.fault else why)
+                ElementTree.SubElement(case, "failure", message=message)
         suite.set("tests", str(len(outcomes)))
         suite.set("failures", str(sum(why is not None for _, why in outcomes)))
     return ElementTree.tostring(suites, encoding="unicode")

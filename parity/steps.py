@@ -1,11 +1,11 @@
-"""Decoders that keep a cache, asked as they are used: a prompt, then steps, each behind what the ones before returned,
-against the whole sequence at once in the model; and the parts of an encoder-decoder, each a model of its own."""
+"""An export beside the model, or the part of it, that it is to be, and how it is asked: at once, or as decoders that
+keep a cache are used, a prompt and then steps, each behind what the ones before returned."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from ..errors import InputError
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import IDS, MASK, POSITIONS, Trial
 from .export import Export, Port
-from .model import Model, Named, Transformer, named
+from .match import Match
+from .model import Model, Named, Wrapped, named
 
 _CACHE = re.compile(r"past|present|cache")
 _BRANCH = "use_cache_branch"  # of merged decoders: whether there is a past
@@ -32,11 +33,10 @@ def is_cache(name: str) -> bool:
 
 def part_of(model: Model, export: Export) -> Model:
     """The part of ``model`` that the export's inputs and outputs show it to be."""
-    wrapped: Any = model.module
-    config: Any = getattr(getattr(wrapped, "model", None), "config", None)
+    config: Any = getattr(getattr(model.module, "model", None), "config", None)
     taken, given = {port.name for port in export.inputs}, {port.name for port in export.outputs}
     keeps = any(map(is_cache, taken | given))
-    if not isinstance(wrapped, Transformer) or config is None:
+    if not isinstance(model.module, Wrapped) or config is None:
         return model
     if not getattr(config, "is_encoder_decoder", False):
         return replace(model, call=_caching) if keeps else model
@@ -49,7 +49,7 @@ def part_of(model: Model, export: Export) -> Model:
     return model if "logits" in given else replace(model, call=_encoder)
 
 
-def _caching(wrapped: Transformer, given: Named) -> Named:
+def _caching(wrapped: Wrapped, given: Named) -> Named:
     return wrapped.call({**given, "use_cache": True})  # type: ignore[dict-item]  # a switch among tensors
 
 
@@ -64,15 +64,20 @@ def _decoder(wrapped: Any, given: Named) -> Named:
     return wrapped.call(inputs)  # type: ignore[no-any-return]
 
 
-def in_pieces(trials: Sequence[Trial]) -> list[Trial]:
-    """The cases with a prompt and steps of one token."""
+def in_pieces(export: Export, trials: Sequence[Trial]) -> list[Trial]:
+    """The cases with a prompt and steps of one token; not those without a step, of an export that continues alone."""
     found = []
     for trial in trials:
-        length = trial.feeds[IDS].shape[1]
-        steps = min(_STEPS, length - 1)
+        steps = min(_STEPS, trial.length - 1)
         traits = trial.traits | ({"steps"} if steps else set())
-        found.append(replace(trial, pieces=(length - steps, *[1] * steps), traits=frozenset(traits)))
+        if steps or not continues_alone(export):
+            found.append(replace(trial, pieces=(trial.length - steps, *[1] * steps), traits=frozenset(traits)))
     return found
+
+
+def continues_alone(export: Export) -> bool:
+    """Whether it takes what an encoder made of a prompt from another graph's cache."""
+    return export.port(_BRANCH) is None and any("encoder" in port.name for port in past_of(export))
 
 
 def with_no_past(export: Export, feeds: Arrays) -> dict[str, Array]:
@@ -88,48 +93,66 @@ def with_no_past(export: Export, feeds: Arrays) -> dict[str, Array]:
     return found
 
 
-def run_steps(export: Export, feeds: Arrays, trial: Trial, model: Model) -> dict[str, Array]:
-    """Outputs behind every token, and the cache in the end. Where the export takes no empty cache, the prompt is the
-    model's. Raises InputError."""
-    if not trial.pieces or not past_of(export):
-        return export.run(with_no_past(export, feeds))
-    past = {name: array for name, array in with_no_past(export, feeds).items() if name not in feeds}
-    collected: dict[str, list[Array]] = {}
-    at, caches = 0, dict[str, Array]()
-    for number, size in enumerate(trial.pieces):
-        part = {name: _slice(name, array, at, size) for name, array in feeds.items()}
-        if _BRANCH in past:
-            past[_BRANCH] = np.array([number > 0])
-        try:
-            answered = export.run({**part, **past})
-        except InputError:
-            if number or len(trial.pieces) == 1:
-                raise
-            answered = _of_model(export, model, trial, size)
-        for name, array in answered.items():
-            if is_cache(name):
-                caches[name] = array if array.size or name not in caches else caches[name]
-            else:
-                collected.setdefault(name, []).append(array)
-        past |= _handed_on(export, caches)
-        at += size
-    joined = {name: np.concatenate(each, 1) if each[0].ndim > 1 else each[-1] for name, each in collected.items()}
-    return {**joined, **caches}
+@dataclass(frozen=True)
+class Pair:
+    """``inputs`` are those of ``export`` that are matched with the ``model``'s."""
+
+    export: Export
+    model: Model
+    inputs: Sequence[Match]
+
+    def feeds(self, trial: Trial) -> dict[str, Array]:
+        """The inputs of ``trial`` by the export's names and in its types, with an empty cache where it takes one."""
+        found = {}
+        for match in self.inputs:
+            port = self.export.port(match.name)
+            assert port is not None
+            array = trial.feeds[match.model]
+            found[match.name] = array if port.dtype == "str" else np.ascontiguousarray(array.astype(port.dtype))
+        return with_no_past(self.export, found)
+
+    def answer(self, trial: Trial) -> dict[str, Array]:
+        """Outputs behind every token, and the cache in the end. Where the export takes no empty cache, the prompt is
+        the model's. Raises InputError."""
+        export, feeds = self.export, self.feeds(trial)
+        if not trial.pieces or not past_of(export):
+            return export.run(feeds)
+        matched = {match.name for match in self.inputs}
+        past = {name: array for name, array in feeds.items() if name not in matched}
+        collected: dict[str, list[Array]] = {}
+        at, caches = 0, dict[str, Array]()
+        for number, size in enumerate(trial.pieces):
+            part = {name: _slice(name, feeds[name], at, size) for name in matched}
+            if _BRANCH in past:
+                past[_BRANCH] = np.array([number > 0])
+            try:
+                is_models = number == 0 and continues_alone(export)
+                answered = self._prompt(trial, size) if is_models else export.run({**part, **past})
+            except InputError:
+                if number or len(trial.pieces) == 1:
+                    raise
+                answered = self._prompt(trial, size)
+            for name, array in answered.items():
+                if is_cache(name):
+                    caches[name] = array if array.size or name not in caches else caches[name]
+                else:
+                    collected.setdefault(name, []).append(array)
+            past |= _handed_on(export, caches)
+            at += size
+        joined = {name: np.concatenate(each, 1) if each[0].ndim > 1 else each[-1] for name, each in collected.items()}
+        return {**joined, **caches}
+
+    def _prompt(self, trial: Trial, size: int) -> dict[str, Array]:
+        """The model's own answer to the prompt."""
+        found = self.model.answer({name: _slice(name, array, 0, size) for name, array in trial.feeds.items()})
+        returned = {port.name for port in self.export.outputs}
+        return {name: array for name, array in found.items() if name in returned or is_cache(name)}
 
 
 def _slice(name: str, array: Array, at: int, size: int) -> Array:
     if name.endswith(IDS) or name in (POSITIONS, "cache_position"):
         return np.ascontiguousarray(array[..., at : at + size])
     return np.ascontiguousarray(array[:, : at + size]) if name == MASK else array
-
-
-def _of_model(export: Export, model: Model, trial: Trial, size: int) -> dict[str, Array]:
-    """The model's own answer to the prompt, by the export's names."""
-    prompt = {name: _slice(name, array, 0, size) for name, array in trial.feeds.items()}
-    found = model.answer(prompt)
-    return {port.name: found[port.name] for port in export.outputs if port.name in found} | {
-        name: array for name, array in found.items() if is_cache(name)
-    }
 
 
 def _handed_on(export: Export, caches: Arrays) -> dict[str, Array]:

@@ -2,49 +2,38 @@
 
 The reference is PyTorch in float64. What may differ is measured on the same inputs: an export in fp32 by what PyTorch's
 own float32 is off by, one of lower precision by what PyTorch is off by when it rounds as that precision does
-(``simulated``): float16 or bfloat16 after every operation, or in weights alone, integers of 8 bits in products, weights
-of 4 bits in blocks. Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck,
-passes with moved weights tell.
+(simulated.py). Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck, passes
+with moved weights tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..compiler.parity.compare import (
-    Rounding,
-    Tolerance,
-    comparable,
-    counted,
-    rounding,
-    tolerance_for,
-    unprovable,
-    within,
-)
-from ..profiles.precision import PRECISIONS, Precision
-from ..runtime.inputs.arrays import Array
+from ..compiler.parity.compare import Rounding, Tolerance, comparable, rounding, tolerance_for, unprovable, within
+from ..compiler.parity.reading import nudged
+from ..profiles.parity_request import Preset
+from ..profiles.precision import Precision
+from ..runtime.inputs.arrays import Array, Arrays
+from .cases import Trial
+from .model import Model
+from .simulated import simulated
 
-Preset = Literal["strict", "deploy"]
 # Limits of --preset deploy: differences that a ranking or a classifier does not notice.
 _DEPLOY_COSINE, _DEPLOY_AGREEMENT = 0.99, 0.99
 _PASSES = 8
 # Beyond so many times what PyTorch itself is off by, no pass with moved weights explains a difference.
 _BEYOND_LUCK = 64.0
-_BLOCK = 128
 _CLIPPED = 2.0
-_HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One output on one case. ``allowed`` is what PyTorch itself is off by there, at most; ``agreement`` the share of
+    """One output on one case. ``own`` is what PyTorch itself is off by there, at most; ``agreement`` the share of
     rows and positions with the same largest element, near ties left out; ``why`` says what a failure is."""
 
     case: str
@@ -60,6 +49,16 @@ class Figures:
     @property
     def is_right(self) -> bool:
         return self.why is None
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """By ``COLUMNS``."""
+        agreement = "-" if self.agreement is None else f"{self.agreement:.1%}"
+        sizes = f"{self.max_abs:.1e}", f"{self.max_rel:.1e}", f"{self.cosine:.7f}"
+        return (self.case, self.output, *sizes, agreement, f"{self.own:.1e}", "right" if self.is_right else "differs")
+
+
+COLUMNS = ("case", "output", "max abs", "max rel", "cosine", "same largest", "PyTorch's own", "verdict")
 
 
 @dataclass(frozen=True)
@@ -80,17 +79,6 @@ class Rule:
         """Whether PyTorch rounds as the export's precision does, to measure what may differ."""
         return self.precision != "fp32" and self.preset != "strict"
 
-    @property
-    def has_fixed_scales(self) -> bool:
-        """Whether one set of scales serves every input, so that the widest decides what all are off by."""
-        return self.simulates and self.precision == "int8"
-
-    def of_fixed_scales(self, owns: Sequence[Rounding]) -> Rounding:
-        """The rounding where scales were fixed on examples: the worst of all cases, and twice of it, since other
-        inputs are clipped, which is not simulated."""
-        largest, rms = max(own.largest for own in owns), max(own.rms_of_all for own in owns)
-        return Rounding(_CLIPPED * largest, _CLIPPED * rms)
-
     def __str__(self) -> str:
         if self.tolerance is not None:
             return f"|difference| <= {self.tolerance:g} * rms of the output"
@@ -99,26 +87,28 @@ class Rule:
         own = f"PyTorch rounding as {self.precision}" if self.simulates else "PyTorch's own float32"
         return f"{self.limit.rule.partition(', each')[0]}; wider by 4 times what {own} is off by there"
 
+    def passed(self, model: Model, trial: Trial) -> dict[str, Array]:
+        """PyTorch's answers as it rounds by itself, or as the export's precision does."""
+        with simulated(self.precision) if self.simulates else nullcontext():
+            return model.answer(trial.feeds)
+
     def judge(self, case: str, output: str, expected: Array, found: Array, own: Rounding) -> Figures:
         """The figures of ``found`` beside ``expected`` (float64), and why it is not accepted, if it is not."""
+        nothing = Figures(case, output, np.inf, np.inf, -1.0, np.inf, None, own.largest)
         if expected.shape != found.shape:
-            why = f"shape {list(found.shape)}, expected {list(expected.shape)}"
-            return Figures(case, output, np.inf, np.inf, -1.0, np.inf, None, own.largest, why)
+            return replace(nothing, why=f"shape {list(found.shape)}, expected {list(expected.shape)}")
         if not np.isfinite(found).all():
             count = int((~np.isfinite(found)).sum())
-            why = f"{count} of {found.size} numbers are NaN or infinite"
-            return Figures(case, output, np.inf, np.inf, -1.0, np.inf, None, own.largest, why)
+            return replace(nothing, why=f"{count} of {found.size} numbers are NaN or infinite")
         e, f = expected.astype(np.float64), found.astype(np.float64)
         off = np.abs(f - e)
-        figures = Figures(
-            case,
-            output,
-            float(off.max(initial=0.0)),
-            float((off / np.maximum(np.abs(e), 1e-3)).max(initial=0.0)),
-            _cosine(e, f),
-            float(np.sqrt(np.mean(off**2))) if off.size else 0.0,
-            _agreement(e, f, own.largest),
-            own.largest,
+        figures = replace(
+            nothing,
+            max_abs=float(off.max(initial=0.0)),
+            max_rel=float((off / np.maximum(np.abs(e), 1e-3)).max(initial=0.0)),
+            cosine=_cosine(e, f),
+            rms=float(np.sqrt(np.mean(off**2))) if off.size else 0.0,
+            agreement=_agreement(e, f, own.largest),
         )
         return replace(figures, why=self._problem(figures, e, f, own))
 
@@ -141,112 +131,45 @@ class Rule:
             f"{figures.cosine:.7f}"
         )
 
-
-def is_luck_possible(figures: Figures) -> bool:
-    """Whether a broken rule may be that of a lucky pass of PyTorch's."""
-    return bool(np.isfinite(figures.max_abs)) and figures.max_abs <= _BEYOND_LUCK * figures.own
-
-
-def own_rounding(rule: Rule, expected: Array, passed: Array) -> Rounding:
-    """The rounding of one pass of PyTorch, ``passed``; where it rounds as the export does, anywhere counts."""
-    found = rounding(expected, passed)
-    return found.of_all if rule.simulates else found
+    def same(self, expected: Array, found: Array, own: Rounding) -> bool:
+        """Whether an intermediate value is the model's, as far as it can be told."""
+        return comparable(expected, found) and within(expected, found, self.limit, own.of_all, least_scale=0.0)
 
 
-def hidden_out(array: Array, mask: Array | None) -> Array:
-    """``array`` with 0 at the positions ``[B, S]`` that a mask leaves out."""
-    return counted(array, mask) if mask is not None and array.shape[:2] == mask.shape else array
-
-
-def same(expected: Array, found: Array, rule: Rule, own: Rounding) -> bool:
-    """Whether an intermediate value is the model's, as far as it can be told."""
-    return comparable(expected, found) and within(expected, found, rule.limit, own.of_all, least_scale=0.0)
-
-
-@contextmanager
-def simulated(precision: Precision) -> Iterator[None]:
-    """Passes inside round as ``precision`` does."""
-    with _Simulated(precision), torch.no_grad():
-        yield
-
-
-class _Simulated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, precision: Precision) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._half = _HALF_TYPES.get(precision)
-        self._precision = precision
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = func.overloadpacket.__name__
-        if self._half is not None:
-            args = tuple(map(self._rounded, args)) if name in _PRODUCTS else args
-            return self._rounded(func(*args, **(kwargs or {})))
-        if name in _PRODUCTS:
-            at = _PRODUCTS[name]
-            if self._precision == "fp16-weights":
-                is_weight = name not in ("bmm", "baddbmm")
-                args = (*args[: at + 1], _halves(args[at + 1]), *args[at + 2 :]) if is_weight else args
-            elif PRECISIONS[self._precision].is_integer and (name != "bmm" or self._precision == "int8"):
-                args = tuple(self._product_side(each, place - at) for place, each in enumerate(args))
-        elif name == "embedding" and self._precision != "int4":
-            args = ((_halves if self._precision == "fp16-weights" else _integers)(args[0]), *args[1:])
-        return func(*args, **(kwargs or {}))
-
-    def _rounded(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-            assert self._half is not None
-            return value.to(self._half).float()
-        return tuple(map(self._rounded, value)) if isinstance(value, (tuple, list)) else value
-
-    def _product_side(self, value: Any, side: int) -> Any:
-        """``side`` 0 is what is given to a product, 1 its weight."""
-        if side not in (0, 1) or not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
-            return value
-        if self._precision == "int4":
-            return _blocks(value) if side == 1 and value.dim() == 2 else value
-        return _integers(value) if side == 1 else _bytes(value)
-
-
-# By name the place of what is given to a product; its weight follows.
-_PRODUCTS = {"addmm": 1, "mm": 0, "bmm": 0, "baddbmm": 1, "convolution": 0, "linear": 0}
-
-
-def _halves(weight: torch.Tensor) -> torch.Tensor:
-    return weight.to(torch.float16).to(weight.dtype)
-
-
-def _integers(weight: torch.Tensor) -> torch.Tensor:
-    """Symmetric, of 8 bits, one scale a tensor."""
-    scale = weight.abs().max().clamp(min=1e-12) / 127
-    return (weight / scale).round() * scale
-
-
-def _bytes(value: torch.Tensor) -> torch.Tensor:
-    """256 steps from the least to the most, which include 0."""
-    if value.numel() == 0:
-        return value
-    least, most = value.min().clamp(max=0), value.max().clamp(min=0)
-    scale = ((most - least) / 255).clamp(min=1e-12)
-    return (value / scale).round() * scale
-
-
-def _blocks(weight: torch.Tensor) -> torch.Tensor:
-    """16 steps in blocks of inputs, the first dimension of ``weight`` ``[in, out]``."""
-    found = weight.clone()
-    for start in range(0, weight.shape[0], _BLOCK):
-        part = found[start : start + _BLOCK]
-        scale = (part.abs().amax(0, keepdim=True) / 7.5).clamp(min=1e-12)
-        found[start : start + _BLOCK] = (part / scale).round().clamp(-8, 7) * scale
+def judged(
+    model: Model, rule: Rule, trials: Sequence[Trial], expected: Mapping[str, Arrays], answered: Mapping[str, Arrays]
+) -> list[Figures]:
+    """The figures of every output on the cases that were ``answered``."""
+    owns: dict[tuple[int, str], Rounding] = {}
+    for number, trial in enumerate(trials):
+        passed = rule.passed(model, trial)
+        for output in answered[trial.name]:
+            wanted = trial.counted(expected[trial.name][output], output)
+            own = rounding(wanted, trial.counted(passed[output], output))
+            owns[number, output] = own.of_all if rule.simulates else own  # rounded as the export, anywhere counts
+    found = []
+    for (number, output), own in owns.items():
+        trial = trials[number]
+        wanted, got = (trial.counted(side[trial.name][output], output) for side in (expected, answered))
+        if rule.simulates and rule.precision == "int8":
+            own = _of_fixed_scales([each for (_, name), each in owns.items() if name == output])
+        figures = rule.judge(trial.name, output, wanted, got, own)
+        for seed in range(_PASSES):  # the one pass of PyTorch may have been a lucky one
+            if figures.is_right or rule.simulates or not figures.max_abs <= _BEYOND_LUCK * figures.own:
+                break
+            with nudged(model.module, seed):
+                moved = model.answer(trial.feeds)[output]
+            own = own.worst(rounding(wanted, trial.counted(moved, output)))
+            figures = rule.judge(trial.name, output, wanted, got, own)
+        found.append(figures)
     return found
 
 
-def remeasured(own: Rounding, expected: Array, passes: Callable[[int], Array]) -> Iterator[Rounding]:
-    """``own`` after each of several more passes of float32, with weights moved by rounding."""
-    for seed in range(_PASSES):
-        own = own.worst(rounding(expected, passes(seed)))
-        yield own
+def _of_fixed_scales(owns: Sequence[Rounding]) -> Rounding:
+    """The rounding where scales were fixed on examples: one set serves every input, so that the worst of all cases
+    counts, and twice of it, since other inputs are clipped, which is not simulated."""
+    largest, rms = max(own.largest for own in owns), max(own.rms_of_all for own in owns)
+    return Rounding(_CLIPPED * largest, _CLIPPED * rms)
 
 
 def _rows(array: Array) -> Array:

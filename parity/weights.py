@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..profiles.precision import Precision
-from ..runtime.inputs.arrays import Array, Arrays
+from ..runtime.inputs.arrays import Array
 from .export import Export
-from .model import Model
+from .model import WRAPPER, Model
 
 # Weights: the same, of a later or earlier training.
 _SAME, _RELATED = 1e-6, 0.5
 _SAMPLES, _SMALLEST = 16384, 256
-_FEW = 0.1  # of a table's rows
+_AT_ONCE = 2**18  # numbers
+_FEW, _MOST = 0.1, 0.6  # of a table's rows; of all weights
 # By precision how far a row may be off where it is stored rightly, of its size; integers share scales.
-_ROUNDED: dict[Precision, float] = {"fp32": _SAME, "fp16": 2e-3, "bf16": 2e-2}
+_ROUNDED: Mapping[Precision, float] = {"fp32": _SAME, "fp16": 2e-3, "bf16": 2e-2}
 
 
 @dataclass(frozen=True)
@@ -41,62 +42,79 @@ def changed_tokens(export: Export, model: Model) -> Array:
     found = [np.zeros(0, np.int64)]
     for table in tables.values() if limit is not None else ():
         own = table.detach().numpy()
-        for stored in export.weights(own.size).values():
-            for each in _turned(stored, own.shape):
-                changed = np.linalg.norm(each - own, axis=1) > limit * np.linalg.norm(own, axis=1).clip(1e-12)
+        for stored in _turned(export, own.size):
+            if stored.shape == own.shape:
+                changed = _sizes(own, stored) > limit * _sizes(own).clip(1e-12)
                 found += [np.flatnonzero(changed)] if changed.mean() < _FEW else []
     return np.unique(np.concatenate(found))
 
 
-def audit(export: Export, model: Model) -> Lost | None:
-    """The first weight of the model that the export does not have; None where all are there, or none can be told."""
+def audit(export: Export, model: Model, ran: Collection[str]) -> Lost | None:
+    """The first weight of the modules that ``ran`` which the export does not have; None where all are there, or none
+    can be told."""
     if export.precision != "fp32":
         return None
     parameters = {
-        name.removeprefix("model."): parameter
+        name.removeprefix(WRAPPER): parameter
         for name, parameter in model.module.named_parameters()
-        if parameter.numel() >= _SMALLEST and parameter.dim() > 1
+        if parameter.numel() >= _SMALLEST and parameter.dim() > 1 and _module(name) in ran
     }
-    stored = export.weights()
-    nearest = {name: _nearest(parameter.detach().numpy(), stored) for name, parameter in parameters.items()}
-    found = {name: pair for name, pair in nearest.items() if pair is not None}
+    found = _nearest({name: parameter.detach().numpy() for name, parameter in parameters.items()}, export)
     lost = {name: off for name, (off, _) in found.items() if off > _SAME}
     if not lost or len(found) < 2:
         return None
     first = next(iter(lost))
-    module, parameter, array = first.rpartition(".")[0], parameters[first], found[first][1]
-    if len(lost) > 0.6 * len(found):
+    module, parameter, off = _module(first), parameters[first], lost[first]
+    if len(lost) > _MOST * len(found):
         is_related = float(np.median(list(lost.values()))) < _RELATED
         words = "a stale revision: close to these, not equal" if is_related else "another checkpoint"
         return Lost(module, f"weights of {words}")
+    own = parameter.detach().numpy()
+    array = next(each for place, each in enumerate(_turned(export, own.size)) if place == found[first][1])
     for kind, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         if _off(parameter.detach().to(dtype).float().numpy(), array) <= _SAME:
             return Lost(module, f"a weight that is narrowed to {kind}", parameter, array)
-    own = parameter.detach().numpy()
-    rows = int((np.abs(own - array).reshape(len(own), -1).max(1) > 0).sum())
+    rows = int((own != array).reshape(len(own), -1).any(1).sum())
     if rows < _FEW * len(own):
         return Lost(module, f"{rows} of {len(own)} rows of a weight that are not the model's", parameter, array)
-    off = lost[first]
-    words = f"a weight of a stale revision: off by {off:.2g} of its size"
-    return Lost(module, words, parameter, array) if off < _RELATED else None
+    words = "a weight of a stale revision" if off < _RELATED else "another weight"
+    return Lost(module, f"{words}: off by {off:.2g} of its size", parameter, array)
 
 
-def _turned(stored: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """``stored`` as a weight of this shape, as it is and transposed."""
-    for array in (stored, stored.T):
-        if array.shape == shape:
-            yield array
+def _module(parameter: str) -> str:
+    return parameter.removeprefix(WRAPPER).rpartition(".")[0]
 
 
-def _nearest(own: Array, stored: Arrays) -> tuple[float, Array] | None:
-    """The stored weight that is nearest to ``own``, chosen by a sample, and how far it is, of the size of ``own``."""
-    step = max(1, own.size // _SAMPLES)
-    each = [array for one in stored.values() if one.size == own.size for array in _turned(one, own.shape)]
-    if not each:
-        return None
-    best = min(each, key=lambda array: _off(own.reshape(-1)[::step], array.reshape(-1)[::step]))
-    return _off(own, best), best
+def _turned(export: Export, size: int) -> Iterator[Array]:
+    """The weights of so many numbers, each as it is stored and transposed."""
+    for stored in export.weights(size):
+        yield from (stored, stored.T)
+
+
+def _nearest(parameters: Mapping[str, Array], export: Export) -> dict[str, tuple[float, int]]:
+    """How far from each parameter, of its size, the nearest stored weight of its shape is, and which that is; chosen by
+    a sample. One stored weight is in memory at a time."""
+    best: dict[str, tuple[float, int]] = {}
+    for size in {own.size for own in parameters.values()}:
+        step = slice(None, None, max(1, size // _SAMPLES))
+        same = {name: own for name, own in parameters.items() if own.size == size}
+        for place, array in enumerate(_turned(export, size)):
+            for name, own in same.items():
+                if own.shape == array.shape:
+                    off = _off(own.reshape(-1)[step], array.flat[step])
+                    best[name] = min(best.get(name, (np.inf, 0)), (off, place))
+        for place, array in enumerate(_turned(export, size)):
+            best |= {name: (_off(same[name], array), place) for name in same if best.get(name, (0, -1))[1] == place}
+    return {name: best[name] for name in parameters if name in best}
 
 
 def _off(own: Array, stored: Array) -> float:
-    return float(np.linalg.norm(own - stored)) / max(float(np.linalg.norm(own)), 1e-12)
+    return float(np.linalg.norm(_sizes(own, stored))) / max(float(np.linalg.norm(_sizes(own))), 1e-12)
+
+
+def _sizes(own: Array, stored: Array | None = None) -> Array:
+    """Norms of the rows of ``own``, or of what ``stored`` is off by, without a copy of either."""
+    step = max(1, _AT_ONCE * len(own) // max(1, own.size))
+    rows = (slice(start, start + step) for start in range(0, len(own), step))
+    parts = (own[some] if stored is None else own[some] - stored[some] for some in rows)
+    return np.concatenate([np.linalg.norm(part.reshape(len(part), -1), axis=1) for part in parts])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
@@ -16,13 +15,12 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..outside import printable
 from ..progress import Progress
-from ..strict import unstructure
+from ..strict import finite, unstructure
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%| ±[\d.]+)?|-|")
 
@@ -35,7 +33,7 @@ def say(text: str, err: bool = False) -> None:
 
 def print_json(value: object) -> None:
     """Dataclasses, mappings, lists and scalars as JSON on stdout; null where a number is not finite."""
-    text = json.dumps(_finite(unstructure(value)), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(unstructure(value)), indent=2, ensure_ascii=False, allow_nan=False)
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
@@ -117,15 +115,6 @@ def resumable(output: Path) -> Iterator[None]:
 
         hint = ["the same command goes on where this one was"] if is_resumable(output) else []
         raise KeyboardInterrupt(*hint) from None
-
-
-def _finite(data: Any) -> Any:
-    """``data`` with None for infinities and NaN, which JSON cannot say."""
-    if isinstance(data, dict):
-        return {key: _finite(item) for key, item in data.items()}
-    if isinstance(data, list):
-        return [_finite(item) for item in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _plain_progress() -> Progress:

@@ -155,6 +155,8 @@ def _right() -> list[Recipe]:
     found += [Recipe(f"{family} by transformers", family, "transformers") for family in ("bert", "qwen3")]
     found += [Recipe(f"{family} with a cache", family, "cached") for family in ("gpt2", "llama", "qwen3")]
     found += [Recipe(f"{family}, its encoder", family, "encoder") for family in ("t5", "bart")]
+    found += [Recipe("gpt2 merged", "gpt2", "merged"), Recipe("llama merged", "llama", "merged")]
+    found += [Recipe("t5, its decoder with a past", "t5", "with_past")]
     found += [Recipe("bert static", "bert", "static")]
     for rewrite in REWRITES:
         for family in ("bert", "vit"):
@@ -429,7 +431,7 @@ def _wrong() -> list[Recipe]:
             "gpt2",
             breaks=replace("lm_head", lambda old: _untied(old)),
             at=("lm_head",),
-            kind="stale",
+            kind="tied",
         ),
         Recipe("causal mask off", "llama", breaks=given("", _see_all), at=("model.layers.0.self_attn",), kind="causal"),
         Recipe(
@@ -479,6 +481,22 @@ def _wrong() -> list[Recipe]:
             zero_bias("transformer.h.1.mlp.c_fc"),
             at=("transformer.h.1.mlp.c_fc",),
             kind="bias",
+        ),
+        Recipe(
+            "bias dropped, merged",
+            "gpt2",
+            "merged",
+            zero_bias("transformer.h.0.attn.c_proj"),
+            at=("transformer.h.0.attn.c_proj",),
+            kind="bias",
+        ),
+        Recipe(
+            "heads swapped, with a past",
+            "t5",
+            "with_past",
+            swap_heads("decoder.block.0.layer.0.SelfAttention.q"),
+            at=("decoder.block.0.layer.0.SelfAttention.q",),
+            kind="another weight",
         ),
         Recipe(
             "gain dropped",

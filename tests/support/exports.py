@@ -322,7 +322,7 @@ def transformers_exporter(model: Any, family: Family, path: Path) -> Path:
 
 
 class Cached(Module):
-    """A decoder that takes a cache and returns one."""
+    """A decoder that takes a cache, perhaps an empty one, and returns one."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -336,18 +336,19 @@ class Cached(Module):
         return found.logits, *(each for layer in layers for each in (layer.keys, layer.values))
 
 
-def cached(model: Any, family: Family, path: Path) -> None:
+def cached(model: Any, family: Family, path: Path, has_past: bool = True) -> None:
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = config.hidden_size // config.num_attention_heads
     kinds = [f"{layer}.{kind}" for layer in range(config.num_hidden_layers) for kind in ("key", "value")]
-    past = [torch.randn(_ROWS, heads, 4, size) for _ in kinds]
-    names = ["input_ids", "attention_mask", *(f"past_key_values.{kind}" for kind in kinds)]
+    past = [torch.randn(_ROWS, heads, 4, size) for _ in kinds if has_past]
+    names = ["input_ids", "attention_mask", *(f"past_key_values.{kind}" for kind in kinds if has_past)]
     axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "total"}}
+    mask = torch.ones(_ROWS, 7 if has_past else 3, dtype=torch.int64)
     with torch.no_grad():
         torch.onnx.export(
             Cached(model),
-            (torch.randint(3, 64, (_ROWS, 3)), torch.ones(_ROWS, 7, dtype=torch.int64), *past),
+            (torch.randint(3, 64, (_ROWS, 3)), mask, *past),
             str(path),
             dynamo=False,
             opset_version=17,
@@ -355,6 +356,71 @@ def cached(model: Any, family: Family, path: Path) -> None:
             output_names=["logits", *(f"present.{kind}" for kind in kinds)],
             dynamic_axes={**axes, **{name: {0: "batch", 2: "past"} for name in names[2:]}},
         )
+
+
+def merged(model: Any, family: Family, path: Path) -> Path:
+    """A decoder without a past and one with it in one graph, as optimum writes it: ``use_cache_branch`` chooses."""
+    branches, weights, inputs = [], [], []
+    for has_past in (True, False):
+        cached(model, family, path, has_past)
+        whole = onnx.load(path)
+        made = onnx.compose.add_prefix(whole, f"{has_past}_", rename_inputs=False).graph
+        inputs += whole.graph.input if has_past else ()
+        weights += made.initializer
+        branches.append(onnx.helper.make_graph(made.node, f"past_{has_past}", [], made.output))
+    path.unlink()
+    names = [value.name for value in whole.graph.output]
+    chosen = onnx.helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
+    given = dict(zip(("then_branch", "else_branch"), branches, strict=True))
+    node = onnx.helper.make_node("If", ["use_cache_branch"], names, **given)
+    outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
+    graph = onnx.helper.make_graph([node], "merged", [*inputs, chosen], outputs, weights)
+    found = path.with_name("decoder_model_merged.onnx")
+    onnx.save(onnx.helper.make_model(graph, opset_imports=whole.opset_import, ir_version=8), found)
+    return found
+
+
+class Continuing(Module):
+    """A decoder behind an encoder that reads both caches and returns its own."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, mask: torch.Tensor, ids: torch.Tensor, *past: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own, across = (
+            transformers.DynamicCache(ddp_cache_data=[(past[n + at], past[n + at + 1]) for n in range(0, len(past), 4)])
+            for at in (0, 2)
+        )
+        cache = transformers.EncoderDecoderCache(own, across)
+        states = torch.zeros(ids.shape[0], past[2].shape[2], self.model.config.d_model)
+        given = {"decoder_input_ids": ids, "attention_mask": mask, "encoder_outputs": (states,), "use_cache": True}
+        found = self.model(**given, past_key_values=cache)
+        layers = found.past_key_values.self_attention_cache.layers
+        return found.logits, *(each for layer in layers for each in (layer.keys, layer.values))
+
+
+def with_past(model: Any, family: Family, path: Path) -> Path:
+    """An encoder-decoder's decoder for steps, as optimum writes it."""
+    config, layers = model.config, range(model.config.num_layers)
+    sides = (("decoder", "past"), ("encoder", "encoder_sequence"))
+    kinds = [(f"{n}.{side}.{kind}", dim) for n in layers for side, dim in sides for kind in ("key", "value")]
+    past = [torch.randn(_ROWS, config.num_heads, 3 if dim == "past" else 8, config.d_kv) for _, dim in kinds]
+    names = ["encoder_attention_mask", "input_ids", *(f"past_key_values.{kind}" for kind, _ in kinds)]
+    axes = {name: {0: "batch", 2: dim} for name, (_, dim) in zip(names[2:], kinds, strict=True)}
+    found = path.with_name("decoder_with_past_model.onnx")
+    with torch.no_grad():
+        torch.onnx.export(
+            Continuing(model),
+            (torch.ones(_ROWS, 8, dtype=torch.int64), torch.randint(3, 64, (_ROWS, 1)), *past),
+            str(found),
+            dynamo=False,
+            opset_version=17,
+            input_names=names,
+            output_names=["logits", *(f"present.{kind}" for kind, dim in kinds if dim == "past")],
+            dynamic_axes={**axes, names[0]: {0: "batch", 1: "encoder_sequence"}, names[1]: {0: "batch"}},
+        )
+    return found
 
 
 def encoder_part(model: Any, family: Family, path: Path) -> None:
@@ -368,6 +434,8 @@ EXPORTERS: dict[str, Callable[[Any, Family, Path], Path | None]] = {
     "dynamo": dynamo,
     "transformers": transformers_exporter,
     "cached": cached,
+    "merged": merged,
+    "with_past": with_past,
     "encoder": encoder_part,
 }
 Feeds = list[dict[str, np.ndarray]]

@@ -16,9 +16,9 @@ import torch
 from click.testing import CliRunner
 from nestforge.errors import InputError
 from nestforge.exporters.source import open_source
+from nestforge.parity.exports import bundle_exports
 from nestforge.parity.model import open_model
-from nestforge.parity.receipt import as_receipt, write
-from nestforge.parity.served import BundleExport
+from nestforge.parity.receipt import as_receipt
 from nestforge.tools.cli import main
 from sentence_transformers import SentenceTransformer
 from support.export_recipes import RECIPES
@@ -52,7 +52,7 @@ def test_a_receipt_names_files_versions_cases_and_figures(kept: Path) -> None:
     assert receipt["format"] == 1
     assert {Path(file).name for file in receipt["files"]} >= {"model.onnx", "model.safetensors"}
     assert all(len(facts["sha256"]) == 64 for facts in receipt["files"].values())
-    assert receipt["settings"]["seed"] == 0
+    assert receipt["report"]["settings"]["seed"] == 0
     assert "torch" in receipt["versions"]
     graph = receipt["report"]["graphs"][0]
     assert len(graph["figures"]) == 2 * len(graph["cases"])
@@ -83,20 +83,27 @@ def test_a_receipt_is_checked_again(kept: Path, tmp_path: Path) -> None:
 def test_a_receipt_has_its_own_settings(kept: Path, beside: tuple[str, ...]) -> None:
     code, said = run("--receipt", kept / "r.json", *beside)
     assert code == 2
-    assert "Usage" in said
+    assert "which has its own settings" in said
 
 
-def test_a_check_that_no_file_holds_has_no_receipt(zoo: Zoo, tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    code, said = run("model.onnx", "--against", "m", "--text", tmp_path / "t.txt", "--save", path)
-    assert code == 2
-    assert "holds no --inputs and no --text" in said
-    export, _ = exported(zoo, "bert")
+def test_a_receipt_holds_own_cases_by_their_hash(zoo: Zoo, tmp_path: Path) -> None:
+    export, model = exported(zoo, "mean")
+    mine, other, texts, kept = (tmp_path / name for name in ("mine.npz", "other.npz", "t.txt", "r.json"))
     arrays = {name: np.ones((1, 6), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    report = nestforge.check_parity(export, export, inputs=arrays)
-    with pytest.raises(InputError, match="a check with inputs has no receipt"):
-        write(report, path)
-    assert not path.exists()
+    np.savez(mine, **arrays)
+    np.savez(other, **{**arrays, "input_ids": np.full((1, 6), 2)})
+    texts.write_text("the quick fox\na lazy dog jumps over the model\n")
+    own = ("--inputs", mine, "--text", texts)
+    code, said = run(export, "--against", model, *own, "--save", kept)
+    assert code == 0
+    assert "your inputs" in said
+    assert "texts 1 to 2" in said
+    assert run("--receipt", kept, *own)[0] == 0
+    for given, what in (((), "inputs"), (("--inputs", other, "--text", texts), "inputs"), (("--inputs", mine), "text")):
+        code, said = run("--receipt", kept, *given)
+        assert code == 2
+        assert f"--{what}" in said
+        assert "are not those of the receipt" in said
 
 
 def test_a_page_shows_the_error_by_module(kept: Path) -> None:
@@ -130,14 +137,6 @@ def test_another_export_is_the_reference(zoo: Zoo) -> None:
     export, _ = exported(zoo, "bert")
     assert nestforge.check_parity(exported(zoo, "bert nameless")[0], export).is_right
     assert not nestforge.check_parity(exported(zoo, "bias dropped")[0], export).is_right
-
-
-def test_texts_are_cases_by_the_models_tokenizer(zoo: Zoo, tmp_path: Path) -> None:
-    export, model = exported(zoo, "mean")
-    (tmp_path / "t.txt").write_text("the quick fox\na lazy dog jumps over the model\n")
-    code, said = run(export, "--against", model, "--text", tmp_path / "t.txt")
-    assert code == 0
-    assert "texts 1 to 2" in said
 
 
 def test_texts_that_cannot_be_cases_are_refused(zoo: Zoo) -> None:
@@ -221,9 +220,9 @@ def test_a_bundle_is_asked_through_the_runtime(tiny_bundle: Path) -> None:
 
 
 def test_a_bundles_precision_is_that_of_the_submodel_that_answers() -> None:
-    export = BundleExport(Path(__file__).parents[2] / "golden" / "bundle-precisions")
-    assert export.precision == "fp32"  # its first engine is one of int8-dynamic
-    export.close()
+    exports = bundle_exports(Path(__file__).parents[2] / "golden" / "bundle-precisions")
+    assert exports[0].precision == "fp32"  # its first engine is one of int8-dynamic
+    exports[-1].close()
 
 
 def test_a_checkpoint_of_our_own_format_is_a_model(tmp_path: Path) -> None:
