@@ -215,18 +215,10 @@ def test_data(bundle: Path, tmp_path: Path, name: str, content: bytes | dict[str
 
 
 OPTIONS: dict[str, tuple[list[str], int, str]] = {
-    "no budget": (["--budget", "fast"], 1, "budget 'fast': expected METRIC<=NUMBER, such as [...]ms<=50%"),
     "a share out of reach": (["--budget", "mean_flops<=1%"], 1, " % of the whole engine's [...]; ask for more"),
-    "out of reach": (["--budget", "mean_flops<=1"], 1, "out of reach; [...] 1360 FLOPs [...]; ask for more"),
     "no batch": (["--batch", "0"], 2, "'--batch': 0 is not in the range x>=1; see"),
     "unknown rule": (["--rule", "alone"], 2, "'--rule': 'alone' is not one of 'per_row', 'batch_max'; see"),
-    "a batch beyond every bucket": (
-        ["--batch", "9"],
-        1,
-        "batch 9: larger than every bucket of this bundle (b1-s8, b1-s16, b4-s8, b4-s16, b8-s8, b8-s16); ask",
-    ),
     "unknown submodel": (["--submodel", "depth3"], 1, "no submodel 'depth3' [...]; it has depth2 (S), depth4 (XL)"),
-    "a plot without a kind": (["--plot", "a"], 2, "--plot: expected a file that ends in .svg or .png"),
     "a plot in no folder": (["--plot", "nowhere/a.svg"], 1, "nowhere/a.svg: cannot be written (no such folder)"),
 }
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ...runtime.calibrate.simulate import parse_budget
-from ...runtime.exits.calibration import CalibratedPolicy, Costs
+from ...runtime.exits.calibration import CalibratedPolicy, Costs, Figures
+from ...runtime.generation.draft_gains import HostDrafts
 from ...runtime.summary import ShortNames
 from ...strict import unstructure
 from ...whole_file import require_new, write_whole
 from ..console import print_facts, print_json, print_table, say, working
 from ..functions import calibrate, calibrate_drafts
 from ..options import bundle_argument, field_options, given_options, json_option, path_option, read_text_lines
-
-if TYPE_CHECKING:
-    from ...runtime.exits.calibration import CalibratedPolicy, Figures
-    from ...runtime.generation.draft_gains import HostDrafts
-
 
 _CALIBRATE_EXAMPLES = """\b
 Examples:
@@ -161,7 +157,6 @@ def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
 
 def _budget(policy: CalibratedPolicy) -> str:
     """The budget; of a share also what it came to on this host."""
-
     budget = parse_budget(policy.budget)
     if not budget.is_share:
         return policy.budget
