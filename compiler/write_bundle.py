@@ -27,6 +27,7 @@ from ..bundle.manifest import (
     SCHEMA_VERSION,
     TASKS_NAME,
     UNLISTED,
+    WEIGHTS_NAME,
     BudgetEntry,
     FileEntry,
     JobOptions,
@@ -161,8 +162,15 @@ def complete(
 
 
 def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
-    """Writes the manifest of a completed bundle; files of engines that it does not list are removed first."""
-    listed = {engine.file for engine in completed.manifest.listed_engines}
+    """Writes the manifest of a completed bundle; files of engines that it does not list are removed first.
+
+    It states of graphs and weights the hashes in the receipts: what is read again must be what the gate has proven.
+    """
+    engines, proven = completed.manifest.listed_engines, dict[str, str]()
+    for engine in engines:
+        if engine.parity is not None:
+            proven |= {engine.file: engine.parity.graph_sha256, WEIGHTS_NAME: engine.parity.weights_sha256}
+    listed = {engine.file for engine in engines}
     for path in (*stage.folder.glob(f"{TASK_FILE_PREFIX}*"), stage.folder / TASKS_NAME):
         path.unlink(missing_ok=True)  # of an earlier run: tasks are added to the bundle that this manifest is of
     for path in stage.folder.glob("*.onnx"):
@@ -171,7 +179,7 @@ def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> 
     paths = sorted(path for path in stage.folder.iterdir() if path.is_file() and _listed(path.name))
     manifest = replace(
         completed.manifest,
-        files=tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in paths),
+        files=tuple(FileEntry(p.name, p.stat().st_size, proven.get(p.name) or sha256_of(p)) for p in paths),
         proofs=tuple(proofs),
     )
     write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))

@@ -46,6 +46,7 @@ from ..planning.cost_model import predict
 from .build_engine import EngineBuilder
 from .cached_gate import (
     CachedRun,
+    cached_answers,
     cached_reference,
     judge_cached,
     judge_rows,
@@ -131,13 +132,12 @@ def _build(
     limit = tolerance_of(entry, builder.universal)
     answers = _answers(builder, form, entry, batches, read)
     verdict = judge_cached(builder.references, form, entry, batches, answers, routes)
-    reference = cached_reference(builder.references, submodel, form)
     run = CachedRun(
         f"engine {name}",
         engine.proof_graph,
         engine.template.module_outputs,
         builder.proofs.path,
-        reference,
+        lambda: cached_reference(builder.references.of(submodel), form),
         read,
         capacity,
         routes,
@@ -193,8 +193,8 @@ def _prove_exact(
     limit = tolerance_for(TRACED, builder.universal.spec.depth)
     if (lowered := builder.prove_exact.form(engine, submodel, form.variants)) is not None:
         answers = in_torch(form.recorded(lowered), cases_of(batches), judged_specs(form.entry))
-        written = cached_reference(builder.references, submodel, form)
-        require_form(engine.entry.id, judge_rows(written, batches, answers, limit), limit)
+        written = cached_answers(builder.references, submodel, form, batches)
+        require_form(engine.entry.id, judge_rows(written, form, batches, answers, limit), limit)
     entry, graph = builder.prove_exact.graph(engine)
     stored = builder.prove_exact.module(engine, submodel, form.variants)
     reference = Reference(None, form.recorded(stored), judged_specs(form.entry))
@@ -206,9 +206,10 @@ def _prove_exact(
                 case.name: [tensor.numpy() for tensor in encoder(torch.from_numpy(case.feeds["input_ids"]))]
                 for case in prompts_of(batches)
             }
-    verdict = judge_rows(reference, batches, _answers(builder, form, entry, batches, read), limit)
+    expected = replayed(reference, cases_of(batches))
+    verdict = judge_rows(expected, form, batches, _answers(builder, form, entry, batches, read), limit)
     subject = f"engine {entry.id}, without the rounding of activations"
-    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference, read)
+    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, lambda: reference, read)
     require_cached_parity(run, form, batches, verdict, limit)
     return limit.rule
 
@@ -246,7 +247,7 @@ def judge_generating(
     entry, form = generation.of(engine), whole.at(submodel)
     if engine.capacity is not None:
         form = form.within(engine.capacity)
-    batches = cached_batches(form.entry, long=submodel.is_universal)
+    batches = cached_batches(form.entry, long=submodel.is_universal and references.of_all)
     encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
         with _packed(bundle, encoder, task) as runner:

@@ -6,8 +6,9 @@ pass, in float64, and the cache must hold the keys and values of that pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +24,19 @@ from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
 from ..parity.cases import Case
 from ..parity.compare import Tolerance
 from ..parity.engine_verdict import NOWHERE, first_divergence, tolerance_of
-from ..parity.judge import JudgedOutputs, Verdict, judge
+from ..parity.judge import JudgedOutputs, Replayed, Verdict, judge
 from ..parity.reference import Reference, replayed
 from ..parity.references import References
 
 
-def cached_reference(references: References, submodel: Submodel, form: CachedSpec) -> Reference:
-    """The model's own pass over whole texts."""
-    return references.of(submodel).viewed(form.recorded, judged_specs(form.entry))
+def cached_reference(reference: Reference, form: CachedSpec) -> Reference:
+    """The own pass over whole texts of the model of ``reference``."""
+    return reference.viewed(form.recorded, judged_specs(form.entry))
+
+
+def cached_answers(references: References, submodel: Submodel, form: CachedSpec, batches: Sequence[Batch]) -> Replayed:
+    """That of ``submodel`` on ``batches``, made once for all engines and stages."""
+    return references.of_texts(submodel, cases_of(batches), partial(cached_reference, form=form))
 
 
 def judge_cached(
@@ -43,38 +49,36 @@ def judge_cached(
 ) -> Verdict:
     """The answers of ``engine`` to ``batches`` against the pass of its submodel, with the ``routes`` that the encoder
     before it took."""
-    universal = references.universal
-    reference = cached_reference(references, universal.spec.parse(engine.submodel), form)
-    return judge_rows(reference, batches, found, tolerance_of(engine, universal), routes)
+    submodel, limit = references.universal.spec.parse(engine.submodel), tolerance_of(engine, references.universal)
+    if routes is None:
+        expected = cached_answers(references, submodel, form, batches)
+    else:
+        reference = cached_reference(references.of(submodel), form)
+        expected = replayed(reference, cases_of(batches), *routes, limit.atol)
+    return judge_rows(expected, form, batches, found, limit)
 
 
 def judge_rows(
-    reference: Reference,
-    batches: Sequence[Batch],
-    found: Sequence[Arrays],
-    limit: Tolerance,
-    routes: PromptRoutes | None = None,
+    expected: Replayed, form: CachedSpec, batches: Sequence[Batch], found: Sequence[Arrays], limit: Tolerance
 ) -> Verdict:
-    """Rows that were ``found`` against ``reference``. ``routes`` are another
-    engine's, whose receipt has what is said of them."""
-    cases, (entries, taken) = cases_of(batches), routes or PromptRoutes((), ())
-    expected = replayed(reference, cases, entries, taken, limit.atol)
-    verdict = judge(expected, found, cases, JudgedOutputs(reference.specs), limit)
+    """Rows that were ``found`` against the ``expected`` ones; what is said of routes is in the receipt of the engine
+    that took them."""
+    verdict = judge(expected, found, cases_of(batches), JudgedOutputs(judged_specs(form.entry)), limit)
     return replace(verdict, routes=None)
 
 
 @dataclass(frozen=True)
 class CachedRun:
-    """A run and its reference: a ``graph`` whose weight store lies in ``folder``, and whose value
-    ``modules[name]`` is what the module ``name`` of ``reference`` returns. ``read`` is what an encoder returned of each
-    prompt, by the name of its case, and ``routes`` are what it took there; ``capacity`` is that of a cache of one
+    """A run and its ``reference``, made where the run is wrong: a ``graph`` whose weight store lies in ``folder``, and
+    whose value ``modules[name]`` is what the module ``name`` of that returns. ``read`` is what an encoder returned of
+    each prompt, by the name of its case, and ``routes`` are what it took there; ``capacity`` is that of a cache of one
     size."""
 
     subject: str
     graph: bytes
     modules: Mapping[str, str]
     folder: Path
-    reference: Reference
+    reference: Callable[[], Reference]
     read: Mapping[str, Sequence[Array]] | None = None
     capacity: int | None = None
     routes: PromptRoutes | None = None
@@ -93,8 +97,9 @@ def require_cached_parity(
     number, case = next((n, case) for n, case in enumerate(cases_of(batches)) if case.name == broken.failed_case)
     once = Case(case.name, _in_one_run(form.entry, case, run))
     entries, taken = (run.routes.routes, run.routes.taken[number]) if run.routes else (None, {})
-    bound = run.reference.bound(case.feeds, entries, taken)
-    where = first_divergence(run.graph, run.modules, run.reference, once, limit, run.folder, bound)
+    reference = run.reference()
+    bound = reference.bound(case.feeds, entries, taken)
+    where = first_divergence(run.graph, run.modules, reference, once, limit, run.folder, bound)
     if where == NOWHERE:
         where = "no module in one run over the text, so that what is wrong lies between runs"
     raise ParityError(f"{run.subject}: {broken.describe()}; allowed {limit.rule}; first to diverge: {where}")

@@ -28,6 +28,10 @@ from .reference import Reference, replayed
 _MOST_BYTES_CACHED = 2**30
 
 
+# The tokens of a text, and of what an encoder reads before it.
+_Inputs = tuple[bytes, ...]
+
+
 class _Pass(NamedTuple):
     """Which pass: with the answer of the last exit, or of ``every_exit`` with the states between them."""
 
@@ -37,7 +41,8 @@ class _Pass(NamedTuple):
 
 
 class References:
-    """The references of ``universal``'s submodels on the ``cases`` of each bucket.
+    """The references of ``universal``'s submodels on the ``cases`` of each bucket, or where they are not ``of_all`` on
+    some of them.
 
     Their modules exist one at a time, since each holds twice its weights; what they answered is cached.
     """
@@ -45,7 +50,9 @@ class References:
     def __init__(self, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]]) -> None:
         self.universal, self.cases = universal, cases
         self._last: tuple[Submodel, Reference] | None = None
+        self.of_all = True
         self._passes: dict[_Pass, Replayed] = {}
+        self._texts: list[tuple[Submodel, list[_Inputs], Replayed]] = []
         self._universal: dict[Bucket, list[Arrays]] = {}
 
     def of(self, submodel: Submodel) -> Reference:
@@ -92,20 +99,37 @@ class References:
         whole = self._once(_Pass(self._in_torch(submodel.deepest), bucket, every_exit=True))
         return split(exits, whole, submodel.depth)
 
+    def of_texts(self, submodel: Submodel, texts: Sequence[Case], view: Callable[[Reference], Reference]) -> Replayed:
+        """``submodel`` on whole ``texts``, by the ``view`` of its reference that returns what its layers keep too."""
+        key, wanted = self._in_torch(submodel), [_inputs(text) for text in texts]
+        for known, passed_texts, passed in self._texts:
+            if known == key and all(text in passed_texts for text in wanted):
+                return passed.at([passed_texts.index(text) for text in wanted])
+        passed = replayed(view(self.of(key)), texts, remade=lambda: view(self.of(key)))
+        if self._has_room(passed):
+            self._texts.append((key, wanted, passed))
+        return passed
+
     def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> References:
         """The same on ``some`` of the cases of each bucket, by number; what was passed is not passed again."""
         numbers = {bucket: some(cases) for bucket, cases in self.cases.items()}
         fewer = References(self.universal, {b: [self.cases[b][n] for n in kept] for b, kept in numbers.items()})
         fewer._passes = {key: passed.at(numbers[key.bucket]) for key, passed in self._passes.items()}
+        fewer._texts, fewer.of_all = self._texts, False
+        fewer._last, self._last = self._last, None
         return fewer
 
     def _once(self, key: _Pass) -> Replayed:
         if key in self._passes:
             return self._passes[key]
         passed = replayed(self._reference(key), self.cases[key.bucket], remade=partial(self._reference, key))
-        if sum(map(_bytes, (*self._passes.values(), passed))) <= _MOST_BYTES_CACHED:
+        if self._has_room(passed):
             self._passes[key] = passed
         return passed
+
+    def _has_room(self, passed: Replayed) -> bool:
+        kept = (*self._passes.values(), *(texts for *_, texts in self._texts), passed)
+        return sum(map(_bytes, kept)) <= _MOST_BYTES_CACHED
 
     def _reference(self, key: _Pass) -> Reference:
         whole, exits = self.of(key.submodel), self.universal.source.exits
@@ -115,6 +139,10 @@ class References:
 
     def _in_torch(self, submodel: Submodel) -> Submodel:
         return replace(submodel, precision=None)
+
+
+def _inputs(case: Case) -> _Inputs:
+    return tuple(array.tobytes() for array in case.feeds.values())
 
 
 def _float32(arrays: Arrays) -> Arrays:

@@ -6,10 +6,12 @@ import os
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from nestforge.bundle.manifest import Quality
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.engines.build_engine import EngineBuilder
-from nestforge.compiler.write_bundle import source_entries, tool_versions
+from nestforge.compiler.write_bundle import source_entries, tool_versions, write_manifest, written_bundle
+from nestforge.errors import BundleCorruptError
 from nestforge.exporters.source import open_source
 from support.tiny_compile import BUCKET, write_levels
 
@@ -45,6 +47,17 @@ def test_receipts_carry_the_hashes_of_what_was_compared(builder: EngineBuilder) 
         assert engine.parity is not None
         assert engine.parity.graph_sha256 == hashes[engine.file]
         assert engine.parity.weights_sha256 == hashes["weights.safetensors"]
+
+
+def test_what_is_not_what_the_gate_proved_is_found_when_it_is_read(builder: EngineBuilder) -> None:
+    """The manifest states the receipts' hashes, and never those of files that changed since."""
+    bundle = open_bundle(write_levels(builder))
+    with bundle.file("weights.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+    write_manifest(builder.stage, bundle, ())
+    with pytest.raises(BundleCorruptError, match=r"weights\.safetensors"):
+        written_bundle(builder.stage, bundle.build)
 
 
 def test_figures_of_a_submodel_follow_from_its_files(builder: EngineBuilder) -> None:

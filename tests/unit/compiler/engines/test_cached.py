@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,19 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.entries.generation_entry import GenerationEntry
 from nestforge.bundle.open_bundle import Bundle
+from nestforge.compiler.engines.cached import judge_generating
 from nestforge.compiler.engines.cached_gate import judge_cached
+from nestforge.compiler.parity import references as references_module
 from nestforge.compiler.parity.cached_cases import Batch, cached_batches, run_batches
+from nestforge.compiler.parity.cases import Case, few
+from nestforge.compiler.parity.judge import Replayed
+from nestforge.compiler.parity.reference import Reference, replayed
 from nestforge.compiler.parity.references import References
 from nestforge.errors import CheckpointError, InputError, ParityError
 from nestforge.exporters.modules import cached_attention
 from nestforge.exporters.parts import CachedSpec
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache, SlidingWindow
 from nestforge.runtime.generation.cached_engine import CachedEngine
@@ -147,6 +155,29 @@ def test_the_gate_finds(bundle: Bundle, references: References, fault: Callable[
     assert judge_cached(references, form, engine, batches, found).broken is None
     fault(found)
     assert judge_cached(references, form, engine, batches, found).broken is not None
+
+
+def test_texts_are_passed_once_and_a_compile_verifies_what_it_wrote_on_a_few(
+    bundle: Bundle, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[list[str]] = []
+
+    def counted(reference: Reference, cases: Sequence[Case], **options: Any) -> Replayed:
+        passed.append([case.name for case in cases])
+        return replayed(reference, cases, **options)
+
+    monkeypatch.setattr(references_module, "replayed", counted)
+    references = References(load_universal(replace(open_source(folder), generates=True)), {})
+    _, engine, _ = parts(bundle)
+    (every,) = judge_generating(bundle, references, engine)
+    (some,) = judge_generating(bundle, references.on(few), engine)
+    names, fewer = ([case.name for case in judged.cases] for judged in (every, some))
+    assert [name for name in names if name not in fewer] == ["longer than a run"]
+    assert passed == [names]
+    assert every.verdict.broken is some.verdict.broken is None
+    _, other, _ = parts(bundle, "ffn8x1_24x1")
+    list(judge_generating(bundle, references, other))
+    assert passed[1:] == [fewer], "another submodel has its own pass"
 
 
 def test_the_gate_finds_a_window_that_loses_a_token(
