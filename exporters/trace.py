@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import gc
 import inspect
 import io
 import logging
@@ -73,7 +74,7 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
         torch.ones(spec.shape(at, _EXAMPLE_OTHERS), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs
     )
     try:
-        with quiet_export(), torchlib_read_once():
+        with quiet_export(), torchlib_read_once(), _nothing_is_searched_for():
             program = torch.onnx.export(
                 module,
                 example,
@@ -175,6 +176,22 @@ def quiet_export() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _nothing_is_searched_for() -> Iterator[None]:
+    """Without searches for garbage among the millions of objects that an export makes and keeps (a sixth of its time),
+    and for the line of the model behind every node."""
+    collects, config = gc.isenabled(), torch.fx.config
+    says_lines = config.do_not_emit_stack_traces
+    gc.disable()
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = says_lines
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager
