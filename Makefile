@@ -74,7 +74,7 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks and print one table; fails if a bar is missed
 	$(BIN)/python -m nestforge.benchmarks
 
-parity-zoo: $(SETUP)  ## every export of the zoo beside its model, right and broken ones; takes ten minutes
+parity-zoo: $(SETUP)  ## every export of the zoo beside its model, right and broken ones; takes some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/support/run_zoo.py build/zoo
 
 pages: $(SETUP)  ## the parts of docs/ that follow from the code: options, arguments, fields of the manifest

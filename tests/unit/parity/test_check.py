@@ -3,6 +3,7 @@ cannot be judged is one line and exit code 2. The whole zoo is ``make parity-zoo
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 from nestforge.errors import CheckpointError, InputError
+from nestforge.parity.model import open_model
 from nestforge.parity.simulated import simulated
 from nestforge.tools.cli import main
 from support.export_recipes import RECIPES
@@ -148,6 +150,22 @@ def test_a_module_of_the_users_own_is_the_reference(tmp_path: Path) -> None:
     net.last = torch.nn.Linear(16, 5)
     report = nestforge.check_parity(path, net, map={"y": "output_0"})
     assert "output_0; it looks like another shape: [1, 4] in the place of [1, 5]" in str(report.graphs[0].fault)
+
+
+def test_a_pass_in_float64_holds_few_weights_at_once() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(16)))
+    model, alive = open_model(module), [0]
+
+    def count(*_: object) -> None:
+        found = (each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.dtype == torch.float64)
+        alive.append(sum({each.data_ptr(): each.nbytes for each in found}.values()))
+
+    hooks = [part.register_forward_hook(count) for part in module]
+    wide = model.wide_answer({"input": np.ones((1, 128), np.float32)})["output_0"]
+    for hook in hooks:
+        hook.remove()
+    assert np.array_equal(wide, module.double()(torch.ones(1, 128, dtype=torch.float64)).detach().numpy())
+    assert 0 < max(alive) < 4 * module[0].weight.nbytes  # of 16, in float64
 
 
 class Table(torch.nn.Module):
