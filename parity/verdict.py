@@ -94,22 +94,21 @@ class Rule:
 
     def judge(self, case: str, output: str, expected: Array, found: Array, own: Rounding) -> Figures:
         """The figures of ``found`` beside ``expected`` (float64), and why it is not accepted, if it is not."""
-        nothing = Figures(case, output, np.inf, np.inf, -1.0, np.inf, None, own.largest)
+        nothing = Figures(case, output, 0.0, 0.0, -1.0, 0.0, None, own.largest)
+        broken = replace(nothing, max_abs=np.inf, max_rel=np.inf, rms=np.inf)
         if expected.shape != found.shape:
-            return replace(nothing, why=f"shape {list(found.shape)}, expected {list(expected.shape)}")
+            return replace(broken, why=f"shape {list(found.shape)}, expected {list(expected.shape)}")
         if not np.isfinite(found).all():
             count = int((~np.isfinite(found)).sum())
-            return replace(nothing, why=f"{count} of {found.size} numbers are NaN or infinite")
-        e, f = expected.astype(np.float64), found.astype(np.float64)
-        off = np.abs(f - e)
-        figures = replace(
-            nothing,
-            max_abs=float(off.max(initial=0.0)),
-            max_rel=float((off / np.maximum(np.abs(e), 1e-3)).max(initial=0.0)),
-            cosine=_cosine(e, f),
-            rms=float(np.sqrt(np.mean(off**2))) if off.size else 0.0,
-            agreement=_agreement(e, f, own.largest),
-        )
+            return replace(broken, why=f"{count} of {found.size} numbers are NaN or infinite")
+        e, f = expected.astype(np.float64, copy=False), found.astype(np.float64)
+        figures = replace(nothing, cosine=_cosine(e, f), agreement=_agreement(e, f, own.largest))
+        if e.size:
+            off = np.subtract(f, e)
+            rms = float(np.linalg.norm(off.reshape(-1))) / np.sqrt(off.size)
+            figures = replace(figures, max_abs=float(np.abs(off, out=off).max()), rms=float(rms))
+            figures = replace(figures, max_rel=float(np.divide(off, np.abs(e).clip(1e-3), out=off).max()))
+            del off  # logits are large, and the rule makes as much again
         return replace(figures, why=self._problem(figures, e, f, own))
 
     def _problem(self, figures: Figures, e: Array, f: Array, own: Rounding) -> str | None:
@@ -186,7 +185,7 @@ def _cosine(e: Array, f: Array) -> float:
 def _agreement(e: Array, f: Array, own: float) -> float | None:
     if e.ndim < 2 or e.shape[-1] < 2 or not e.size:
         return None
-    top = np.sort(_rows(e), axis=-1)[:, -2:]
+    top = np.stack([np.partition(row, -2)[-2:] for row in _rows(e)])
     clear = top[:, 1] - top[:, 0] > 2 * own
     if not clear.any():
         return None
