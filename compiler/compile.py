@@ -24,7 +24,7 @@ from .engines.measure import fit_rungs, measure_engines, measure_quality
 from .engines.templates import Templates
 from .examples.rank_axes import rank_axes
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
-from .graph.store import read_store, write_store
+from .graph.store import read_store, share_store, write_store
 from .job import Job, resolve
 from .parity.cases import few, parity_cases
 from .parity.prove import prove
@@ -120,7 +120,9 @@ def _templates(
         for key in keys:
             templates.get(key)
         write = partial(write_store, universal, templates.weights(), templates.tables())
-        stage.once(stage.folder / WEIGHTS_NAME, write)
+        weights = stage.once(stage.folder / WEIGHTS_NAME, write)
+        if fp32 is None:  # whose store the model shares, since this one has lower precisions
+            share_store(universal, weights)
     return templates, fp32
 
 

@@ -60,9 +60,12 @@ class UniversalModel:
         own = self.source.tasks.tensors if self.source.tasks is not None else frozenset()
         return hash_of({name: value.detach().numpy() for name, value in self.parameters().items() if name not in own})
 
-    def stored_names(self) -> set[str]:
-        """Names of what the weight store may have: parameters, tensors made of them, constants that are a task's."""
-        return self.parameters().keys() | self.spec.folded.keys() | self.buffers().keys()
+    def stored_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what the weight store may have, by name: parameters, tensors made of them, constants that are a
+        task's. All are float32."""
+        folded = self.source.architecture.folded
+        own = {name: tuple(value.shape) for name, value in {**self.parameters(), **self.buffers()}.items()}
+        return own | dict(folded.shapes if folded is not None else {})
 
     def stored(self) -> Callable[[str], torch.Tensor]:
         """Source of a parameter, or a tensor made of them, by its name."""

@@ -15,6 +15,7 @@ from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry, EngineK
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import BuildError, ParityError
+from ...exporters.checkpoints.tensor_file import release_pages
 from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ...profiles.backends import BACKENDS
@@ -171,7 +172,8 @@ class EngineBuilder:
         return Decode(capacity=capacity) if part == Decode.part else Segment(part=part)
 
     def runner(self, engine: EngineEntry, residency: Residency) -> Runner:
-        """An inactive runner for the proof graph of ``engine``."""
+        """An inactive runner for the proof graph of ``engine``, which reads what PyTorch's side may hold."""
+        release_pages()
         return runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None))
 
     def proven(

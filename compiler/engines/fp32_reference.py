@@ -27,7 +27,7 @@ from ..graph.emit import emit, private_bytes
 from ..graph.precision.calibrate import calibrate, overflowing
 from ..graph.precision.derive import exit_heads
 from ..graph.precision.fp32_nodes import fp32_products
-from ..graph.store import read_store, write_store
+from ..graph.store import read_store, share_store, write_store
 from ..graph.template import Template
 from ..parity.cases import parity_cases
 from ..work.clock import Clock
@@ -56,8 +56,10 @@ def build_fp32_reference(templates: Templates, stage: Stage, partial: Bundle) ->
     template = templates.get(TemplateKey(whole.at(bucket), whole.structure))
     folder = stage.work / _FOLDER
     folder.mkdir(exist_ok=True)
-    write_store(universal, template.weights, template.tables, folder / WEIGHTS_NAME)
-    store = read_store(folder / WEIGHTS_NAME, spec)
+    weights = folder / WEIGHTS_NAME
+    stage.once(weights, lambda path: write_store(universal, template.weights, template.tables, path))
+    share_store(universal, weights)  # of other precisions the bundle's store holds float32 weights in part alone
+    store = read_store(weights, spec)
     graph = emit(template, store, whole)
     (folder / _GRAPH_FILE).write_bytes(graph)
     source = universal.source

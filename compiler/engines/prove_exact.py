@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from ...errors import ParityError
 from ...exporters.universal import UniversalModel
 from ...profiles.precision import TRACED
 from ...runtime.inputs.arrays import Arrays
+from ..graph.encodings import parts_of
 from ..graph.precision.proof_graphs import exact
 from ..graph.store import StoredModel, with_stored_weights
 from ..parity.cases import Case
@@ -85,9 +87,10 @@ class ExactProof:
         return lower(self.universal.narrow(submodel), variants)
 
     def _stored(self, engine: Emitted) -> StoredModel:
-        names = frozenset(engine.template.weights)
+        names = frozenset(chain.from_iterable(map(parts_of, engine.template.weights)))
         if names not in self.stored_weights:
-            self.stored_weights[names] = with_stored_weights(self.universal, names)
+            path = self.folder / f"rounded{len(self.stored_weights)}.safetensors"
+            self.stored_weights[names] = with_stored_weights(self.universal, names, path)
         return self.stored_weights[names]
 
     def graph(self, engine: Emitted) -> tuple[EngineEntry, bytes]:

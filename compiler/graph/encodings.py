@@ -12,12 +12,16 @@ matrix has no such encoding, since a prefix of its inputs may end inside a block
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from ...profiles.precision import (
+    BF16,
     ENCODINGS,
+    FP16,
     FP32,
     INT4,
     INT4_BLOCK,
@@ -29,6 +33,16 @@ from ...profiles.precision import (
 )
 from .passes.contract import TABLE_PREFIX, TRANSPOSED, joined_parts, stack_of
 
+DTYPES: Mapping[Encoding, np.dtype[Any]] = {
+    FP32: np.dtype(np.float32),
+    FP16: np.dtype(np.float16),
+    BF16: np.dtype(ml_dtypes.bfloat16),
+    INT8: np.dtype(np.int8),
+    INT8_SCALE: np.dtype(np.float32),
+    INT8_ZERO: np.dtype(np.int8),
+    INT4: np.dtype(np.uint8),
+    INT4_SCALE: np.dtype(np.float32),
+}
 PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transposed weight too
 # Seven bits: x86 processors without VNNI add the products of two pairs of numbers in 16 bits and clip what is larger.
 # 2 * 255 * 63 is not, so that an engine gives the same integers on every processor. The eighth bit would be worth

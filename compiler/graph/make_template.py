@@ -14,7 +14,7 @@ from ...bucket import Bucket
 from ...bundle.entries.generation_entry import POSITIONS
 from ...bundle.manifest import WEIGHTS_NAME
 from ...elastic import ElasticSpec
-from ...errors import SliceError
+from ...errors import ExportError, SliceError
 from ...exporters.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
 from .encodings import table_name
@@ -44,6 +44,8 @@ from .passes.simplify_attention import pick_tokens, simplify_attention
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
 from .template import Template
 
+# Bytes of constants in a graph: protobuf writes 2 GiB at most, and nodes and names need some of it.
+_MOST_HELD = 2**31 - 2**26
 # Keys of what passes note of a value, and of the graph.
 _MODULES, _HEADS, _PROBLEM = "modules", "heads", "slice problem"
 
@@ -105,7 +107,11 @@ def traced_template(
     traced = trace(module, interface, bucket, opset)
     positions = next((spec.high for spec in interface.inputs if spec.name == POSITIONS), None)
     joinable = joinable_parameters(model)
-    return make_template(traced, model.spec, bucket, model.stored_names(), fuses, elastic, joinable, positions)
+    names = model.stored_shapes()
+    template = make_template(traced, model.spec, bucket, names, fuses, elastic, joinable, positions)
+    # Rules of onnxscript keep the last graph that they matched, which counts what was an input: a tied weight was one.
+    vars(traced.model.graph.inputs)["_ref_counter"].clear()
+    return template
 
 
 def passes_for(model: ir.Model, fuses: bool) -> tuple[Pass, ...]:
@@ -275,6 +281,15 @@ def _without_weights(model: ir.Model, given: Given, unshared: Collection[str]) -
             value.const_value = ir.ExternalTensor(
                 WEIGHTS_NAME, None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
             )
+    held = {
+        name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None
+    }
+    sizes = {name: tensor.nbytes for name, tensor in held.items() if not isinstance(tensor, ir.ExternalTensor)}
+    if sum(sizes.values()) > _MOST_HELD:
+        raise ExportError(
+            f"{max(sizes, key=sizes.__getitem__)} and others, {sum(sizes.values()) / 1e9:.1f} GB, would lie in every "
+            "engine's file, which holds 2 GB at most; slice such a weight along one of its dimensions alone"
+        )
     model.producer_name, model.producer_version = "nestforge", None
     proto = ir.to_proto(model)
     del proto.graph.value_info[:]

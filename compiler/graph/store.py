@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -22,22 +21,22 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
+from ...exporters.checkpoints.tensor_file import Unmade, map_file, release_pages, write_tensors
 from ...exporters.universal import PREFIX, UniversalModel
-from ...profiles.precision import FP32, WEIGHT_BITS
-from .encodings import PER_OUTPUT, decoded, encode, parts_of, split_encoding
+from ...profiles.precision import FP32, INT8, WEIGHT_BITS, encoded_shape
+from .encodings import DTYPES, PER_OUTPUT, decoded, encode, parts_of, split_encoding
 from .passes.contract import TRANSPOSED
 
-# In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone, since
-# safetensors writes two entries in an order that changes from call to call, and the same inputs give the same bytes.
+# In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone.
 _ROWS = "rows"
 _HEADER = MappingProxyType({"format": "nestforge"})
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+# Weights that are encoded at once, so that what choosing scales takes, several times their bytes, stays in caches.
+_BLOCK = 2**18
 
 
 @dataclass(frozen=True)
@@ -94,45 +93,55 @@ def joinable_parameters(model: UniversalModel) -> frozenset[str]:
     spec = model.spec
     if model.source.tasks is not None:
         return frozenset()
-    return frozenset(model.stored_names() - {cut.parameter for cut in (*spec.stored_slices, *spec.order_followers)})
+    ordered = {cut.parameter for cut in (*spec.stored_slices, *spec.order_followers)}
+    return frozenset(model.stored_shapes().keys() - ordered)
 
 
 def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
     """Writes the tensors ``names`` of the universal model (a parameter, that with ``.T``, or several joined, encoded or
-    not), and ``tables``. What lies in a joined one is not written again."""
-    stored = model.stored()
+    not), and ``tables``, one after the other. What lies in a joined one is not written again. Raises OSError."""
+    stored, shapes = model.stored(), model.stored_shapes()
     joined = [parts for name in names if len(parts := parts_of(name)) > 1]
     within = {part for parts in joined for part in parts}
-    tensors = {name: laid_out(stored, name) for name in sorted(set(names) - within)}
-    rows = {plain: len(stored(plain)) for plain in sorted({split_encoding(part)[0] for part in within})}
-    save_tensors({**tensors, **tables}, path, {_ROWS: json.dumps(rows)} if rows else _HEADER)
+    tensors = {name: _unmade(stored, shapes, name) for name in set(names) - within}
+    rows = {plain: shapes[plain][0] for plain in sorted({split_encoding(part)[0] for part in within})}
+    write_tensors({**tensors, **tables}, path, {_ROWS: json.dumps(rows)} if rows else _HEADER)
+
+
+def _unmade(stored: Callable[[str], torch.Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> Unmade:
+    parts, (_, encoding) = [split_encoding(part)[0] for part in parts_of(name)], split_encoding(name)
+    turned = parts[0].endswith(TRANSPOSED)
+    first, *others = [encoded_shape(shapes[part.removesuffix(TRANSPOSED)], encoding) for part in parts]
+    shape = (first[0] + sum(other[0] for other in others), *first[1:])
+    if turned and encoding not in PER_OUTPUT:
+        shape = shape[::-1]
+    return Unmade(DTYPES[encoding], shape, partial(_blocks, stored, name))
 
 
 def laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
     """The tensor ``name`` of the store, made from what is ``stored`` under its plain name."""
-    parts = parts_of(name)
-    if len(parts) > 1:
-        return np.concatenate([laid_out(stored, part) for part in parts])
-    plain, _ = split_encoding(name)
-    data = stored(plain.removesuffix(TRANSPOSED)).numpy()
-    return encode(np.ascontiguousarray(data.T if plain.endswith(TRANSPOSED) else data), name)
+    first, *others = _blocks(stored, name)
+    return np.concatenate([first, *others]) if others else first
+
+
+def _blocks(
+    stored: Callable[[str], torch.Tensor], name: str, encode: Callable[[np.ndarray, str], np.ndarray] = encode
+) -> Iterator[np.ndarray]:
+    """The rows of the tensor ``name``, some at a time where no scale spans them all."""
+    for part in parts_of(name):
+        plain, encoding = split_encoding(part)
+        data, turned = stored(plain.removesuffix(TRANSPOSED)).numpy(), plain.endswith(TRANSPOSED)
+        whole = data.ndim < 2 or (turned and encoding in (INT8, *PER_OUTPUT))
+        data = data.T if turned else data
+        step = len(data) if whole else _BLOCK // max(prod(data.shape[1:]), 1)
+        for first in range(0, len(data), max(step, 1)):
+            yield encode(np.ascontiguousarray(data[first : first + max(step, 1)]), part)
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path, header: Mapping[str, str] = _HEADER) -> None:
     """Writes a safetensors file, with ``header`` beside its tensors, and waits until it has reached the disk. Raises
     OSError as every other write does."""
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        safetensors.numpy.save_file(dict(tensors), path, metadata=dict(header))
-        path.chmod(mode)  # safetensors leaves a file that no other user may read, whatever the umask
-    except SafetensorError as failure:  # keeps the system's error only in its text
-        number = _SYSTEM_ERROR.search(str(failure))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from failure
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
+    write_tensors(tensors, path, header)
 
 
 def read_store(path: Path, spec: ElasticSpec) -> Store:
@@ -210,9 +219,13 @@ def _name_in(names: Collection[str], parameter: str, spec: ElasticSpec) -> str |
 
 def _step_keys(tensors: Iterable[tuple[np.ndarray, str, PrefixSlice]]) -> list[bytes]:
     """One hash per step, over its blocks in every tensor, given as the store lays it out, with its name there."""
-    turned = ((a.T if split_encoding(name)[0].endswith(TRANSPOSED) else a, cut) for a, name, cut in tensors)
-    blocks = [_steps(array, cut) for array, cut in turned]
-    return [hashlib.sha256(b"".join(row.tobytes() for row in rows)).digest() for rows in zip(*blocks, strict=True)]
+    digests: list[Any] = []
+    for array, name, cut in tensors:
+        steps = _steps(array.T if split_encoding(name)[0].endswith(TRANSPOSED) else array, cut)
+        digests = digests or [hashlib.sha256() for _ in steps]
+        for digest, step in zip(digests, steps, strict=True):
+            digest.update(step.tobytes())
+    return [digest.digest() for digest in digests]
 
 
 def _steps(array: np.ndarray, cut: PrefixSlice) -> np.ndarray:
@@ -244,17 +257,51 @@ class StoredModel:
         return lowered
 
 
-def with_stored_weights(model: UniversalModel, names: Collection[str]) -> StoredModel:
-    """``model`` with the numbers that the tensors ``names`` of the store stand for, some of them rounded."""
-    stored, values = model.stored(), dict[str, torch.Tensor]()
+def with_stored_weights(model: UniversalModel, names: Collection[str], path: Path) -> StoredModel:
+    """``model`` with the numbers that the tensors ``names`` of the store stand for, some of them rounded: those are
+    written to ``path``, and read from there."""
+    stored, shapes, rounded = model.stored(), model.stored_shapes(), dict[str, Unmade]()
     for name in chain.from_iterable(map(parts_of, names)):
         plain, encoding = split_encoding(name)
-        tensor, transposed = plain.removesuffix(TRANSPOSED), plain.endswith(TRANSPOSED)
-        if encoding in WEIGHT_BITS and encoding != FP32:
-            data = stored(tensor).numpy()
-            array = decoded(data.T if transposed else data, name)
-            values[tensor] = torch.from_numpy(np.ascontiguousarray(array.T if transposed else array))
-        elif encoding == FP32 and tensor in model.spec.folded:
-            values.setdefault(tensor, stored(tensor))
+        is_rounded = encoding in WEIGHT_BITS and encoding != FP32
+        if is_rounded or (encoding == FP32 and plain not in rounded and plain in model.spec.folded):
+            form = _unmade(stored, shapes, plain)
+            rounded[plain] = Unmade(form.dtype, form.shape, partial(_blocks, stored, name, decoded))
+    write_tensors(rounded, path, _HEADER)
+    values = _views(path, model.spec)
     folded = {name: values.pop(name) for name in values.keys() & model.spec.folded.keys()}
     return StoredModel(model.with_parameters(values), folded)
+
+
+def share_store(model: UniversalModel, path: Path) -> None:
+    """Makes the parameters of ``model`` views of a store that was written from it, and frees what they were.
+
+    One that has other numbers there stays, for the gate to find; and so does one that has other forms there alone.
+    """
+    views = _views(path, model.spec)
+    for name, parameter in model.parameters().items():
+        view = views.get(name)
+        # A view of the checkpoint's file would keep all of it in memory.
+        parameter.data = view if view is not None and _are_same(view, parameter.data) else parameter.data.clone()
+        release_pages()
+    for buffer in model.module.buffers():
+        buffer.data = buffer.data.clone()
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two float32 tensors are equal to the bit."""
+    return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def _views(path: Path, spec: ElasticSpec) -> dict[str, torch.Tensor]:
+    """The float32 tensors of a store, by the names of what they are, as views of its file."""
+    pages, views = map_file(path), dict[str, torch.Tensor]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch cannot protect what nothing may write to
+        for name, tensor in read_store(path, spec).items():
+            plain, encoding = split_encoding(name)
+            if encoding == FP32 and tensor.itemsize == DTYPES[FP32].itemsize:
+                array = np.frombuffer(pages, np.float32, prod(tensor.shape), tensor.offset).reshape(tensor.shape)
+                view = torch.from_numpy(array.T if plain.endswith(TRANSPOSED) else array)
+                views[plain.removesuffix(TRANSPOSED)] = view
+    return views

@@ -6,6 +6,7 @@ Configurations are read without torch.
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -181,9 +182,14 @@ def stored_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     import torch
 
     tensor = tensor_as_stored(checkpoint, name).to(torch.float32)
-    if not torch.isfinite(tensor).all():
+    if not is_finite(tensor):
         raise checkpoint.not_finite(name)
     return tensor
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers of ``tensor`` are finite; no tensor of its size is made for that."""
+    return not tensor.numel() or all(map(math.isfinite, map(float, tensor.detach().aminmax())))
 
 
 def tensor_as_stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from ...errors import CheckpointError
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers
+from ..checkpoints.own_folder import is_finite
 from ..modules.layers import mend_sizes
 from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
@@ -123,17 +125,18 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
         options = {"add_pooling_layer": False} if loading.without_pooler and has_pooler else {}
         if resized is not None:
             cls = _resized(cls, resized)
-        model, report = cls.from_pretrained(
-            checkpoint.folder,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
+        with _unread(checkpoint) as tensors:
+            model, report = cls.from_pretrained(
+                None,
+                state_dict=tensors,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
     except Exception as failure:  # transformers raises many unrelated types for a config.json that makes no sense
         raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it ({_one_line(failure)})") from failure
     _refuse_misfits(checkpoint, report)
@@ -144,10 +147,26 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
                 f"{checkpoint.folder}: parameter {parameter_name} of {type(model).__name__} stays "
                 f"{str(parameter.dtype).removeprefix('torch.')}; expected a model that can be loaded in float32"
             )
-        if not torch.isfinite(parameter).all():
+        if not is_finite(parameter):
             raise checkpoint.not_finite(parameter_name)
     frozen: torch.nn.Module = model.eval().requires_grad_(False)
     return frozen
+
+
+@contextmanager
+def _unread(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+    """Every tensor of the files, read where it is sliced: float32 stays mapped, and of what is to be widened no page is
+    left in memory, as it would be of files that transformers opens."""
+    with ExitStack() as stack:
+        files: dict[tuple[str, str], Any] = {}
+        found = {}
+        for name, header in checkpoint.tensors.items():
+            backend = "mmap" if header.dtype == "F32" else "pread"
+            if (header.file, backend) not in files:
+                opened = safe_open(checkpoint.folder / header.file, framework="pt", backend=backend)
+                files[header.file, backend] = stack.enter_context(opened)
+            found[name] = files[header.file, backend].get_slice(name)
+        yield found
 
 
 def _resized(cls: Any, shapes: Mapping[str, Shape]) -> Any:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import errno
+import gc
 import json
-import os
-import stat
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +13,22 @@ import safetensors.numpy
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph import store as module
-from nestforge.compiler.graph.encodings import encode, parts_of
+from nestforge.compiler.graph.encodings import decoded, encode, parts_of, split_encoding
 from nestforge.compiler.graph.store import (
     StoredTensor,
     joinable_parameters,
     read_store,
     recover_order,
     save_tensors,
+    share_store,
     stored_name,
     transposed_parameters,
     unshared_parameters,
+    with_stored_weights,
     write_store,
 )
 from nestforge.elastic import ElasticSpec, PrefixSlice
@@ -34,8 +37,8 @@ from nestforge.exporters.architecture import Task, TaskSpec
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.precision import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE
-from safetensors import SafetensorError
-from support.tiny_compile import save_tiniest
+from support.gated_decoders import save_decoder
+from support.tiny_compile import save_tiniest, template_of
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -89,38 +92,6 @@ def test_writing_twice_gives_the_same_bytes(builder: EngineBuilder, tmp_path: Pa
     names = list(builder.store)
     module.write_store(builder.universal, names[::-1], {}, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (builder.stage.folder / WEIGHTS_NAME).read_bytes()
-
-
-def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """safetensors wraps it, and the staging folder would be left to fill the disk."""
-
-    def full(*_: object, **__: object) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(safetensors.numpy, "save_file", full)
-    with pytest.raises(OSError, match="No space left on device") as failure:
-        save_tensors({"a": np.zeros(3)}, tmp_path / "w")
-    assert failure.value.errno == errno.ENOSPC
-
-
-def test_the_store_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
-    """A bundle is compiled by one user and served by another."""
-    before = os.umask(0o022)
-    try:
-        save_tensors({"a": np.zeros(3, np.float32)}, tmp_path / "w")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "w").stat().st_mode) == 0o644
-    assert [path.name for path in tmp_path.iterdir()] == ["w"]
-
-
-def test_another_failure_of_safetensors_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise SafetensorError("InvalidTensorView")
-
-    monkeypatch.setattr(safetensors.numpy, "save_file", broken)
-    with pytest.raises(SafetensorError):
-        save_tensors({}, tmp_path / "w")
 
 
 def test_steps_that_are_equal_are_each_used_once(builder: EngineBuilder) -> None:
@@ -250,6 +221,94 @@ def test_writing_joined_tensors_again_gives_the_same_bytes(builder: EngineBuilde
         write_store(builder.universal, [_JOINED], {}, path)
         written.add(path.read_bytes())
     assert len(written) == 1
+
+
+def _encoded_names(universal: UniversalModel) -> list[str]:
+    """Every matrix in every encoding that it may have, and all else in float32."""
+    names = [stored_name(name, universal.spec) for name in universal.parameters()]
+    matrices = [name for name in names if universal.parameters()[name.removesuffix(".T")].dim() == 2]
+    return [*names, *(n + e for n in matrices for e in ENCODINGS if not n.endswith(".T") or "int4" not in e)]
+
+
+def test_a_tensor_is_encoded_some_rows_at_a_time_to_the_same_bytes(
+    builder: EngineBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    universal = builder.universal
+    names = {*_encoded_names(universal), _JOINED + INT4, _JOINED + INT4_SCALE, _JOINED}
+    write_store(universal, names, {}, tmp_path / "whole")
+    monkeypatch.setattr(module, "_BLOCK", 40)  # rows of 16 or 32 weights
+    write_store(universal, names, {}, tmp_path / "rows")
+    assert (tmp_path / "rows").read_bytes() == (tmp_path / "whole").read_bytes()
+    stored, held = universal.stored(), safetensors.numpy.load_file(tmp_path / "whole")
+    assert all(np.array_equal(held[name], encode_whole(stored, name)) for name in held if "+" not in name)
+
+
+def encode_whole(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
+    plain, _ = split_encoding(name)
+    array = stored(plain.removesuffix(".T")).numpy()
+    return encode(np.ascontiguousarray(array.T if plain.endswith(".T") else array), name)
+
+
+def test_a_store_is_written_without_a_second_copy_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of numpy's memory, which encodings are made in; a transposed weight is scaled as a whole."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_hidden_layers": 4}
+    universal = load_universal(open_source(save_tiniest(tmp_path / "model", **sizes)))
+    monkeypatch.setattr(module, "_BLOCK", 2**12)
+    names = _encoded_names(universal)
+    weights = sum(parameter.nbytes for parameter in universal.parameters().values())
+    tracemalloc.start()
+    write_store(universal, names, {}, tmp_path / WEIGHTS_NAME)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    largest = max(parameter.nbytes for parameter in universal.parameters().values())
+    assert peak < 4 * largest < weights / 2
+
+
+def test_parameters_are_the_store_itself_once_it_is_written(tmp_path: Path) -> None:
+    universal = load_universal(open_source(save_tiniest(tmp_path / "model")))
+    before = {name: parameter.detach().clone() for name, parameter in universal.parameters().items()}
+    apart = {_JOINED, "embeddings.LayerNorm.bias" + FP16}  # in a joined tensor, and in another form alone
+    parts = {"embeddings.LayerNorm.bias", *parts_of(_JOINED)}
+    names = {stored_name(name, universal.spec) for name in before if name not in parts}
+    path = tmp_path / WEIGHTS_NAME
+    write_store(universal, names | apart, {}, path)
+    store, other = read_store(path, universal.spec), "embeddings.LayerNorm.weight"
+    with path.open("r+b") as file:
+        file.seek(store[other].offset)
+        file.write(np.float32(0.5).tobytes())
+    share_store(universal, path)
+    assert all(parameter.equal(before[name]) for name, parameter in universal.parameters().items())
+    with path.open("r+b") as file:  # who looks at the file sees what is written into it
+        file.seek(min(tensor.offset for tensor in store.values()))
+        file.write(bytes(path.stat().st_size - file.tell()))
+    own = {name for name, parameter in universal.parameters().items() if parameter.any()}
+    assert own == {other, "embeddings.LayerNorm.bias"}, "what differs there, and what is not there in float32"
+
+
+def test_nothing_keeps_the_checkpoint_in_memory_once_the_store_is_written(tmp_path: Path) -> None:
+    """Float32 tensors of a checkpoint are views of its mapped file, and the last of them keeps all of it: a graph that
+    was traced had the tied table twice, and a rule of onnxscript has that graph."""
+    universal = load_universal(open_source(save_decoder(tmp_path / "model", tie_word_embeddings=True)))
+    assert str(tmp_path / "model") in Path("/proc/self/maps").read_text()
+    template, path = template_of(universal, Bucket(1, 4)), tmp_path / WEIGHTS_NAME
+    write_store(universal, template.weights[1:], template.tables, path)
+    share_store(universal, path)
+    gc.collect()
+    assert str(tmp_path / "model") not in Path("/proc/self/maps").read_text()
+
+
+def test_rounded_weights_are_read_from_a_file_and_are_those_that_are_stored(tmp_path: Path) -> None:
+    universal = load_universal(open_source(save_tiniest(tmp_path / "model")))
+    first, second = "encoder.layer.0.intermediate.dense.weight", "encoder.layer.0.output.dense.weight"
+    names = [first + INT4, first + INT4_SCALE, second + ".T" + INT8, "pooler.dense.weight"]
+    rounded = with_stored_weights(universal, names, tmp_path / "rounded").universal.parameters()
+    plain = universal.parameters()
+    assert rounded[first].numpy().tobytes() == decoded(plain[first].numpy(), first + INT4).tobytes()
+    turned = decoded(np.ascontiguousarray(plain[second].numpy().T), second + ".T" + INT8)
+    assert np.array_equal(rounded[second].numpy(), turned.T)
+    assert {name for name in plain if not rounded[name].equal(plain[name])} == {first, second}
 
 
 def test_what_an_axis_cuts_or_puts_in_order_is_not_joined(builder: EngineBuilder) -> None:

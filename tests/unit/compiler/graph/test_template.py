@@ -11,13 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
+from nestforge.compiler.graph import make_template as make_template_module
 from nestforge.compiler.graph.emit import emit, private_bytes, weight_bytes
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import StoredTensor, read_store, recover_order, stored_name, write_store
 from nestforge.compiler.graph.template import Template, load_template, save_template, without_pairs
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.elastic import ElasticSpec
-from nestforge.errors import BuildError, CheckpointError
+from nestforge.errors import BuildError, CheckpointError, ExportError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, magnitude_scores, rank
 from nestforge.runtime.inputs.arrays import random_feeds
@@ -148,17 +149,21 @@ def test_the_order_of_a_store_is_found_by_its_bytes(bench: Workbench, tmp_path: 
         recover_order(bench.folder / "weights.safetensors", original)
 
 
-def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(bench: Workbench) -> None:
+def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = bench.model.spec
     cut = next(cut for cut in spec.slices if cut.parameter == "encoder.layer.0.intermediate.dense.weight")
     twice = ElasticSpec(spec.axes, (*spec.slices, type(cut)(cut.parameter, 1, "layers.1.ffn")))
     source = replace(bench.model.source)
     object.__setattr__(source, "spec", twice)
-    template = traced_template(
-        UniversalModel(source, bench.model.module), bench.model.module, source.signature, BUCKET, opset=20
-    )
+    model = UniversalModel(source, bench.model.module)
+    template = traced_template(model, model.module, source.signature, BUCKET, opset=20)
     assert "sliced in two dimensions" in (template.slice_problem or "")
     assert template.private_bytes >= 64 * 32 * 4
+    monkeypatch.setattr(make_template_module, "_MOST_HELD", 64 * 32 * 4)  # of a weight of 2 GB
+    with pytest.raises(ExportError, match=f"^{cut.parameter} and others, 0.0 GB, would lie in every engine's file"):
+        traced_template(model, model.module, source.signature, BUCKET, opset=20)
 
 
 @pytest.fixture(scope="module")

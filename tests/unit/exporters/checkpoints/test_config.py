@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nestforge.errors import CheckpointError
+from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.exporters.checkpoints.config import offline_transformers
 from nestforge.exporters.hugging_face.interface import Loading
 from nestforge.exporters.hugging_face.transformers_model import load_transformers
@@ -170,8 +171,8 @@ def test_a_copy_of_a_tied_weight_that_differs_is_another_model(tmp_path: Path) -
 def test_a_parameter_that_stays_narrow_is_refused_where_it_is_loaded(tmp_path: Path) -> None:
     """xIELU makes its parameters in bfloat16; the planner names it before, so the loader is asked directly."""
     folder = save_class(tmp_path / "m", "bert", "BertModel")
-    checkpoint = open_source(folder).checkpoint
     save_class(folder, "bert", "BertModel", hidden_act="xielu")
+    checkpoint = open_checkpoint(folder)
     with pytest.raises(
         CheckpointError, match=r"act_fn\.alpha_p of BertModel stays bfloat16; expected a model that can"
     ):

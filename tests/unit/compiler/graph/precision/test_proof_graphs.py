@@ -166,7 +166,7 @@ def test_without_the_rounding_of_activations_nothing_is_left_but_that_of_weights
     kinds = {node.op_type for node in left.graph.node}
     assert not kinds & {"QGemm", "QuantizeLinear", "DynamicQuantizeLinear"}
     found, rounded = (run(one, engines.feeds, engines.folder, True) for one in (left, graph))
-    module = with_stored_weights(engines.model, engines.templates[form].weights).narrow(whole, {})
+    module = with_stored_weights(engines.model, engines.templates[form].weights, tmp_path / "rounded").narrow(whole, {})
     import torch
 
     with torch.no_grad():
@@ -191,10 +191,10 @@ def test_a_largest_number_of_an_input_is_left_alone() -> None:
 def test_the_model_itself_is_left_alone(tmp_path: Path) -> None:
     engines = encoded_engines(tmp_path, save_tiniest(tmp_path / "model", **WIDE), BUCKET)
     before = {name: p.detach().clone() for name, p in engines.model.parameters().items()}
-    other = with_stored_weights(engines.model, engines.templates["int8"].weights).universal.parameters()
-    changed = {name for name, p in other.items() if not p.equal(before[name])}
+    other = with_stored_weights(engines.model, engines.templates["int8"].weights, tmp_path / "rounded")
+    changed = {name for name, p in other.universal.parameters().items() if not p.equal(before[name])}
     assert changed
-    assert all(p.dim() == 2 for name, p in other.items() if name in changed)
+    assert all(p.dim() == 2 for name, p in other.universal.parameters().items() if name in changed)
     assert all(p.equal(before[name]) for name, p in engines.model.parameters().items())
 
 

@@ -135,7 +135,7 @@ def test_stored_numbers_take_the_place_of_folded_tensors(tmp_path: Path) -> None
     universal = load_universal(open_source(save_tiny_mhe(tmp_path / "m", **SHAPE)))
     at = "layers.0.attention"
     names = {f"{at}.folded.output.T.int8", f"{at}.folded.query", f"{at}.query.weight.int8"}
-    stored, narrow = with_stored_weights(universal, names), universal.spec.parse(NARROW)
+    stored, narrow = with_stored_weights(universal, names, tmp_path / "rounded"), universal.spec.parse(NARROW)
     assert stored.folded.keys() == {f"{at}.folded.output", f"{at}.folded.query"}
     form = stored.narrow(narrow, {"attention": "normal"})
     attention: Any = form.get_submodule("model.layers.0.attention")

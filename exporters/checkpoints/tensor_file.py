@@ -1,0 +1,78 @@
+"""A safetensors file: written tensor by tensor, and read as views of its pages, so that no copy of it is in memory."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+# In the order in which safetensors lays tensors out, those of one type by name: the bytes are those that it writes.
+_TYPES = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
+_LETTERS = {"uint": "U", "int": "I", "float": "F", "bfloat": "BF", "bool": "BOOL"}
+_mapped: WeakSet[mmap.mmap] = WeakSet()
+
+
+@dataclass(frozen=True)
+class Unmade:
+    """A tensor of a known form; ``blocks`` makes its rows, some at a time."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    blocks: Callable[[], Iterable[np.ndarray]]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def write_tensors(tensors: Mapping[str, np.ndarray | Unmade], path: Path, metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file, with ``metadata`` (one entry: several have no order) beside its tensors, and
+    waits until it has reached the disk. Each tensor is made when its place in the file has come. Raises OSError."""
+    kinds = {name: _kind(tensor.dtype) for name, tensor in tensors.items()}
+    names, end = sorted(tensors, key=lambda name: (_TYPES.index(kinds[name]), name)), 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] = {"dtype": kinds[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        data = stream.tell()
+        for name in names:
+            tensor = tensors[name]
+            for block in tensor.blocks() if isinstance(tensor, Unmade) else (tensor,):
+                assert block.dtype == tensor.dtype, name
+                stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+            assert stream.tell() == data + header[name]["data_offsets"][1], name
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    """What safetensors calls a type, such as ``BF16``."""
+    name: str = dtype.name.rstrip("0123456789")
+    return f"{_LETTERS[name]}{dtype.name.removeprefix(name)}"
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """The bytes of a file that nobody writes to; a write to them would end the process."""
+    with path.open("rb") as stream:
+        pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    _mapped.add(pages)
+    return pages
+
+
+def release_pages() -> None:
+    """Takes the files of ``map_file`` out of this process's memory; what is read of them again comes from the disk, or
+    from the system's cache of it."""
+    for pages in list(_mapped):
+        pages.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from weakref import finalize
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nestforge.exporters.checkpoints import tensor_file
+from nestforge.exporters.checkpoints.tensor_file import Unmade, map_file, release_pages, write_tensors
+
+_TYPES = (
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "float32", "float64", ml_dtypes.bfloat16),
+)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    forms=st.dictionaries(
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(_TYPES), st.lists(st.integers(0, 3), max_size=3)),
+        max_size=6,
+    ),
+    metadata=st.dictionaries(
+        st.text(st.characters(codec="utf-8"), max_size=5), st.text(max_size=5), min_size=1, max_size=1
+    ),
+)
+def test_the_bytes_are_those_that_safetensors_writes(
+    tmp_path: Path, forms: dict[str, tuple[str, list[int]]], metadata: dict[str, str]
+) -> None:
+    tensors = {n: np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(t) for n, (t, shape) in forms.items()}
+    write_tensors(tensors, tmp_path / "w", metadata)
+    assert (tmp_path / "w").read_bytes() == safetensors.numpy.save(tensors, metadata)
+
+
+def test_a_tensor_is_made_when_its_place_has_come_and_gone_before_the_next(tmp_path: Path) -> None:
+    alive, most, rows = 0, 0, 0
+
+    def made(number: int) -> np.ndarray:
+        nonlocal alive, most, rows
+
+        def gone() -> None:
+            nonlocal alive
+            alive -= 1
+
+        array = np.full((2, 3), number, np.float32)
+        finalize(array, gone)
+        alive, rows = alive + 1, rows + 2
+        most = max(most, alive)
+        return array
+
+    def blocks(first: int) -> Iterator[np.ndarray]:
+        for number in range(first, first + 4):
+            yield made(number)
+
+    tensors = {str(n): Unmade(np.dtype(np.float32), (8, 3), partial(blocks, 4 * n)) for n in range(5)}
+    write_tensors(tensors, tmp_path / "w", {})
+    assert (most, alive, rows) == (2, 0, 40), "one, and the one before it until that is made"
+    found = safetensors.numpy.load_file(tmp_path / "w")
+    assert all(np.array_equal(found[str(n)][:, 0], 4 * n + np.arange(8) // 2) for n in range(5))
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_a_full_disk_is_an_error_of_the_system(size: int) -> None:
+    with pytest.raises(OSError, match="No space left on device") as failure:
+        write_tensors({"a": np.zeros(size)}, Path("/dev/full"), {})
+    assert failure.value.errno == errno.ENOSPC
+
+
+def test_the_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    """A bundle is compiled by one user and served by another."""
+    before = os.umask(0o022)
+    try:
+        write_tensors({"a": np.zeros(3, np.float32)}, tmp_path / "w", {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "w").stat().st_mode) == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+def _resident(path: Path) -> int:
+    """Bytes of the file in this process's memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.endswith(f" {path}")]
+    sizes = (next(line for line in lines[start:] if line.startswith("Rss:")) for start in starts)
+    return sum(int(line.split()[1]) * 1024 for line in sizes)
+
+
+def test_pages_that_are_released_are_in_no_memory_and_are_read_again(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).bytes(2**20)
+    (tmp_path / "w").write_bytes(data)
+    pages = map_file(tmp_path / "w")
+    assert pages[:] == data
+    assert _resident(tmp_path / "w") == len(data)
+    release_pages()
+    assert _resident(tmp_path / "w") == 0
+    assert pages[:] == data
+    before = len(tensor_file._mapped)
+    del pages
+    gc.collect()
+    assert len(tensor_file._mapped) == before - 1
