@@ -22,6 +22,7 @@ from ..profiles.load_profile import requested_profile
 from ..profiles.precision import rank
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .planning.candidate import Corrections
+from .planning.disk import require_room, written_bytes
 from .planning.levels import Level, in_every_precision, ladder, read_assignment
 from .planning.levels import levels as make_levels
 from .planning.plan import Plan, make_plan
@@ -96,12 +97,14 @@ class Job:
 
     def validate(self) -> None:
         """Refuses before any work what would fail behind it: weights that are not there, budgets that no submodel
-        keeps, examples that a precision lacks or that cannot be read, and a back end that cannot finish engines here.
+        keeps, examples that a precision lacks or that cannot be read, a back end that cannot finish engines here, and
+        weights that do not fit the disk.
         """
         self.source.checkpoint.require_weights()
-        validate_budgets(self.source, self.profile, self.levels, self.submodels)
+        made = validate_budgets(self.source, self.profile, self.levels, self.submodels)
         validate_examples(self.profile.precisions, self.corpus is not None)
         validate_backend(self.profile, self.emit_only)
+        require_room(written_bytes(self.source, self.profile, self.chosen(self.source.spec, made)), self.output)
 
 
 def resolve(request: CompileRequest) -> Job:

@@ -17,7 +17,7 @@ from ..profiles.precision import PRECISIONS, TRACED, Precision
 from ..profiles.probe_host import is_this_host
 from ..runtime.engines.runner import opener
 from .planning.levels import Level
-from .planning.plan import make_plan
+from .planning.plan import Plan, make_plan
 from .planning.variants import require_scales
 
 
@@ -103,16 +103,16 @@ def validate_backend(profile: DeviceProfile, emit_only: bool) -> None:
 
 def validate_budgets(
     source: ModelSource, profile: DeviceProfile, levels: Sequence[Level], submodels: Sequence[Submodel]
-) -> None:
-    """Whether submodels keep the budgets. What is not known yet is judged later: a latency on this host once rungs were
-    measured, memory in other precisions than the traced one once graphs say which weights stay in it. Raises PlanError.
-    """
+) -> Plan:
+    """Whether submodels keep the budgets, and which do. What is not known yet is judged later: a latency on this host
+    once rungs were measured, memory in other precisions than the traced one once graphs say which weights stay in it.
+    Raises PlanError."""
     budgets, memory_mb = profile.budgets, profile.memory_mb
     if is_this_host(profile):
         budgets = {name: replace(budget, latency_ms=None) for name, budget in budgets.items()}
     if profile.precisions != (TRACED,):
         budgets, memory_mb = {name: replace(budget, memory_mb=None) for name, budget in budgets.items()}, inf
-    make_plan(source, replace(profile, budgets=budgets, memory_mb=memory_mb), levels=levels, submodels=submodels)
+    return make_plan(source, replace(profile, budgets=budgets, memory_mb=memory_mb), levels=levels, submodels=submodels)
 
 
 def validate_examples(precisions: Sequence[Precision], are_given: bool) -> None:

@@ -102,7 +102,7 @@ def staged(output: Path, key: Mapping[str, Any], replaced: Sequence[str] = ()) -
     """
     if not output.name:
         raise OutputError(f"output {str(output)!r}: expected the name of a folder to make")
-    root = _root(output)
+    root = staging_folder(output)
     with _disk_errors(output, every=True):
         if replaced:
             _require_own(output, replaced)
@@ -134,12 +134,13 @@ def publish(stage: Stage, output: Path) -> None:
 def is_resumable(output: Path) -> bool:
     """Whether a job for ``output`` was stopped after it had begun to work."""
     try:
-        return (_root(output) / "work" / _KEY_FILE).is_file()
+        return (staging_folder(output) / "work" / _KEY_FILE).is_file()
     except (OSError, ValueError):
         return False
 
 
-def _root(output: Path) -> Path:
+def staging_folder(output: Path) -> Path:
+    """Where a job for ``output`` works."""
     return output.with_name(output.name + ".partial")
 
 
@@ -291,4 +292,4 @@ def _is_below(name: object, output: Path) -> bool:
     if name is None:
         return True
     path = Path(str(name)).absolute()
-    return any(path.is_relative_to(place.absolute()) for place in (output, _root(output)))
+    return any(path.is_relative_to(place.absolute()) for place in (output, staging_folder(output)))
