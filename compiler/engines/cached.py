@@ -30,7 +30,6 @@ from ..parity.cached_cases import (
     PromptRoutes,
     cached_batches,
     cases_of,
-    judged_specs,
     prompt_routes,
     prompts_of,
     read_prompts,
@@ -192,12 +191,12 @@ def _prove_exact(
     PyTorch reads the prompts."""
     limit = tolerance_for(TRACED, builder.universal.spec.depth)
     if (lowered := builder.prove_exact.form(engine, submodel, form.variants)) is not None:
-        answers = in_torch(form.recorded(lowered), cases_of(batches), judged_specs(form.entry))
+        answers = in_torch(cached_reference(Reference(None, lowered, ()), form), cases_of(batches))
         written = cached_answers(builder.references, submodel, form, batches)
         require_form(engine.entry.id, judge_rows(written, form, batches, answers, limit), limit)
     entry, graph = builder.prove_exact.graph(engine)
     stored = builder.prove_exact.module(engine, submodel, form.variants)
-    reference = Reference(None, form.recorded(stored), judged_specs(form.entry))
+    reference = cached_reference(Reference(None, stored, ()), form)
     read: _Read = None
     if form.encoder is not None:
         encoder = form.encoder.module(stored)

@@ -20,7 +20,7 @@ from ...errors import ParityError
 from ...exporters.parts import CachedSpec
 from ...runtime.generation.cache import Source
 from ...runtime.inputs.arrays import Array, Arrays
-from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
+from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_places, judged_specs
 from ..parity.cases import Case
 from ..parity.compare import Tolerance
 from ..parity.engine_verdict import NOWHERE, first_divergence, tolerance_of
@@ -31,7 +31,9 @@ from ..parity.references import References
 
 def cached_reference(reference: Reference, form: CachedSpec) -> Reference:
     """The own pass over whole texts of the model of ``reference``."""
-    return reference.viewed(form.recorded, judged_specs(form.entry))
+    return reference.viewed(
+        form.recorded, judged_specs(form.entry), lambda tokens: judged_places(tokens, form.vocabulary)
+    )
 
 
 def cached_answers(references: References, submodel: Submodel, form: CachedSpec, batches: Sequence[Batch]) -> Replayed:
@@ -98,7 +100,7 @@ def require_cached_parity(
     once = Case(case.name, _in_one_run(form.entry, case, run))
     entries, taken = (run.routes.routes, run.routes.taken[number]) if run.routes else (None, {})
     reference = run.reference()
-    bound = reference.bound(case.feeds, entries, taken)
+    bound = partial(reference.run, case.feeds, entries, taken)
     where = first_divergence(run.graph, run.modules, reference, once, limit, run.folder, bound)
     if where == NOWHERE:
         where = "no module in one run over the text, so that what is wrong lies between runs"

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.tensor_spec import TensorSpec
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.universal import UniversalModel
@@ -23,6 +22,7 @@ from ..parity.cases import Case
 from ..parity.compare import Tolerance, tolerance_for
 from ..parity.engine_verdict import ProofRun, require_parity
 from ..parity.judge import JudgedOutputs, Replayed, Verdict, judge
+from ..parity.reading import in_float64
 from ..parity.reference import Reference, replayed
 from .emitted import Emitted
 
@@ -58,7 +58,8 @@ class ExactProof:
         variants = (entry.variants or {}) if part is None else part.variants
         limit = tolerance_for(TRACED, self.universal.spec.depth)
         if (form := self.form(engine, submodel, variants)) is not None:
-            answers = in_torch(form if part is None else part.module(form), cases, outputs.specs)
+            lowered = Reference(None, form if part is None else part.module(form), outputs.specs)
+            answers = in_torch(lowered, cases)
             require_form(entry.id, judge(written, answers, cases, outputs, limit), limit)
         module = self.module(engine, submodel, variants)
         if part is not None:
@@ -100,13 +101,12 @@ class ExactProof:
         return replace(engine.entry, file=_GRAPH_FILE), graph
 
 
-def in_torch(module: torch.nn.Module, cases: Sequence[Case], specs: Sequence[TensorSpec]) -> list[Arrays]:
-    """Answers of ``module``, in float64, to ``cases``: outputs by the names of ``specs``."""
-    reference, found = Reference(None, module, specs), list[Arrays]()
-    for case in cases:
-        tensors, _ = reference.run(reference.wide, case.feeds, None, {})
-        found.append({spec.name: tensor.numpy() for spec, tensor in zip(specs, tensors, strict=True)})
-    return found
+def in_torch(reference: Reference, cases: Sequence[Case]) -> list[Arrays]:
+    """Answers of ``reference``, in float64, to ``cases``: outputs by name."""
+    with in_float64(reference.module):
+        answers = [reference.run(case.feeds)[0] for case in cases]
+    names = [spec.name for spec in reference.specs]
+    return [dict(zip(names, (tensor.numpy() for tensor in tensors), strict=True)) for tensors in answers]
 
 
 def require_form(engine: str, verdict: Verdict, limit: Tolerance) -> None:

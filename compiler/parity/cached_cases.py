@@ -32,6 +32,8 @@ _LONGEST = MOST_NEW_TOKENS + 9
 _MOST_DRAFTED = 8
 # A text that is longer than the model's window by so much, where that has at most so many tokens and logits.
 _BEYOND, _MOST_WINDOW, _MOST_LOGITS = 3 * _MOST_DRAFTED, 2048, 300_000_000
+# Logits of a text that are judged at most, 128 MB in float64.
+_MOST_LOGITS_JUDGED = 2**24
 # Room behind the longest text: an engine must not depend on how much there is.
 SPARE = 5
 # Tokens that an encoder reads, of one text after the other; those of the longest text are the longest.
@@ -127,6 +129,18 @@ def _beyond_window(entry: GenerationEntry) -> int:
     return tokens if tokens > window and tokens * entry.vocabulary <= _MOST_LOGITS else 0
 
 
+def judged_places(tokens: int, vocabulary: int) -> Sequence[int]:
+    """The positions of a text of so many ``tokens`` whose logits are judged: all, where these are not too many; else
+    half of those that may be are its last ones, where it is given token by token and a run ends, and half lie evenly
+    before. Keys and values are judged of every token, so that what is left out is what follows the last layer's.
+    """
+    most = max(2, _MOST_LOGITS_JUDGED // vocabulary)
+    if tokens <= most:
+        return range(tokens)
+    last = tokens - most // 2
+    return [*np.linspace(0, last - 1, most - most // 2, dtype=np.int64).tolist(), *range(last, tokens)]
+
+
 def unproven_window(entry: GenerationEntry, batches: Sequence[Batch]) -> str | None:
     """Receipt's note on a model whose window is longer than every text of ``batches``; else None."""
     longest = max(len(row.ids) for batch in batches for row in batch)
@@ -175,7 +189,7 @@ def run_batches(
     read: Mapping[str, Sequence[Array]] | None = None,
     device: Device | None = None,
 ) -> list[Arrays]:
-    """Per row the logits ``[1, S, vocabulary]`` behind each of its tokens, and what the cache holds of each layer in
+    """Per row the logits ``[1, S, vocabulary]`` behind its ``judged_places``, and what the cache holds of each layer in
     the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on; of a layer with a window those of the last
     tokens that it sees. ``runner`` is the open one of ``engine``;
     ``read`` is what an encoder returned of each prompt, by the name of its case. Of a
@@ -229,7 +243,7 @@ def _run(
 ) -> list[Arrays]:
     cached = CachedEngine(runner, engine, entry, cache)
     try:
-        logits = _logits(cached, batch)
+        logits = _logits(cached, batch, entry.vocabulary)
         return [
             {"logits": np.concatenate(own)[None], **_cached_values(entry, cache, number, len(row.ids))}
             for number, (row, own) in enumerate(zip(batch, logits, strict=True))
@@ -238,8 +252,9 @@ def _run(
         cached.close()
 
 
-def _logits(cached: CachedEngine, batch: Batch) -> list[list[np.ndarray]]:
-    """Logits of each row behind its pieces, ``[tokens, vocabulary]`` each."""
+def _logits(cached: CachedEngine, batch: Batch, vocabulary: int) -> list[list[np.ndarray]]:
+    """Logits of each row behind its pieces, ``[tokens that are judged, vocabulary]`` each."""
+    judged = [set(judged_places(len(row.ids), vocabulary)) for row in batch]
     for number, row in enumerate(batch):
         if row.again:
             cached.extend(number, row.ids[::-1].copy(), 0, [])
@@ -248,12 +263,14 @@ def _logits(cached: CachedEngine, batch: Batch) -> list[list[np.ndarray]]:
     for pieces in zip_longest(*(row.pieces for row in batch)):
         if all(piece == 1 for piece in pieces):
             behind = cached.step([row.ids[at] for row, at in zip(batch, written, strict=True)], written)
-            for found, own in zip(logits, behind, strict=True):
-                found.append(own[None].copy())
+            for found, own, at, places in zip(logits, behind, written, judged, strict=True):
+                if at in places:
+                    found.append(own[None].copy())
         else:
             for number, (row, piece) in enumerate(zip(batch, pieces, strict=True)):
-                tokens = row.ids[written[number] : written[number] + piece]
-                logits[number].append(cached.extend(number, tokens, written[number], range(piece)))
+                at = written[number]
+                wanted = [place for place in range(piece) if at + place in judged[number]]
+                logits[number].append(cached.extend(number, row.ids[at : at + piece], at, wanted))
         written = [at + piece for at, piece in zip(written, pieces, strict=True)]
     return logits
 

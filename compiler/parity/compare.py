@@ -114,13 +114,13 @@ Roundings = Mapping[str, Rounding]
 
 def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
     """Differences of ``float32`` from the reference on one output; infinite where ``float32`` is not finite."""
-    finite = np.isfinite(float32)
-    difference = np.where(finite, float32, np.inf).astype(np.float64) - np.where(finite, reference, 0.0)
+    difference = float32.astype(np.float64)
+    finite = np.isfinite(difference)
+    np.subtract(difference, reference, out=difference, where=finite)
+    difference[~finite] = np.inf
     within_place = tuple(range(places(reference), reference.ndim))
-    return Rounding(
-        np.abs(difference).max(axis=within_place, initial=0.0),
-        np.sqrt(np.mean(np.square(difference), axis=within_place)),
-    )
+    most = np.abs(difference, out=difference).max(axis=within_place, initial=0.0)
+    return Rounding(most, np.sqrt(np.mean(np.square(difference, out=difference), axis=within_place)))
 
 
 def places(array: np.ndarray) -> int:
@@ -219,15 +219,17 @@ def within(
     if not comparable(reference, found):
         return False
     own, least = own or Rounding(), least_scale if has_angle else 1.0
-    r, f = reference.astype(np.float64), found.astype(np.float64)
+    r, f = _wide(reference), _wide(found)
     part = _dims_of_parts(r)
     allowed = with_rounding(limit.atol * _scale(r, part, least), _spread(own.max_abs, r.ndim))
-    if not (np.abs(f - r) <= allowed + limit.rtol * np.abs(r)).all():
+    off = np.abs(f - r)
+    if not (off <= allowed + limit.rtol * np.abs(r)).all():
         return False
     part = min(part, np.ndim(own.rms))  # a single figure is that of the whole output
     allowed = with_rounding(limit.rms * _scale(r, part, least), _pooled(own.rms, part, r.ndim))
-    if not (_rms_of(f - r, part) <= allowed).all():
+    if not (_rms_of(off, part) <= allowed).all():
         return False
+    del off
     return not has_angle or (_cosine(r, f) >= _least_cosine(limit, own, _rms(r)) and _sizes_agree(r, f, limit, own))
 
 
@@ -319,24 +321,28 @@ def _compare_output(
     verdicts = [not lost and within(r, f, limit, o, has_angle) for lost, (r, f, o) in zip(blind, triples, strict=True)]
     # On failure the figures are those of the failed case, so that the message shows what broke the rule.
     chosen = list(range(len(cases))) if all(verdicts) else [verdicts.index(False)]
-    pairs = [(reference[i].astype(np.float64), found[i].astype(np.float64)) for i in chosen]
     torch_abs, torch_rms = max(own[i].largest for i in chosen), max(own[i].rms_of_all for i in chosen)
-    if not all(comparable(r, f) for r, f in pairs):
-        worst = ParityOutput(name, float("inf"), float("inf"), -1.0, float("inf"), torch_abs, torch_rms)
-    else:
-        worst = ParityOutput(
-            name,
-            max(float(np.abs(f - r).max()) for r, f in pairs),
-            max(float((np.abs(f - r) / np.maximum(np.abs(r), 1e-3)).max()) for r, f in pairs),
-            min(_cosine(r, f) for r, f in pairs),
-            max(_rms(f - r) for r, f in pairs),
-            torch_abs,
-            torch_rms,
-        )
+    most = (math.inf, math.inf, -1.0, math.inf)
+    if all(comparable(reference[i], found[i]) for i in chosen):
+        most_abs, most_rel, cosines, rms = zip(*(_figures(reference[i], found[i]) for i in chosen), strict=True)
+        most = max(most_abs), max(most_rel), min(cosines), max(rms)
+    worst = ParityOutput(name, *most, torch_abs, torch_rms)
     if all(verdicts):
         return Comparison(worst)
     failed = tuple(case for case, verdict in zip(cases, verdicts, strict=True) if not verdict)
-    return Comparison(worst, failed, blind[verdicts.index(False)], _stretched(*pairs[0]))
+    (first,) = chosen
+    return Comparison(worst, failed, blind[first], _stretched(_wide(reference[first]), _wide(found[first])))
+
+
+def _figures(reference: np.ndarray, found: np.ndarray) -> tuple[float, float, float, float]:
+    """Absolute and relative difference at most, cosine, and rms of the difference."""
+    r, f = _wide(reference), _wide(found)
+    cosine, off = _cosine(r, f), np.abs(f - r)
+    return float(off.max()), float((off / np.maximum(np.abs(r), 1e-3)).max()), cosine, _rms(off)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64, copy=False)
 
 
 def comparable(r: np.ndarray, f: np.ndarray) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, counted, rounding, tolerance_for, within
 from .judge import BrokenRoute, JudgedOutputs, Replayed, Verdict, judge
+from .reading import in_float64
 from .reference import Reference
 
 NOWHERE = "no module alone breaks the rule; rounding grows over the whole depth"
@@ -132,7 +134,7 @@ def require_parity(
     if verdict.unprovable:
         raise ParityError(f"{subject}: {broken.describe()}")
     case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
-    bound = run.reference.bound(case.feeds, run.routes, arrays)
+    bound = partial(run.reference.run, case.feeds, run.routes, arrays)
     mask = run.outputs.mask_of(case)
     where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound, mask)
     if where == NOWHERE and isinstance(broken, BrokenRoute):
@@ -149,18 +151,20 @@ def first_divergence(
     case: Case,
     limit: Tolerance,
     folder: Path,
-    run: Callable[[torch.nn.Module], object],
+    run: Callable[[], object],
     mask: np.ndarray | None = None,
 ) -> str:
     """``encoder.layer.3.output.dense (max abs 0.31)``: the first module, in graph order, whose output breaks the rule.
 
-    ``run`` makes a pass of a module of ``reference`` on ``case`` (``Reference.bound``); ``graph`` is an engine as this
+    ``run`` makes a pass of ``reference`` on ``case`` (``Reference.run``); ``graph`` is an engine as this
     host runs it, here with the values that ``modules`` return (``Template.module_outputs``) as outputs. ``folder``
     holds the weight store. Values of positions ``[B, S, ...]`` are compared where ``mask`` ``[B, S]`` counts them.
     NOWHERE if none does.
     """
     batch = max(len(array) for array in case.feeds.values())
-    expected, float32 = _module_values(reference.wide, run), _module_values(reference.module, run)
+    with in_float64(reference.module):
+        expected = _module_values(reference.module, run)
+    float32 = _module_values(reference.module, run)
     for name, value in _graph_values(graph, modules, case.feeds, folder).items():
         if name not in expected or expected[name].size != value.size:
             continue
@@ -176,7 +180,7 @@ def first_divergence(
     return NOWHERE
 
 
-def _module_values(module: torch.nn.Module, run: Callable[[torch.nn.Module], object]) -> dict[str, np.ndarray]:
+def _module_values(module: torch.nn.Module, run: Callable[[], object]) -> dict[str, np.ndarray]:
     """The first output of every submodule."""
     values: dict[str, np.ndarray] = {}
 
@@ -192,7 +196,7 @@ def _module_values(module: torch.nn.Module, run: Callable[[torch.nn.Module], obj
         if name
     ]
     try:
-        run(module)
+        run()
     finally:
         for hook in hooks:
             hook.remove()

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from ...bucket import Bucket
 from ...bundle.manifest import Proof
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.universal import PREFIX, UniversalModel
+from ...exporters.universal import PREFIX
 from ...runtime.inputs.arrays import Arrays
 from ..work.clock import Clock
 from .cases import Case
 from .compare import tolerance_for
 from .prove_exits import prove_exits
-from .reference import float64_inputs, in_float64
+from .reading import in_float64
 from .references import References
 
 # Share of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff
@@ -60,20 +59,19 @@ def prove_slice(submodel: Submodel, bucket: Bucket, references: References) -> I
         return
     kept = {axis.name: value for axis, value in submodel.values if axis.name not in zeroable}
     narrowed = references.replayed(submodel, bucket).outputs
-    whole = references.of(universal.spec.submodel(kept)).wide
-    zeroed = {
-        name: _zeroed(universal, name.removeprefix(PREFIX), parameter.data, submodel)
-        for name, parameter in whole.named_parameters()
+    whole = references.of(universal.spec.submodel(kept))
+    first = {
+        name: [(cut.dim, submodel[cut.axis] * cut.unit) for cut in universal.spec.slices_of(name.removeprefix(PREFIX))]
+        for name, _ in whole.module.named_parameters()
     }
     figures = []
-    for case, found in _small(references.cases[bucket], narrowed):
-        with in_float64():
-            outputs = torch.func.functional_call(whole, zeroed, float64_inputs(case.feeds))
-        specs = universal.source.signature.outputs
-        named = {spec.name: tensor.numpy() for spec, tensor in zip(specs, outputs, strict=True)}
-        for name, reference in case.read(named, specs).items():
-            scale = max(1.0, float(np.sqrt(np.mean(np.square(reference)))))
-            figures.append(np.abs(reference - found[name]).max() / scale)
+    with in_float64(whole.module, first):
+        for case, found in _small(references.cases[bucket], narrowed):
+            outputs, _ = whole.run(case.feeds)
+            named = {spec.name: tensor.numpy() for spec, tensor in zip(whole.specs, outputs, strict=True)}
+            for name, reference in case.read(named, whole.specs).items():
+                scale = max(1.0, float(np.sqrt(np.mean(np.square(reference)))))
+                figures.append(np.abs(reference - found[name]).max() / scale)
     # The figure is no number where any is none.
     yield Proof("slice", submodel.id, min(len(narrowed), _MOST_CASES), float(np.max(figures)), _SLICE_LIMIT)
 
@@ -81,12 +79,3 @@ def prove_slice(submodel: Submodel, bucket: Bucket, references: References) -> I
 def _small(cases: Sequence[Case], outputs: Sequence[Arrays]) -> list[tuple[Case, Arrays]]:
     """The smaller of many cases, as those of a range are: what is proven in torch alone does not change with a size."""
     return sorted(zip(cases, outputs, strict=True), key=lambda pair: pair[0].tokens)[:_MOST_CASES]
-
-
-def _zeroed(universal: UniversalModel, name: str, data: torch.Tensor, submodel: Submodel) -> torch.Tensor:
-    for cut in universal.spec.slices_of(name):
-        kept = submodel[cut.axis] * cut.unit
-        if kept < data.shape[cut.dim]:
-            data = data.clone()
-            data.narrow(cut.dim, kept, data.shape[cut.dim] - kept).zero_()
-    return data

@@ -11,32 +11,26 @@ moves such a score by more than a hundredth, the rule would prove nothing, and t
 
 Beside it stands what PyTorch's own float32 is off by, which widens the rule where a model amplifies rounding. One pass
 may be lucky: where an engine fails by it, more are made, of modules with weights moved by rounding.
-
-Models ask for float32 by name here and there (norms, softmax, rotary angles). What depends on a weight stays in float64
-there; what depends on none, such as a table of rotary angles or a mixing matrix, is as much given as a weight is, and
-keeps the float32 numbers that the model, and so an engine, computes with.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...bundle.entries.engine_entry import ParityRouting, RoutingEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import ParityError
-from ...exporters.architecture import JudgedRoutes, Routing
+from ...exporters.architecture import JudgedRoutes, Replay, Routing
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Rounding, Roundings, Tolerance, rounding, with_rounding
 from .judge import BrokenRoute, Replayed
+from .reading import in_float64, inputs_of, nudged
 
 # Passes with moved weights at most, where one does not explain what an engine is off by: of thousands of positions,
 # as a long sequence has, some are lucky in every one of a few.
@@ -45,52 +39,43 @@ _NUDGED_PASSES = 31
 _MAX_GAP_ROUNDING = 0.01
 
 
+@dataclass(frozen=True, eq=False)
 class Reference:
-    """A PyTorch ``module`` (float32) whose outputs are ``specs``, and ``wide``, a float64 copy made when first used.
+    """A PyTorch ``module`` (float32) whose outputs are ``specs``; ``routing`` is that of its model, None where it
+    decides nothing on the way. It computes in float64 within ``in_float64(reference.module)``.
 
-    ``routing`` is that of its model, None where it decides nothing on the way. ``form`` is what a module is turned into
-    before it is compared, in float64 after it was widened.
+    ``judged`` are the positions ``[B, S, ...]`` of its first output that are compared, of so many; None for all.
     """
 
-    def __init__(
+    routing: Routing | None
+    module: torch.nn.Module
+    specs: Sequence[TensorSpec]
+    judged: Callable[[int], Sequence[int]] | None = None
+
+    def viewed(
         self,
-        routing: Routing | None,
-        module: torch.nn.Module,
+        view: Callable[[torch.nn.Module], torch.nn.Module],
         specs: Sequence[TensorSpec],
-        form: Callable[[torch.nn.Module], torch.nn.Module] | None = None,
-    ) -> None:
-        self.routing, self.specs = routing, tuple(specs)
-        self._form = form or (lambda unchanged: unchanged)
-        self._narrowed, self.module = module, self._form(module)
-
-    @cached_property
-    def wide(self) -> torch.nn.Module:
-        return self._form(widened(self._narrowed))
-
-    def viewed(self, view: Callable[[torch.nn.Module], torch.nn.Module], specs: Sequence[TensorSpec]) -> Reference:
+        judged: Callable[[int], Sequence[int]] | None = None,
+    ) -> Reference:
         """The reference of another module on the same weights, such as one that returns every exit's answer."""
-        other = Reference(self.routing, view(self.module), specs)
-        other.__dict__["wide"] = view(self.wide)
-        return other
+        return Reference(self.routing, view(self.module), specs, judged)
 
     def run(
-        self, module: torch.nn.Module, feeds: Arrays, routes: Sequence[RoutingEntry] | None, found: Arrays
+        self, feeds: Arrays, routes: Sequence[RoutingEntry] | None = None, found: Arrays | None = None
     ) -> tuple[tuple[torch.Tensor, ...], Mapping[str, JudgedRoutes]]:
-        """Outputs of ``module``, and what it says of the ``routes`` that an engine took (``found``, by name)."""
-        is_wide = module is self.__dict__.get("wide")  # not made for a comparison
-        inputs = float64_inputs(feeds) if is_wide else tuple(map(torch.from_numpy, feeds.values()))
-        with in_float64() if is_wide else nullcontext(), torch.no_grad():
-            if not routes or self.routing is None:
-                return tuple(module(*inputs)), {}
-            given = {entry.name: torch.from_numpy(found[entry.name]) for entry in routes}
-            replay = self.routing.replay(module, inputs, given)
-            return replay.outputs, replay.routes
-
-    def bound(
-        self, feeds: Arrays, routes: Sequence[RoutingEntry] | None, found: Arrays
-    ) -> Callable[[torch.nn.Module], object]:
-        """``run`` on these inputs, for a module."""
-        return lambda module: self.run(module, feeds, routes, found)
+        """Outputs of a pass, and what it says of the ``routes`` that an engine took (``found``, by name)."""
+        inputs = inputs_of(feeds)
+        with torch.no_grad():
+            if not routes or self.routing is None or found is None:
+                replay = Replay(tuple(self.module(*inputs)), {})
+            else:
+                given = {entry.name: torch.from_numpy(found[entry.name]) for entry in routes}
+                replay = self.routing.replay(self.module, inputs, given)
+        first, *others = replay.outputs
+        if self.judged is not None and len(places := self.judged(first.shape[1])) < first.shape[1]:
+            first = first[:, list(places)]
+        return (first, *others), replay.routes
 
 
 def rule_of(limit: Tolerance, routes: Sequence[RoutingEntry] | None) -> str:
@@ -119,29 +104,31 @@ def replayed(
     taken = found if routes else [{} for _ in cases]
     outputs: list[Arrays] = []
     verdicts: list[Mapping[str, JudgedRoutes]] = []
-    for case, arrays in zip(cases, taken, strict=True):
-        try:
-            tensors, judged = reference.run(reference.wide, case.feeds, routes, arrays)
-        except ParityError as failure:
-            raise ParityError(f"case {case.name}: {failure}") from failure
-        outputs.append(_read(reference, case, tensors))
-        verdicts.append(judged)
+    with in_float64(reference.module):
+        for case, arrays in zip(cases, taken, strict=True):
+            try:
+                tensors, judged = reference.run(case.feeds, routes, arrays)
+            except ParityError as failure:
+                raise ParityError(f"case {case.name}: {failure}") from failure
+            outputs.append(_read(reference, case, tensors))
+            verdicts.append(judged)
 
     def with_pass(
         reference: Reference,
-        module: torch.nn.Module,
+        reading: AbstractContextManager[None],
         so_far: Sequence[Roundings],
         only: Collection[str],
         left: Sequence[int],
     ) -> Replayed:
         worst = list(so_far)
-        for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
-            if case.name not in only:
-                continue
-            tensors, judged = reference.run(module, case.feeds, routes, arrays)
-            own = {name: rounding(outputs[number][name], a) for name, a in _read(reference, case, tensors).items()}
-            own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
-            worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
+        with reading:
+            for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
+                if case.name not in only:
+                    continue
+                tensors, judged = reference.run(case.feeds, routes, arrays)
+                own = {name: rounding(outputs[number][name], a) for name, a in _read(reference, case, tensors).items()}
+                own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
+                worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
         broken = [
             _broken(name, case.name, verdict[name], atol, own[name])
             for case, verdict, own in zip(cases, verdicts, worst, strict=True)
@@ -163,7 +150,7 @@ def replayed(
 
     again_of = remade or (lambda: reference)
     every = {case.name for case in cases}
-    return with_pass(reference, reference.module, [{} for _ in cases], every, range(_NUDGED_PASSES))
+    return with_pass(reference, nullcontext(), [{} for _ in cases], every, range(_NUDGED_PASSES))
 
 
 def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
@@ -200,76 +187,3 @@ def _total(name: str, verdicts: Sequence[JudgedRoutes]) -> ParityRouting:
         max(verdict.score_gap for verdict in verdicts),
         shares,
     )
-
-
-def widened(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with float64 parameters, twice the bytes of the weights, on the same buffers. Run it ``in_float64``."""
-    memo: dict[int, object] = {id(buffer): buffer for buffer in module.buffers()}
-    for parameter in module.parameters():
-        memo[id(parameter)] = torch.nn.Parameter(parameter.data.double(), requires_grad=False)
-    return copy.deepcopy(module, memo)
-
-
-def nudged(module: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """A copy of a float32 ``module`` on the same buffers: an eighth of its weights is moved by one unit in the last
-    place, in the mean what rounding each of them once does."""
-    generator = np.random.default_rng(seed)
-    memo: dict[int, object] = {id(buffer): buffer for buffer in module.buffers()}
-    for parameter in module.parameters():
-        bits = parameter.data.contiguous().numpy().view(np.int32)
-        chance = np.frombuffer(generator.bytes(bits.size), np.uint8).reshape(bits.shape)
-        # A float's bits count up from zero; half of a byte's values in 32 go up, half down.
-        steps = (chance < 16).astype(np.int8) - ((chance >= 16) & (chance < 32))
-        moved = torch.from_numpy((bits + steps * (bits << 1 != 0)).view(np.float32))  # no sign of a zero
-        memo[id(parameter)] = torch.nn.Parameter(moved, requires_grad=False)
-    return copy.deepcopy(module, memo)
-
-
-def float64_inputs(feeds: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, ...]:
-    """A ``widened`` module's inputs, by position."""
-    given = (torch.from_numpy(np.asarray(array)) for array in feeds.values())
-    return tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in given)
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Where a ``widened`` module runs: nothing that depends on a weight is narrowed to float32."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of plain numbers, such as the lowest finite one of the weights' type
-    try:
-        with _Wide(), torch.no_grad():  # type: ignore[no-untyped-call]
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every operation that takes a float64 tensor takes its float32 ones as float64, and returns no float32."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
-        if not func._schema.is_mutable and (_has_wide(args) or _has_wide(named.values())):
-            args = tuple(map(_wide, args))
-            named = {name: _wide(value) for name, value in named.items()}
-            if named.get("dtype") is torch.float32:
-                named["dtype"] = torch.float64
-        return func(*args, **named)
-
-
-# An operation takes tensors and lists of them. Every one of a pass comes here: torch's walk through any structure
-# would take longer than the operations of a small model.
-def _has_wide(values: Iterable[Any]) -> bool:
-    return any(
-        value.dtype is torch.float64
-        if isinstance(value, torch.Tensor)
-        else isinstance(value, list | tuple) and _has_wide(value)
-        for value in values
-    )
-
-
-def _wide(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.double() if value.dtype is torch.float32 else value
-    return [_wide(each) for each in value] if isinstance(value, list | tuple) else value

@@ -44,7 +44,7 @@ class References:
     """The references of ``universal``'s submodels on the ``cases`` of each bucket, or where they are not ``of_all`` on
     some of them.
 
-    Their modules exist one at a time, since each holds twice its weights; what they answered is cached.
+    Their modules, which have their weights in common, are made one at a time; what they answered is cached.
     """
 
     def __init__(self, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]]) -> None:
@@ -59,11 +59,10 @@ class References:
         """The module of ``submodel``, which is the same in every precision."""
         key = self._in_torch(submodel)
         if self._last is None or self._last[0] != key:
-            self._last = None  # before the next is made
-            source = self.universal.source
-            module = self.universal.narrow(submodel)
-            form = source.tasks.reference if source.tasks is not None else None
-            self._last = key, Reference(source.architecture.routing, module, source.signature.outputs, form)
+            source, module = self.universal.source, self.universal.narrow(submodel)
+            if source.tasks is not None and source.tasks.reference is not None:
+                module = source.tasks.reference(module)
+            self._last = key, Reference(source.architecture.routing, module, source.signature.outputs)
         return self._last[1]
 
     def replayed(

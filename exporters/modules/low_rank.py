@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 import torch
 
 from ...errors import CheckpointError
+from .layers import on_same_weights
 
 
 class LowRankLinear(torch.nn.Linear):
@@ -46,23 +46,27 @@ def with_pairs(module: torch.nn.Module, ranks: Mapping[str, int], where: str) ->
     return module
 
 
+class MergedLinear(torch.nn.Module):
+    """``x (W + B A)^T + b``, summed in float64 where it is used: a merged weight does not outlive the product."""
+
+    def __init__(self, pair: LowRankLinear) -> None:
+        super().__init__()
+        self.weight, self.bias, self.lora_A, self.lora_B = pair.weight, pair.bias, pair.lora_A, pair.lora_B
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., in] to [..., out]."""
+        change = self.lora_B.weight.double() @ self.lora_A.weight.double()
+        weight = (self.weight.double() + change).to(self.weight.dtype)
+        return torch.nn.functional.linear(x, weight, self.bias)
+
+
 def merged(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with ``W + B A`` in place of every pair, summed in float64; all else is the same memory."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    found = copy.deepcopy(module, shared)
+    """A copy, on the same memory, that has every pair merged into its weight."""
+    found = on_same_weights(module)
     for name, part in list(found.named_modules()):
         if isinstance(part, LowRankLinear):
-            _replace(found, name, _merged(part))
+            _replace(found, name, MergedLinear(part))
     return found
-
-
-def _merged(part: LowRankLinear) -> torch.nn.Linear:
-    outputs, inputs = part.weight.shape
-    plain = torch.nn.Linear(inputs, outputs, part.bias is not None, device="meta")
-    change = part.lora_B.weight.double() @ part.lora_A.weight.double()
-    weight = (part.weight.double() + change).to(part.weight.dtype)
-    plain.weight, plain.bias = torch.nn.Parameter(weight, requires_grad=False), part.bias
-    return plain
 
 
 def _replace(module: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
-from nestforge.compiler.parity.cached_cases import cached_batches, cases_of, unproven_window
+from nestforge.compiler.parity import cached_cases
+from nestforge.compiler.parity.cached_cases import cached_batches, cases_of, judged_places, unproven_window
 from nestforge.exporters.parts import MOST_NEW_TOKENS
 
 
@@ -67,6 +68,17 @@ def test_no_text_is_longer_than_the_model_takes(positions: int) -> None:
             assert set(row.ids) <= set(range(50))
     names = [case.name for case in cases_of(batches)]
     assert len(names) == len(set(names))
+
+
+def test_of_a_long_text_and_many_words_some_logits_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one of the models and texts that there are; else the last ones, where a run ends and steps are taken."""
+    assert judged_places(521, 32_000) == range(521)
+    few = judged_places(521, 262_144)
+    assert (len(few), few[0], few[-32:]) == (64, 0, [*range(489, 521)])
+    assert list(few) == sorted(set(few))
+    assert max(np.diff(few)) <= 16
+    monkeypatch.setattr(cached_cases, "_MOST_LOGITS_JUDGED", 1)
+    assert judged_places(48, 50) == [0, 47]
 
 
 def test_they_are_always_the_same() -> None:

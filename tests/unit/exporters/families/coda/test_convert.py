@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import nestforge
 import pytest
 import torch
 from nestforge.compiler.convert_coda import convert_coda
-from nestforge.compiler.parity.reference import in_float64, widened
+from nestforge.compiler.parity.reading import in_float64
 from nestforge.errors import CheckpointError, InputError, PlanError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.exporters.families.coda.convert import Conversion, converted
@@ -76,9 +77,9 @@ def dense_states(folder: Path, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor
     import transformers
 
     name = "T5EncoderModel" if "t5" in folder.name else "AutoModel"
-    module = widened(getattr(transformers, name).from_pretrained(folder).eval().requires_grad_(False))
+    module = getattr(transformers, name).from_pretrained(folder).eval().requires_grad_(False)
     names = ("input_ids", "attention_mask", "token_type_ids") if len(inputs) > 1 else ("pixel_values",)
-    with in_float64():
+    with in_float64(module):
         wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
         states: torch.Tensor = module(**dict(zip(names, wide, strict=False))).last_hidden_state
     return states
@@ -89,9 +90,9 @@ def test_at_one_it_is_the_encoder_that_it_was_made_of(kind: str, made: dict[str,
     folder, found = made[kind]
     left_out, tokens = KINDS[kind]
     inputs = encoder_inputs(found, 6)
-    model = widened(found.model)
+    model = copy.deepcopy(found.model)
     model.reduction = 1
-    with in_float64():
+    with in_float64(model):
         states = model(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
         model.reduction = 2
         routed = model(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
@@ -111,8 +112,8 @@ def test_every_token_at_a_gate_of_one_is_the_encoder_too(kind: str, made: dict[s
         found = converted(open_checkpoint(folder), settings)
         routed = CodaEncoder(replace(found.config, reduction_of_one="routed"))
         routed.load_state_dict(found.model.state_dict())
-        inputs, model = encoder_inputs(found, 6), widened(routed)
-        with in_float64():
+        inputs, model = encoder_inputs(found, 6), routed
+        with in_float64(model):
             states = model(*(t.double() if t.is_floating_point() else t for t in inputs))
         assert set(model.counts(states.shape[1]).values()) == {states.shape[1]}
         valid = inputs[1] > 0 if len(inputs) > 1 else torch.ones(states.shape[:2], dtype=torch.bool)
@@ -124,9 +125,9 @@ def test_the_other_adapters_add_nothing_at_first_either(adapter: Any, made: dict
     folder, _ = made["bert"]
     found = converted(open_checkpoint(folder), replace(SETTINGS, adapter=adapter))
     assert found.config.adapter == adapter
-    inputs, model = encoder_inputs(found, 6), widened(found.model)
+    inputs, model = encoder_inputs(found, 6), found.model
     model.reduction = 1
-    with in_float64():
+    with in_float64(model):
         states = model(*inputs)
     torch.testing.assert_close(states, dense_states(folder, inputs), rtol=0, atol=1e-10)
 
@@ -186,9 +187,9 @@ def test_of_a_decoder_that_is_dropped_nothing_is_judged(tmp_path: Path) -> None:
     for folder in (no_start, headless):
         found = converted(open_checkpoint(folder), SETTINGS)
         assert found.left_out == ("decoder",)
-        inputs, model = encoder_inputs(found, 6), widened(found.model)
+        inputs, model = encoder_inputs(found, 6), found.model
         model.reduction = 1
-        with in_float64():
+        with in_float64(model):
             states = model(*inputs)
         torch.testing.assert_close(states, dense_states(folder, inputs), rtol=0, atol=1e-10)
         with pytest.raises(CheckpointError, match=r"decoder_start_token_id: expected a token|architectures: expected"):
@@ -293,13 +294,13 @@ def test_at_one_it_is_the_t5_that_it_was_made_of(tmp_path: Path, changes: dict[s
     report = nestforge.convert_coda(folder, tmp_path / "out", T5_SETTINGS, with_decoder=True)
     assert (report.left_out, report.decoder_layers) == ((), changes.get("num_decoder_layers", 1))
     assert (tmp_path / "out" / "generation_config.json").is_file()
-    dense = widened(transformers.T5ForConditionalGeneration.from_pretrained(folder).eval().requires_grad_(False))
-    ours = widened(load_pair(tmp_path / "out"))
+    dense = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval().requires_grad_(False)
+    ours = load_pair(tmp_path / "out")
     ours.encoder.reduction = 1
     draw = torch.Generator().manual_seed(0)
     read, written = (torch.randint(3, 40, (2, 9), generator=draw) for _ in range(2))
     mask = (torch.arange(9) < torch.tensor([[9], [6]])).long()
-    with in_float64(), torch.no_grad():
+    with in_float64(dense), in_float64(ours):
         expected = dense(input_ids=read, attention_mask=mask, decoder_input_ids=written).logits
         found = ours(read, mask, written)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

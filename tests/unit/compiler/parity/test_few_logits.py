@@ -1,0 +1,88 @@
+"""Of a text whose logits are too many some are judged, and what all of them show these show too: the faults of record
+0020, in the last layer, whose keys and values are those of a sound one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nestforge.compiler.engines.cached_gate import cached_reference, judge_rows
+from nestforge.compiler.parity import cached_cases
+from nestforge.compiler.parity.cached_cases import cached_batches, cases_of, judged_places
+from nestforge.compiler.parity.compare import tolerance_for
+from nestforge.compiler.parity.reference import replayed
+from nestforge.compiler.parity.references import References
+from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.runtime.inputs.arrays import Arrays
+from support.gated_decoders import save_decoder
+
+VOCABULARY = 48
+# Tokens whose logits are judged of a text; texts have 48, the longest 521.
+FEW = 16
+
+
+@pytest.fixture(scope="module")
+def universal(tmp_path_factory: pytest.TempPathFactory) -> UniversalModel:
+    folder = save_decoder(tmp_path_factory.mktemp("m") / "qwen2", "qwen2", max_position_embeddings=600)
+    return load_universal(open_source(folder, generates=True))
+
+
+def bias_dropped(layer: Any) -> None:
+    layer.self_attn.q_proj.bias.zero_()
+
+
+def epsilon_changed(layer: Any) -> None:
+    layer.post_attention_layernorm.variance_epsilon = 1e-5
+
+
+def heads_swapped(layer: Any) -> None:
+    weight, size = layer.self_attn.q_proj.weight, layer.self_attn.head_dim
+    weight[: 2 * size] = torch.cat((weight[size : 2 * size], weight[:size]))
+
+
+def mask_wrong(layer: Any) -> None:
+    """The first token is hidden from all others."""
+
+    def hide(_module: Any, args: Any, named: dict[str, Any]) -> Any:
+        tokens = named["hidden_states"].shape[1]
+        seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        seen[1:, 0] = False
+        return args, {**named, "attention_mask": torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]}
+
+    layer.self_attn.register_forward_pre_hook(hide, with_kwargs=True)
+
+
+def sound(_layer: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("fault", [sound, bias_dropped, epsilon_changed, heads_swapped, mask_wrong])
+@pytest.mark.parametrize("most", [cached_cases._MOST_LOGITS_JUDGED, FEW * VOCABULARY], ids=["all", "few"])
+def test_faults_of_the_last_layer_are_found(
+    universal: UniversalModel, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], None], most: int
+) -> None:
+    monkeypatch.setattr(cached_cases, "_MOST_LOGITS_JUDGED", most)
+    form = universal.source.cached
+    assert form is not None
+    batches = cached_batches(form.entry, long=True)
+    whole = universal.spec.universal()
+    reference = References(universal, {}).of(whole)
+    broken = copy.deepcopy(reference.module)
+    fault(broken.get_submodule("model.model.layers")[-1])  # type: ignore[index]
+    engine = cached_reference(reference.viewed(lambda _: broken, ()), form)
+    found: list[Arrays] = []
+    for case in cases_of(batches):
+        tensors, _ = engine.run(case.feeds)
+        found.append({spec.name: tensor.numpy() for spec, tensor in zip(engine.specs, tensors, strict=True)})
+        tokens = case.feeds["input_ids"].shape[1]
+        assert found[-1]["logits"].shape[1] == len(judged_places(tokens, form.vocabulary))
+        assert found[-1]["key_0"].shape[2] == tokens
+    limit = tolerance_for("fp32", universal.spec.depth)
+    expected = replayed(cached_reference(reference, form), cases_of(batches))
+    verdict = judge_rows(expected, form, batches, found, limit)
+    assert ("longer than a run" in verdict.broken_cases) == (fault is not sound)
+    assert (verdict.broken is None) == (fault is sound)
