@@ -180,7 +180,7 @@ def quiet_export() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_is_searched_for() -> Iterator[None]:
-    """Without searches for garbage among the millions of objects that an export makes and keeps (a sixth of its time),
+    """Without searches for garbage among the millions of objects that an export makes and keeps,
     and for the line of the model behind every node."""
     collects, config = gc.isenabled(), torch.fx.config
     says_lines = config.do_not_emit_stack_traces
