@@ -135,7 +135,7 @@ def _verify(
         if engine.submodel == whole and engine.segment is None
         for own in (references.cases[engine.bucket],)
     ]
-    del as_loaded  # its float64 copy
+    del as_loaded
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
     ordered = verify_engines(bundle, references, clock)

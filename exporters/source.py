@@ -206,6 +206,15 @@ class ModelSource:
                 total += weight_bytes(self.spec.shape_of(name, full, submodel), found, backend)
         return total
 
+    def stored_bytes(self, submodel: Submodel, backend: str) -> dict[tuple[str, Encoding], int]:
+        """Bytes that engines of ``submodel`` for ``backend`` read of each parameter in each encoding, as estimated."""
+        return {
+            (name, encoding): encoded_bytes(self.spec.shape_of(name, full, submodel), encoding)
+            for name, full in self.shapes.items()
+            if self.spec.has(name, submodel)
+            for encoding in self._expected(name, full, submodel, backend)
+        }
+
     def _expected(self, name: str, full: tuple[int, ...], submodel: Submodel, backend: str) -> tuple[Encoding, ...]:
         is_table = self.architecture.is_embedding(name, full)
         inputs_shrink = [cut.dim for cut in self.spec.slices_of(name)] == [1]

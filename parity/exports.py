@@ -32,7 +32,14 @@ from .onnx_export import OnnxExport
 # Left to itself OpenVINO computes in bf16 where the processor has that.
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 _KINDS = {"f32": "float32", "f16": "float16", "i64": "int64", "i32": "int32", "boolean": "bool"}
-_HELD: Mapping[str, Precision] = dict(u4="int4", i4="int4", i8="int8", u8="int8", f16="fp16", bf16="bf16")  # noqa: C408
+_HELD: Mapping[str, Precision] = {
+    "u4": "int4",
+    "i4": "int4",
+    "i8": "int8",
+    "u8": "int8",
+    "f16": "fp16",
+    "bf16": "bf16",
+}
 _NO_VALUES = {"Parameter", "Result", "Constant"}
 _MOST_PLAN_BYTES = 2**36
 _SECONDS, _MOST_BYTES = 60, 2**26  # of an answer of a server
@@ -59,15 +66,7 @@ class OpenVinoExport(Export):
         self.inputs = tuple(self._port(port) for port in self._model.inputs)
         self.outputs = tuple(self._port(port) for port in self._model.outputs)
         kinds = {op.get_element_type().get_type_name() for op in self._constants()}
-        held: Mapping[str, Precision] = {
-            "u4": "int4",
-            "i4": "int4",
-            "i8": "int8",
-            "u8": "int8",
-            "f16": "fp16",
-            "bf16": "bf16",
-        }
-        self.precision = next((name for kind, name in held.items() if kind in kinds), "fp32")
+        self.precision = next((name for kind, name in _HELD.items() if kind in kinds), "fp32")
         self._compiled: Any = None
 
     def _constants(self) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,10 @@ class OnnxExport(Export):
         return list(found)
 
     def _leave_weights(self, graph: Any) -> None:
-        """Names for each weight the place in the file where its bytes are."""
+        """Names for each weight the place in the file where its bytes are. Not behind a link, which onnx reads no data
+        through."""
+        if self.path.is_symlink():
+            return
         at = 0
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for tensor in graph.graph.initializer:
@@ -132,7 +136,7 @@ class OnnxExport(Export):
         del model.graph.output[:]
         shown = [self._onnx.helper.make_tensor_value_info(name, types[name], None) for _, name in made]
         model.graph.output.extend(shown)
-        path = self.path.parent / f".{self.path.name}.{id(self)}.values.onnx"  # beside its weights
+        path = self.path.parent / f".{self.path.name}.{os.getpid()}.{id(self)}.values.onnx"  # beside its weights
         try:
             with library_errors(InputError):  # of a folder that nobody may write to
                 path.write_bytes(model.SerializeToString())

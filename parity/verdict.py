@@ -101,6 +101,9 @@ class Rule:
         if not np.isfinite(found).all():
             count = int((~np.isfinite(found)).sum())
             return replace(broken, why=f"{count} of {found.size} numbers are NaN or infinite")
+        if not np.isfinite(expected).all():
+            count = int((~np.isfinite(expected)).sum())
+            return replace(broken, why=f"{count} of {expected.size} numbers of the model itself are NaN or infinite")
         e, f = expected.astype(np.float64, copy=False), found.astype(np.float64)
         figures = replace(nothing, cosine=_cosine(e, f), agreement=_agreement(e, f, own.largest))
         if e.size:

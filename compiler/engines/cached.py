@@ -34,6 +34,7 @@ from ..parity.cached_cases import (
     prompts_of,
     read_prompts,
     run_batches,
+    unjudged_logits,
     unproven_window,
 )
 from ..parity.compare import tolerance_for
@@ -145,8 +146,8 @@ def _build(
     rule = limit.rule
     if PRECISIONS[entry.precision].has_exact_form:
         rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
-    if (unproven := unproven_window(form.entry, batches)) is not None:
-        rule = f"{rule}; {unproven}"
+    for note in (unproven_window(form.entry, batches), unjudged_logits(form.entry, batches)):
+        rule = rule if note is None else f"{rule}; {note}"
     reference_of = f"narrowed to {submodel.id}, one pass, in float64"
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
 

@@ -125,9 +125,10 @@ def laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
 
 
 def _blocks(
-    stored: Callable[[str], torch.Tensor], name: str, encode: Callable[[np.ndarray, str], np.ndarray] = encode
+    stored: Callable[[str], torch.Tensor], name: str, made: Callable[[np.ndarray, str], np.ndarray] | None = None
 ) -> Iterator[np.ndarray]:
-    """The rows of the tensor ``name``, some at a time where no scale spans them all."""
+    """The rows of the tensor ``name``, some at a time where no scale spans them all: encoded, or ``made`` of them."""
+    make = made or encode
     for part in parts_of(name):
         plain, encoding = split_encoding(part)
         data, turned = stored(plain.removesuffix(TRANSPOSED)).numpy(), plain.endswith(TRANSPOSED)
@@ -135,7 +136,7 @@ def _blocks(
         data = data.T if turned else data
         step = len(data) if whole else _BLOCK // max(prod(data.shape[1:]), 1)
         for first in range(0, len(data), max(step, 1)):
-            yield encode(np.ascontiguousarray(data[first : first + max(step, 1)]), part)
+            yield make(np.ascontiguousarray(data[first : first + max(step, 1)]), part)
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path, header: Mapping[str, str] = _HEADER) -> None:
@@ -267,7 +268,9 @@ def with_stored_weights(model: UniversalModel, names: Collection[str], path: Pat
         if is_rounded or (encoding == FP32 and plain not in rounded and plain in model.spec.folded):
             form = _unmade(stored, shapes, plain)
             rounded[plain] = Unmade(form.dtype, form.shape, partial(_blocks, stored, name, decoded))
-    write_tensors(rounded, path, _HEADER)
+    made = path.with_name(f"{path.name}.new")  # an earlier one of that name may be mapped
+    write_tensors(rounded, made, _HEADER)
+    made.replace(path)
     values = _views(path, model.spec)
     folded = {name: values.pop(name) for name in values.keys() & model.spec.folded.keys()}
     return StoredModel(model.with_parameters(values), folded)

@@ -141,6 +141,13 @@ def judged_places(tokens: int, vocabulary: int) -> Sequence[int]:
     return [*np.linspace(0, last - 1, most - most // 2, dtype=np.int64).tolist(), *range(last, tokens)]
 
 
+def unjudged_logits(entry: GenerationEntry, batches: Sequence[Batch]) -> str | None:
+    """Receipt's note where logits of some positions of the longest text were not judged; else None."""
+    longest = max(len(row.ids) for batch in batches for row in batch)
+    judged = len(judged_places(longest, entry.vocabulary))
+    return f"logits of {judged} of the {longest} positions of the longest text" if judged < longest else None
+
+
 def unproven_window(entry: GenerationEntry, batches: Sequence[Batch]) -> str | None:
     """Receipt's note on a model whose window is longer than every text of ``batches``; else None."""
     longest = max(len(row.ids) for batch in batches for row in batch)

@@ -32,6 +32,8 @@ _PERIOD = 65_537
 _aten = torch.ops.aten
 # Operations that only pick of their first argument: rows of a table of words are picked before they are changed.
 _PICKS = {_aten.embedding.default, _aten.index_select.default, _aten.index.Tensor, _aten.gather.default}
+# They return their input's own numbers, though torch does not say so.
+_VIEWS = {_aten._unsafe_view.default, _aten.unsafe_split.Tensor, _aten.unsafe_split_with_sizes.default}
 # Products by the place of their second matrix ``[K, N]``.
 _PRODUCTS = {_aten.mm.default: 1, _aten.addmm.default: 2}
 
@@ -87,7 +89,7 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if func.is_view:
+        if func.is_view or func in _VIEWS:
             return func(*args, **named)
         if func in _PICKS and self.reads(args[0]):
             mark = self._mark(args[0])

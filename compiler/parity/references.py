@@ -29,7 +29,7 @@ _MOST_BYTES_CACHED = 2**30
 
 
 # The tokens of a text, and of what an encoder reads before it.
-_Inputs = tuple[bytes, ...]
+_Inputs = tuple[str | tuple[int, ...] | bytes, ...]
 
 
 class _Pass(NamedTuple):
@@ -141,7 +141,7 @@ class References:
 
 
 def _inputs(case: Case) -> _Inputs:
-    return tuple(array.tobytes() for array in case.feeds.values())
+    return (case.name, *(part for array in case.feeds.values() for part in (array.shape, array.tobytes())))
 
 
 def _float32(arrays: Arrays) -> Arrays:

@@ -16,12 +16,12 @@ from ..work.staging import staging_folder
 
 
 def written_bytes(source: ModelSource, profile: DeviceProfile, chosen: Sequence[Submodel]) -> int:
-    """At least so many bytes are written for engines of the submodels ``chosen``: every weight once in each precision,
-    and once more what other precisions than the traced one are calibrated on."""
-    stored: dict[str, int] = {}
+    """At least so many bytes are written for engines of the submodels ``chosen``: every weight once in each
+    encoding, and once more what other precisions than the traced one are calibrated on."""
+    stored: dict[tuple[str, str], int] = {}
     for submodel in chosen:
-        precision = source.precision(submodel)
-        stored[precision] = max(stored.get(precision, 0), source.weight_bytes(submodel, profile.backend).stored)
+        for key, size in source.stored_bytes(submodel, profile.backend).items():
+            stored[key] = max(stored.get(key, 0), size)
     beside = 4 * source.parameters(source.spec.universal()) if profile.precisions != (TRACED,) else 0
     return sum(stored.values()) + beside
 

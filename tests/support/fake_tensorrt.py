@@ -355,15 +355,31 @@ def installed(world: World) -> Iterator[None]:
     fakes = {"cuda": package, "cuda.bindings": bindings, "cuda.bindings.runtime": cuda}
     fakes["tensorrt"] = make_tensorrt(world, cuda)
     ours = [f"nestforge.{name}" for name in ON_A_GPU]  # they keep the modules that they found first
-    before = {name: sys.modules.pop(name, None) for name in (*fakes, *ours)}
+    before = {name: _forgotten(name) for name in (*fakes, *ours)}
     sys.modules.update(fakes)
     try:
         yield
     finally:
         for name, module in before.items():
-            sys.modules.pop(name, None)
+            _forgotten(name)
             if module is not None:
                 sys.modules[name] = module
+                _set_in_package(name, module)
+
+
+def _forgotten(name: str) -> ModuleType | None:
+    """The module of that name, which the next import of it, from its package too, makes anew."""
+    module = sys.modules.pop(name, None)
+    _set_in_package(name, None)
+    return module
+
+
+def _set_in_package(name: str, module: ModuleType | None) -> None:
+    package, _, own = name.rpartition(".")
+    if package in sys.modules:
+        vars(sys.modules[package]).pop(own, None)
+        if module is not None:
+            setattr(sys.modules[package], own, module)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import nestforge
 import numpy as np
@@ -15,9 +15,11 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from nestforge.compiler.parity.compare import Rounding
 from nestforge.errors import CheckpointError, InputError
 from nestforge.parity.model import open_model
 from nestforge.parity.simulated import simulated
+from nestforge.parity.verdict import Rule
 from nestforge.tools.cli import main
 from support.export_recipes import RECIPES
 from support.exports import Recipe, Zoo, quiet
@@ -219,6 +221,26 @@ def test_a_length_that_no_case_has_is_found_where_it_is_frozen(tmp_path: Path, b
     fault = report.graphs[0].fault
     assert fault is not None
     assert broadcasts or "only 11 is right" in fault.kind
+
+
+def test_an_export_behind_a_link_is_read_as_the_file_is(tmp_path: Path) -> None:
+    """As a cache of downloads lays it out: large weights inside the file, and a link to that."""
+    module = Table()
+    exported(module, tmp_path / "blob.onnx")
+    (tmp_path / "model.onnx").symlink_to(tmp_path / "blob.onnx")
+    assert nestforge.check_parity(tmp_path / "model.onnx", module).is_right
+    module.words.weight.data[[7000, 8000]] = module.words.weight.data[[8000, 7000]]
+    (graph,) = nestforge.check_parity(tmp_path / "model.onnx", module).graphs
+    assert graph.fault is not None
+    assert graph.fault.module == "words"
+
+
+@pytest.mark.parametrize("preset", ["strict", "deploy"])
+def test_a_model_whose_answers_are_no_numbers_proves_nothing(preset: Literal["strict", "deploy"]) -> None:
+    rule, bad = Rule("fp32", 1, preset=preset), np.array([[1.0, np.nan]])
+    for found in (np.ones((1, 2)), bad):
+        assert not rule.judge("one", "logits", bad, found.astype(np.float32), Rounding()).is_right
+    assert rule.judge("one", "logits", np.ones((1, 2)), np.ones((1, 2), np.float32), Rounding()).is_right
 
 
 def saved(model: onnx.ModelProto, path: Path) -> Path:

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
 from nestforge.compiler.parity import cached_cases
-from nestforge.compiler.parity.cached_cases import cached_batches, cases_of, judged_places, unproven_window
+from nestforge.compiler.parity.cached_cases import (
+    cached_batches,
+    cases_of,
+    judged_places,
+    unjudged_logits,
+    unproven_window,
+)
 from nestforge.exporters.parts import MOST_NEW_TOKENS
 
 
@@ -77,7 +83,11 @@ def test_of_a_long_text_and_many_words_some_logits_are_judged(monkeypatch: pytes
     assert (len(few), few[0], few[-32:]) == (64, 0, [*range(489, 521)])
     assert list(few) == sorted(set(few))
     assert max(np.diff(few)) <= 16
+    batches = cached_batches(entry(60), long=True)
+    longest = max(len(row.ids) for batch in batches for row in batch)
+    assert unjudged_logits(entry(60), batches) is None
     monkeypatch.setattr(cached_cases, "_MOST_LOGITS_JUDGED", 1)
+    assert unjudged_logits(entry(60), batches) == f"logits of 2 of the {longest} positions of the longest text"
     assert judged_places(48, 50) == [0, 47]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from nestforge.compiler.job import resolve
 from nestforge.compiler.planning.disk import written_bytes
 from nestforge.errors import BuildError
 from nestforge.profiles.compile_request import CompileRequest
+from nestforge.profiles.precision import Precision
 from support.tiny_compile import board
 
 
@@ -27,3 +29,13 @@ def test_weights_that_do_not_fit_the_disk_are_refused_before_the_work(
     (tmp_path / "made.bundle.partial").mkdir()
     (tmp_path / "made.bundle.partial" / "begun").write_bytes(b"x")
     job.validate()  # what an interrupted compile has written is written over
+
+
+def test_what_several_precisions_share_is_counted_once(tiny_folder: Path, tmp_path: Path) -> None:
+    def written(*precisions: Precision) -> int:
+        profile = replace(board(), precisions=precisions)
+        job = resolve(CompileRequest(tiny_folder, profile, output=tmp_path / "b", buckets=[Bucket(1, 8)]))
+        whole = job.source.spec.universal()
+        return written_bytes(job.source, job.profile, [replace(whole, precision=one) for one in precisions])
+
+    assert written("fp32", "int8", "int8-dynamic") == max(written("fp32", "int8"), written("fp32", "int8-dynamic"))
