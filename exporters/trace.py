@@ -74,7 +74,7 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
         torch.ones(spec.shape(at, _EXAMPLE_OTHERS), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs
     )
     try:
-        with quiet_export(), torchlib_read_once(), _nothing_is_searched_for():
+        with quiet_export(), torchlib_read_once(), _without_collection():
             program = torch.onnx.export(
                 module,
                 example,
@@ -179,7 +179,7 @@ def quiet_export() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nothing_is_searched_for() -> Iterator[None]:
+def _without_collection() -> Iterator[None]:
     """Without searches for garbage among the millions of objects that an export makes and keeps,
     and for the line of the model behind every node."""
     collects, config = gc.isenabled(), torch.fx.config

@@ -21,9 +21,9 @@ from ...bucket import Bucket
 from ...bundle.manifest import RANKING_NAME, Ranking
 from ...elastic import ElasticSpec
 from ...errors import CheckpointError, InputError
+from ...exporters.checkpoints.tensor_file import write_tensors
 from ...exporters.universal import Places, Scores, UniversalModel, magnitude_scores, rank, taylor_scores
 from ...runtime.inputs.arrays import Array, InputChecker
-from ..graph.store import save_tensors
 from ..work.clock import Clock
 from ..work.staging import Stage
 from .corpus import ArrayCorpus, Corpus
@@ -70,7 +70,7 @@ def _ranked(
 
 
 def _save_taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock, path: Path) -> None:
-    save_tensors({name: scores.numpy() for name, scores in _taylor_scores(model, corpus, clock).items()}, path)
+    write_tensors({name: scores.numpy() for name, scores in _taylor_scores(model, corpus, clock).items()}, path)
 
 
 def _taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock) -> Scores:
@@ -121,4 +121,4 @@ def save_orders(moved: Mapping[str, np.ndarray], spec: ElasticSpec, path: Path) 
         for cut in (*order.slices, *order.followers) if order.name in moved else ():
             slices.setdefault(cut.parameter, []).append({"dim": cut.dim, "order": order.name, "unit": cut.unit})
     # One entry: safetensors writes several in an order of its own.
-    save_tensors(moved, path, {SLICES: json.dumps(slices, sort_keys=True)})
+    write_tensors(moved, path, {SLICES: json.dumps(slices, sort_keys=True)})

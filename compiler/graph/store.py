@@ -17,7 +17,6 @@ from functools import cache, partial
 from itertools import chain
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from safetensors import safe_open
 
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
-from ...exporters.checkpoints.tensor_file import Unmade, map_file, release_pages, write_tensors
+from ...exporters.checkpoints.tensor_file import METADATA, Unmade, map_file, release_pages, write_tensors
 from ...exporters.universal import PREFIX, UniversalModel
 from ...profiles.precision import FP32, INT8, WEIGHT_BITS, encoded_shape
 from .encodings import DTYPES, PER_OUTPUT, decoded, encode, parts_of, split_encoding
@@ -34,7 +33,6 @@ from .passes.contract import TRANSPOSED
 
 # In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone.
 _ROWS = "rows"
-_HEADER = MappingProxyType({"format": "nestforge"})
 # Weights that are encoded at once, so that what choosing scales takes, several times their bytes, stays in caches.
 _BLOCK = 2**18
 
@@ -105,7 +103,7 @@ def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[s
     within = {part for parts in joined for part in parts}
     tensors = {name: _unmade(stored, shapes, name) for name in set(names) - within}
     rows = {plain: shapes[plain][0] for plain in sorted({split_encoding(part)[0] for part in within})}
-    write_tensors({**tensors, **tables}, path, {_ROWS: json.dumps(rows)} if rows else _HEADER)
+    write_tensors({**tensors, **tables}, path, {_ROWS: json.dumps(rows)} if rows else METADATA)
 
 
 def _unmade(stored: Callable[[str], torch.Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> Unmade:
@@ -137,12 +135,6 @@ def _blocks(
         step = len(data) if whole else _BLOCK // max(prod(data.shape[1:]), 1)
         for first in range(0, len(data), max(step, 1)):
             yield make(np.ascontiguousarray(data[first : first + max(step, 1)]), part)
-
-
-def save_tensors(tensors: Mapping[str, np.ndarray], path: Path, header: Mapping[str, str] = _HEADER) -> None:
-    """Writes a safetensors file, with ``header`` beside its tensors, and waits until it has reached the disk. Raises
-    OSError as every other write does."""
-    write_tensors(tensors, path, header)
 
 
 def read_store(path: Path, spec: ElasticSpec) -> Store:
@@ -269,7 +261,7 @@ def with_stored_weights(model: UniversalModel, names: Collection[str], path: Pat
             form = _unmade(stored, shapes, plain)
             rounded[plain] = Unmade(form.dtype, form.shape, partial(_blocks, stored, name, decoded))
     made = path.with_name(f"{path.name}.new")  # an earlier one of that name may be mapped
-    write_tensors(rounded, made, _HEADER)
+    write_tensors(rounded, made)
     made.replace(path)
     values = _views(path, model.spec)
     folded = {name: values.pop(name) for name in values.keys() & model.spec.folded.keys()}

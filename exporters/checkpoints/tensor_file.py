@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
+METADATA = MappingProxyType({"format": "nestforge"})
 # In the order in which safetensors lays tensors out, those of one type by name: the bytes are those that it writes.
 _TYPES = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
 _LETTERS = {"uint": "U", "int": "I", "float": "F", "bfloat": "BF", "bool": "BOOL"}
@@ -33,7 +35,9 @@ class Unmade:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def write_tensors(tensors: Mapping[str, np.ndarray | Unmade], path: Path, metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    tensors: Mapping[str, np.ndarray | Unmade], path: Path, metadata: Mapping[str, str] = METADATA
+) -> None:
     """Writes a safetensors file, with ``metadata`` (one entry: several have no order) beside its tensors, and
     waits until it has reached the disk. Each tensor is made when its place in the file has come. Raises OSError."""
     kinds = {name: _kind(tensor.dtype) for name, tensor in tensors.items()}

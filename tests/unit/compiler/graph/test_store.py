@@ -23,7 +23,6 @@ from nestforge.compiler.graph.store import (
     joinable_parameters,
     read_store,
     recover_order,
-    save_tensors,
     share_store,
     stored_name,
     transposed_parameters,
@@ -34,6 +33,7 @@ from nestforge.compiler.graph.store import (
 from nestforge.elastic import ElasticSpec, PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Task, TaskSpec
+from nestforge.exporters.checkpoints.tensor_file import write_tensors
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.precision import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE
@@ -131,7 +131,7 @@ def test_one_step_of_one_tensor_is_enough_to_tell_models_apart(builder: EngineBu
 
 
 def test_offsets_count_from_the_start_of_the_file(tmp_path: Path) -> None:
-    save_tensors({"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 2), np.float32)}, tmp_path / "w")
+    write_tensors({"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 2), np.float32)}, tmp_path / "w")
     raw = (tmp_path / "w").read_bytes()
     header = int.from_bytes(raw[:8], "little")
     assert json.loads(raw[8 : 8 + header])["__metadata__"] == {"format": "nestforge"}
