@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,15 +53,26 @@ def compile_bundle(request: CompileRequest) -> Path:
     fails; an interrupted compile goes on where it was when called again with the same arguments.
     """
     clock = Clock(request.progress)
+    return compile_job(prepare(request, clock), clock)
+
+
+def prepare(request: CompileRequest, clock: Clock) -> Job:
+    """The job of a request that can be compiled here. Raises a NestforgeError."""
     with clock.unreported("plan"):  # what would fail later fails here
         job = resolve(request)
         job.validate()
+    return job
+
+
+def compile_job(job: Job, clock: Clock, begin: Callable[[], None] = lambda: None) -> Path:
+    """``compile_bundle`` of what was prepared; calls ``begin`` once its output is known to be free."""
     with staged(job.output, resume_key(job), (MANIFEST_NAME, BUILD_NAME) if job.overwrite else ()) as stage:
+        begin()
         if not stage.is_published:  # by an earlier call that was stopped after that
             _compile(job, stage, clock)
             publish(stage, job.output)
         if not BACKENDS[job.profile.backend].runs_graphs and not job.emit_only:
-            build_plans(job.output, request.progress)  # the stage is kept until they are built
+            build_plans(job.output, clock.progress)  # the stage is kept until they are built
     return job.output
 
 

@@ -22,7 +22,7 @@ from ..profiles.load_profile import requested_profile
 from ..profiles.precision import rank
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .planning.candidate import Corrections
-from .planning.disk import require_room, written_bytes
+from .planning.compile_cost import CompileCost, compile_cost, require_room
 from .planning.levels import Level, in_every_precision, ladder, read_assignment
 from .planning.levels import levels as make_levels
 from .planning.plan import Plan, make_plan
@@ -68,6 +68,12 @@ class Job:
         """The ladder between the levels, smallest first, in one precision."""
         return tuple(ladder(self.levels, self.profile.promotion_order))
 
+    @cached_property
+    def cost(self) -> CompileCost:
+        """What the compile takes, with the budgets that can be judged by now. Raises PlanError if one is not kept."""
+        made = validate_budgets(self.source, self.profile, self.levels, self.submodels)
+        return compile_cost(self.source, self.profile, self.chosen(self.source.spec, made))
+
     @property
     def candidates(self) -> tuple[Submodel, ...]:
         """Every submodel that may get engines."""
@@ -86,7 +92,8 @@ class Job:
             submodels=self.submodels,
             corrections=corrections,
         )
-        return replace(made, notes=(*self.notes, *made.notes))
+        cost = compile_cost(self.source, self.profile, self.chosen(self.source.spec, made))
+        return replace(made, notes=(*self.notes, *made.notes), cost=cost)
 
     def chosen(self, spec: ElasticSpec, plan: Plan) -> list[Submodel]:
         """The submodels to build by ``plan``, smallest first."""
@@ -98,13 +105,13 @@ class Job:
     def validate(self) -> None:
         """Refuses before any work what would fail behind it: weights that are not there, budgets that no submodel
         keeps, examples that a precision lacks or that cannot be read, a back end that cannot finish engines here, and
-        weights that do not fit the disk.
+        what fits neither the disk nor the memory.
         """
         self.source.checkpoint.require_weights()
-        made = validate_budgets(self.source, self.profile, self.levels, self.submodels)
+        cost = self.cost
         validate_examples(self.profile.precisions, self.corpus is not None)
         validate_backend(self.profile, self.emit_only)
-        require_room(written_bytes(self.source, self.profile, self.chosen(self.source.spec, made)), self.output)
+        require_room(cost, self.output)
 
 
 def resolve(request: CompileRequest) -> Job:

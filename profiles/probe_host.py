@@ -107,6 +107,11 @@ def host_profile(refresh: bool = False) -> DeviceProfile:
     return read_profile(data, HOST_PROFILE_NAME)
 
 
+def free_memory_bytes() -> int:
+    """Memory and swap that no program uses now, and a container's limits allow: no more can be taken."""
+    return min([int(psutil.virtual_memory().available + psutil.swap_memory().free), *cgroup_memory_limits()])
+
+
 def is_this_host(profile: DeviceProfile) -> bool:
     """Whether ``profile`` was probed on this machine, with this version of ONNX Runtime.
 

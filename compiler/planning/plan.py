@@ -20,6 +20,7 @@ from ...profiles.budget import BudgetSpec, resolve_limit
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.host_load import load_warning
 from .candidate import Candidate, Corrections, Source, candidate_of
+from .compile_cost import CompileCost
 from .levels import Level, letters, rung_labels, unusual
 
 
@@ -48,7 +49,8 @@ class Plan:
 
     Limits hold at the shape ``budget_bucket``, or what a candidate has in its place; ``latency_basis`` says which
     latency they were judged by. ``notes`` states what was rounded, what is unusual about submodels that were requested
-    by id, which budgets were left out, which of several precisions none chose, and rates of a busy host.
+    by id, which budgets were left out, which of several precisions none chose, and rates of a busy host. ``cost`` is
+    what compiling them is estimated to take of this host.
     """
 
     model: str
@@ -58,6 +60,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     budgets: tuple[BudgetPlan, ...]
     notes: tuple[str, ...] = ()
+    cost: CompileCost | None = None
 
     def __repr__(self) -> str:
         budgets = ", ".join(f"{budget.name}: {budget.submodel}" for budget in self.budgets)
@@ -71,6 +74,7 @@ class Plan:
             f"Plan of {self.model} for {self.profile}, limits at {self.budget_bucket}",
             [
                 *((f"budget {budget.name}", budget.reason) for budget in self.budgets),
+                *([("a compile takes", str(self.cost))] if self.cost else []),
                 *(("note", n) for n in self.notes),
             ],
             ["labels", "submodel", "M params", "memory MB", f"{self.latency_basis} ms", "budgets"],

@@ -17,7 +17,7 @@ class Clock:
     ``cpu_seconds`` of all threads of this process."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+        self.progress = progress
         self._stage = ""
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
@@ -40,7 +40,7 @@ class Clock:
 
     def tick(self, done: int, total: int) -> None:
         """Reports ``done`` of ``total`` parts of the present stage."""
-        self._progress(self._stage, done, total)
+        self.progress(self._stage, done, total)
 
     def each(self, items: Sequence[T]) -> Iterator[T]:
         """Yields ``items``, reporting progress before each."""

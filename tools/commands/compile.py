@@ -48,9 +48,12 @@ def compile_command(model: Path, as_json: bool, **settings: Any) -> None:
         raise click.UsageError("expected at most one of --text and --data")
     let_waiting_threads_sleep()
     with working() as progress, resumable(settings["output"]):
-        from ...compiler.compile import compile_bundle
+        from ...compiler.compile import compile_job, prepare
+        from ...compiler.work.clock import Clock
 
-        path = compile_bundle(model, command=("nestforge", *sys.argv[1:]), progress=progress, **settings)
+        clock = Clock(progress)
+        job = prepare(CompileRequest(model, command=("nestforge", *sys.argv[1:]), **settings), clock)
+        path = compile_job(job, clock, lambda: say(f"takes {job.cost}", err=True))
     bundle = open_bundle(path)
     if as_json:
         print_json(bundle_data(bundle))

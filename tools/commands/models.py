@@ -117,7 +117,7 @@ Examples:
 
 _PLAN_FIELDS = (
     *("profile", "levels", "promotion_order", "budgets", "submodels", "buckets", "budget_at", "exits", "variants"),
-    *("precisions", "backend"),
+    *("precisions", "backend", "include", "generate"),
 )
 
 
@@ -158,6 +158,7 @@ def _print_plan(
             ("limits hold at", f"{at.batch}x{at.sequence}"),
             *cache_facts(cache),
             *shared_variants(variants),
+            *([("compile takes", str(plan.cost))] if plan.cost else []),
         ]
     )
     click.echo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ def test_plan_takes_budgets_and_a_promotion_order(compiled: Any) -> None:
     text = nestforge("plan", compiled.model, "--profile", compiled.profile, *options).stdout
     assert "  M params  M non-emb.  M FFN  memory MB" in text
     assert "largest that keeps FFN parameters " in text
+    assert re.search(
+        r"\ncompile takes +about [\d,]+ MB of memory and \d+ MB of mapped files, \d+ MB of disk, \d+ CPU s", text
+    )
+    assert data["cost"].keys() == {"memory_mb", "mapped_mb", "disk_mb", "cpu_seconds"}
 
 
 def test_plan_shows_assignments_requested(compiled: Any) -> None:

@@ -1,0 +1,124 @@
+"""What a compile takes of the host that it runs on, told before any work: memory, disk, the processor's time.
+
+Weights are counted in bytes. What else is in memory, and the time, follow a rule that was fitted to whole compiles: of
+random Llamas of 30, 125, 400 and 1,236 million weights, one width, `--generate`, 1x1..512, nothing timed, on an AMD
+EPYC (Zen 4) of two cores.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, prod
+from pathlib import Path
+
+from ...bucket import Bucket
+from ...elastic import Submodel
+from ...errors import BuildError
+from ...exporters.source import ModelSource
+from ...profiles.device_profile import DeviceProfile
+from ...profiles.precision import TRACED
+from ...profiles.probe_host import free_memory_bytes
+from ..work.staging import staging_folder
+
+# Python, torch, transformers, ONNX Runtime, and the traces of a model.
+_PROGRAMS_BYTES = 5e8
+# Its tokens at most, of one shape of a range, on which engines are proven; the outputs of all shapes of a range are
+# together some five times those of the longest, in float64 beside the engine's own in float32.
+_LONGEST_PROVEN, _SHAPES, _OUTPUT_BYTES = 512, 5, 8 + 4
+# Measured compiles took 0.8 to 1.2 times the memory of this rule: what is less than the least of it is refused.
+_LEAST_SHARE = 0.75
+# CPU seconds: what does not grow; a trace of a layer; a GFLOP of an engine's longest run, for all that it is proven by.
+_FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_A_GFLOP = 10, 0.7, 0.17
+
+
+@dataclass(frozen=True)
+class CompileCost:
+    """What a compile takes of its host. ``memory_mb`` no system can drop; ``mapped_mb`` are pages of files, dropped
+    and read again where memory is short; ``disk_mb`` are written at least; ``cpu_seconds`` leave out timing engines."""
+
+    memory_mb: float
+    mapped_mb: float
+    disk_mb: float
+    cpu_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"about {self.memory_mb:,.0f} MB of memory and {self.mapped_mb:,.0f} MB of mapped files, "
+            f"{self.disk_mb:,.0f} MB of disk, {self.cpu_seconds:,.0f} CPU seconds"
+        )
+
+
+def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[Submodel]) -> CompileCost:
+    """The cost of a compile of engines of the submodels ``chosen``, on a host like the one of the fit."""
+    universal, backend = source.spec.universal(), profile.backend
+    in_fp32 = 4 * source.parameters(universal)
+    disk = written_bytes(source, profile, chosen)
+    outputs = max(
+        _SHAPES * sum(prod(spec.shape(_proven(bucket))) for spec in source.signature.outputs)
+        for bucket in profile.buckets
+    )
+    largest = max(prod(shape) for shape in source.shapes.values())
+    packed = max(source.weight_bytes(submodel, backend).held for submodel in chosen)
+    forms = 2 if source.generates else 1
+    gflops = sum(
+        op.flops / 1e9
+        for submodel in chosen
+        for bucket in profile.buckets
+        for op in source.workload(submodel, submodel.at(_proven(bucket)))
+    )
+    layers = source.spec.depth * len(profile.buckets) * len({submodel.structure for submodel in chosen})
+    return CompileCost(
+        memory_mb=(_PROGRAMS_BYTES + packed + _OUTPUT_BYTES * outputs + 8 * largest) / 1e6,
+        mapped_mb=max(disk, in_fp32) / 1e6,
+        disk_mb=disk / 1e6,
+        cpu_seconds=_FIXED_SECONDS + forms * (_SECONDS_A_LAYER * layers + _SECONDS_A_GFLOP * gflops),
+    )
+
+
+def _proven(bucket: Bucket) -> Bucket:
+    """The largest shape of ``bucket`` that engines are proven at (parity/cases.py)."""
+    most = bucket.largest
+    if bucket.is_static:
+        return most
+    return Bucket(most.batch, min(most.sequence, max(bucket.smallest.sequence, _LONGEST_PROVEN // most.batch)))
+
+
+def written_bytes(source: ModelSource, profile: DeviceProfile, chosen: Sequence[Submodel]) -> int:
+    """At least so many bytes are written for engines of the submodels ``chosen``: every weight once in each
+    encoding, and once more what other precisions than the traced one are calibrated on."""
+    stored: dict[tuple[str, str], int] = {}
+    for submodel in chosen:
+        for key, size in source.stored_bytes(submodel, profile.backend).items():
+            stored[key] = max(stored.get(key, 0), size)
+    beside = 4 * source.parameters(source.spec.universal()) if profile.precisions != (TRACED,) else 0
+    return sum(stored.values()) + beside
+
+
+def require_room(cost: CompileCost, output: Path) -> None:
+    """Refuses a compile of this ``cost`` at ``output`` that cannot fit: where its disk has less free, what an
+    interrupted one has written counted as free, or where three quarters of the memory are more than this process may
+    have, since an estimate may be off by so much. Raises BuildError."""
+    free, least = _free_bytes(output) / 1e6, _LEAST_SHARE * cost.memory_mb
+    if cost.disk_mb > free:
+        raise BuildError(
+            f"{output}: the weights alone take {cost.disk_mb:,.1f} MB, and {free:,.1f} MB of its disk are free; "
+            "make room, or choose another `output`"
+        )
+    if least > (memory := free_memory_bytes() / 1e6):
+        raise BuildError(
+            f"{output}: a compile of it holds about {cost.memory_mb:,.0f} MB in memory, at least {least:,.0f}, and "
+            f"{memory:,.0f} MB are free here; end other programs, or compile on a host with more memory"
+        )
+
+
+def _free_bytes(output: Path) -> float:
+    try:
+        place = next(folder for folder in output.absolute().parents if folder.is_dir())
+        begun = (staging_folder(output), output) if staging_folder(output).is_dir() else ()  # perhaps published
+        files = (file.lstat() for folder in begun for file in folder.rglob("*") if file.is_file())
+        made = {(file.st_dev, file.st_ino): file.st_size for file in files}  # a file of two names is there once
+        return shutil.disk_usage(place).free + sum(made.values())
+    except (OSError, ValueError):  # nothing can be written there, which is refused with its reason
+        return inf

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nestforge.bucket import Bucket
+from nestforge.compiler.job import resolve
+from nestforge.compiler.planning.compile_cost import CompileCost, written_bytes
+from nestforge.errors import BuildError
+from nestforge.profiles import host_load
+from nestforge.profiles.compile_request import CompileRequest
+from nestforge.profiles.precision import Precision
+from support.tiny_compile import board
+
+
+def test_weights_that_do_not_fit_the_disk_are_refused_before_the_work(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "made.bundle"
+    job = resolve(CompileRequest(tiny_folder, board(), output=output, buckets=[Bucket(1, 8)]))
+    written = written_bytes(job.source, job.profile, [job.source.spec.universal()])
+    assert written == 4 * job.source.parameters(job.source.spec.universal())
+    job.validate()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=written - 1))
+    with pytest.raises(BuildError, match=r"made\.bundle: the weights alone take .* MB, and .* MB of its disk are free"):
+        job.validate()
+    begun = tmp_path / "made.bundle.partial" / "begun"
+    begun.parent.mkdir()
+    begun.write_bytes(b"x")
+    job.validate()  # what an interrupted compile has written is written over
+    os.link(begun, begun.with_name("linked"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=written - 2))
+    with pytest.raises(BuildError, match=r"made\.bundle: the weights alone take"):
+        job.validate()  # once, under whatever names
+
+
+def test_a_compile_that_memory_cannot_hold_is_refused_before_the_work(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the least of the estimate is more than a container allows; its greater part is mapped files, or time."""
+    job = resolve(CompileRequest(tiny_folder, board(), output=tmp_path / "made.bundle", buckets=[Bucket(1, 8)]))
+    (tmp_path / "membership").write_text("0::/\n")
+    monkeypatch.setattr(host_load, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(host_load, "_CGROUP_ROOT", tmp_path)
+    (tmp_path / "memory.max").write_text(str(int(0.76e6 * job.cost.memory_mb)))
+    job.validate()
+    (tmp_path / "memory.max").write_text(str(int(0.74e6 * job.cost.memory_mb)))
+    with pytest.raises(
+        BuildError, match=r"made\.bundle: a compile of it holds about \d+ MB in memory, at least \d+, and"
+    ):
+        job.validate()
+    assert not list(tmp_path.glob("made*"))
+
+
+def test_a_compile_costs_what_is_in_memory_at_once(tiny_folder: Path, tmp_path: Path) -> None:
+    """Weights once as a packed engine has them, beside outputs and the programs; further submodels cost time alone."""
+
+    def cost(**options: Any) -> CompileCost:
+        profile = replace(board(), precisions=options.pop("precisions", ("fp32",)), budgets={})
+        return resolve(CompileRequest(tiny_folder, profile, output=tmp_path / "b", **options)).cost
+
+    one, several = (cost(buckets=[Bucket(1, 8)], levels={"ffn": levels}) for levels in ([1], [0.5, 1]))
+    assert (one.memory_mb, one.disk_mb) == (several.memory_mb, several.disk_mb)
+    assert one.cpu_seconds < several.cpu_seconds
+    assert cost(buckets=[Bucket(1, 40)]).memory_mb > one.memory_mb
+    assert cost(buckets=[Bucket(1, 8)], precisions=("int8-dynamic",)).memory_mb < one.memory_mb
+
+
+def test_what_several_precisions_share_is_counted_once(tiny_folder: Path, tmp_path: Path) -> None:
+    def written(*precisions: Precision) -> int:
+        profile = replace(board(), precisions=precisions)
+        job = resolve(CompileRequest(tiny_folder, profile, output=tmp_path / "b", buckets=[Bucket(1, 8)]))
+        whole = job.source.spec.universal()
+        return written_bytes(job.source, job.profile, [replace(whole, precision=one) for one in precisions])
+
+    assert written("fp32", "int8", "int8-dynamic") == max(written("fp32", "int8"), written("fp32", "int8-dynamic"))
