@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import CheckpointError
 from ..strict import nearest
 from .architecture import Architecture
 from .checkpoints.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ class Deferred:
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one kind, known by ``model_type`` in config.json.
+    """Models of one kind, known by ``model_type`` in config.json; one family has no types and reads all others.
 
     ``read`` is called once for a checkpoint, works without torch, and raises CheckpointError for whatever is missing,
     misfits or is not honoured. ``reads_config_alone``: config.json alone tells axes and parameters, so that a model can
@@ -69,16 +69,10 @@ def _modules(package: ModuleType) -> Iterator[ModuleType]:
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
-    """The family that reads this checkpoint. Raises UnsupportedModelError listing what is supported."""
+    """The family that names this checkpoint's type, else the one that names none and reads any."""
     model_type = checkpoint.config.get("model_type")
-    for family in families():
-        if model_type in family.model_types:
-            return family
-    supported = ", ".join(name for family in families() for name in family.model_types)
-    raise UnsupportedModelError(
-        f"{checkpoint.folder / 'config.json'}: model_type {model_type!r:.80} is not supported; supported are "
-        f"{supported}; docs/writing-a-family.md shows how to add one"
-    )
+    named = (family for family in families() if model_type in family.model_types)
+    return next(named, None) or next(family for family in families() if not family.model_types)
 
 
 def presets() -> dict[str, Mapping[str, Any]]:

@@ -119,6 +119,15 @@ def text_signature(
     return Signature(tuple(inputs), tuple(outputs), positions, mask, text, bound, static, shortened)
 
 
+def with_texts(signature: Signature, checkpoint: Checkpoint) -> Signature:
+    """``signature`` of a model that reads tokens, with the tokenizer of its folder if there is one."""
+    names = [spec.name for spec in signature.inputs]
+    if IDS not in names or not checkpoint.tokenizer_files:
+        return signature
+    mask, types = (name if name in names else None for name in (MASK, TYPE_IDS))
+    return replace(signature, text=TextEntry("tokenizer.json", IDS, mask, types, None))
+
+
 def next_token_logits(vocabulary: int) -> TensorSpec:
     """Output of a language model: the logits of the token behind each one."""
     return TensorSpec("logits", "float32", (*TOKENS, vocabulary), role="next_tokens")

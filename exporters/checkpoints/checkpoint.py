@@ -74,6 +74,12 @@ class Checkpoint:
         """Error for a ``tensor`` that the model has and its files have not."""
         return CheckpointError(f"{self.folder}: tensor {tensor:.200} is missing from the weights")
 
+    def has_no_place(self, tensor: str) -> CheckpointError:
+        """Error for a ``tensor`` of its files that the model has not."""
+        return CheckpointError(
+            f"{self.folder}: tensor {tensor!r:.200} has no place in the model that config.json describes"
+        )
+
     def header(self, tensor: str, shape: Sequence[int], says: str = CONFIG_SAYS) -> TensorHeader:
         """The header of a ``tensor``. Raises CheckpointError for one that is missing, holds no floating-point numbers,
         or is not of the ``shape``; ``says`` names its source."""
@@ -234,7 +240,4 @@ def compare_with_headers(
         checkpoint.header(names[parameter], shape, says)
     for parameter in sorted(names.keys() - shapes.keys()):
         if not unused(parameter):  # it would be passed over in silence
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {names[parameter]!r:.200} has no place in the model that config.json "
-                "describes"
-            )
+            raise checkpoint.has_no_place(names[parameter])

@@ -115,8 +115,16 @@ LEARNED = ("prelu", "xielu")
 def refuse_unhonoured(checkpoint: Checkpoint, encoder_decoder: bool = False) -> None:
     """Raises CheckpointError, one line that names the key, for what would change the function and is not honoured; of
     an ``encoder_decoder`` a second sequence is honoured."""
+    refuse_foreign(checkpoint)
     for problem in _problems(checkpoint.config, encoder_decoder):
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {problem}")
+        raise checkpoint.misfit(problem)
+
+
+def refuse_foreign(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError, one line that names the key, for what no class of transformers honours by itself: code to
+    run or fetch, quantized weights, adapters."""
+    for problem in _foreign(checkpoint.config):
+        raise checkpoint.misfit(problem)
     adapter = checkpoint.folder / "adapter_config.json"
     if adapter.is_file():
         raise CheckpointError(
@@ -145,7 +153,7 @@ def read_classes(checkpoint: Checkpoint) -> int:
     return read_number(checkpoint, "num_labels", default=len(labels) if isinstance(labels, Mapping) else 2)
 
 
-def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]:
+def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("auto_map"):
         yield (
             "auto_map: the folder brings code of its own, which is never run; remove the key if transformers' own "
@@ -160,6 +168,9 @@ def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]
                 f"{key}: expected eager or sdpa, got {config[key]!r:.80}; other kernels are neither fetched nor run: "
                 "remove the key"
             )
+
+
+def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]:
     if config.get("per_layer_config"):
         yield "per_layer_config: layers that differ in more than their FFN's width are not supported"
     positions = config.get("position_embedding_type")

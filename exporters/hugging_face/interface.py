@@ -221,7 +221,8 @@ class Loading:
     ``class_name``: the class in place of the one that ``config.json`` names. ``widths`` is the key that may list FFN
     widths by layer; ``shapes`` are then those of the class's own parameters, which it is given before weights are
     loaded, of classes that know one width alone. ``finish`` changes the loaded module. ``given`` are the class's inputs
-    for those of the signature, ``found`` more outputs, both by name.
+    for those of the signature, ``found`` more outputs, both by name. ``surveyed``: nobody has read the class. A
+    tensor of the files without a place in it is refused then, and experts are computed as products of batches.
     """
 
     without_pooler: bool = False
@@ -231,6 +232,7 @@ class Loading:
     finish: Callable[[Any], None] | None = None
     given: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     found: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    surveyed: bool = False
 
 
 def attention_problems(heads: int, shared: int) -> dict[str, dict[str, str]]:

@@ -105,26 +105,8 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
     the largest of them and resized before weights are loaded. Raises CheckpointError as ``load_module`` does.
     """
     checkpoint.require_weights()
-    transformers = offline_transformers()
-    name, widths = loading.class_name or checkpoint.architecture, loading.widths
-    if name is not None and not hasattr(transformers, name):
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
+    config, cls, options = class_of(checkpoint, loading)
     try:
-        listed = checkpoint.config.get(widths)
-        resized = loading.shapes if isinstance(listed, list) else None
-        if resized is not None:
-            assert isinstance(listed, list)
-            config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
-        else:
-            config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
-        config.return_dict = True  # outputs are read by their names
-        config.use_cache = False  # one pass, whose keys and values nobody asks for
-        config.chunk_size_feed_forward = 0  # memory saved by computing the same in pieces
-        cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else getattr(transformers, name)
-        has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
-        options = {"add_pooling_layer": False} if loading.without_pooler and has_pooler else {}
-        if resized is not None:
-            cls = _resized(cls, resized)
         with _unread(checkpoint) as tensors:
             model, report = cls.from_pretrained(
                 None,
@@ -137,10 +119,10 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
                 ignore_mismatched_sizes=True,
                 **options,
             )
-    except Exception as failure:  # transformers raises many unrelated types for a config.json that makes no sense
-        raise CheckpointError(f"{checkpoint.folder}: transformers cannot load it ({_one_line(failure)})") from failure
-    _refuse_misfits(checkpoint, report)
-    _base_model_first(model)
+    except Exception as failure:  # as above
+        raise _unloadable(checkpoint, failure) from failure
+    _refuse_misfits(checkpoint, report, loading.surveyed and not checkpoint.has_modules)
+    base_model_first(model)
     for parameter_name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise CheckpointError(
@@ -151,6 +133,38 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
             raise checkpoint.not_finite(parameter_name)
     frozen: torch.nn.Module = model.eval().requires_grad_(False)
     return frozen
+
+
+def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[str, bool]]:
+    """The configuration, the class and what it is made with beside. Raises CheckpointError as ``load_module`` does."""
+    transformers = offline_transformers()
+    name, widths = loading.class_name or checkpoint.architecture, loading.widths
+    named = getattr(transformers, name or "PreTrainedModel", None)
+    if not (isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)):
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: transformers has no class {name!r:.80}")
+    try:
+        listed = checkpoint.config.get(widths)
+        resized = loading.shapes if isinstance(listed, list) else None
+        if resized is not None:
+            assert isinstance(listed, list)
+            config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
+        else:
+            config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        config.return_dict = True  # outputs are read by their names
+        config.use_cache = False  # one pass, whose keys and values nobody asks for
+        config.chunk_size_feed_forward = 0  # memory saved by computing the same in pieces
+        if loading.surveyed:  # no graph has loops over the experts that tokens chose
+            config._experts_implementation = "batched_mm"
+        cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else named
+        has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
+        options = {"add_pooling_layer": False} if loading.without_pooler and has_pooler else {}
+        return config, cls if resized is None else _resized(cls, resized), options
+    except Exception as failure:  # transformers raises many unrelated types for a config.json that makes no sense
+        raise _unloadable(checkpoint, failure) from failure
+
+
+def _unloadable(checkpoint: Checkpoint, failure: Exception) -> CheckpointError:
+    return CheckpointError(f"{checkpoint.folder}: transformers cannot load it ({_one_line(failure)})")
 
 
 @contextmanager
@@ -184,7 +198,7 @@ def _resized(cls: Any, shapes: Mapping[str, Shape]) -> Any:
     return type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
 
 
-def _base_model_first(model: Any) -> None:
+def base_model_first(model: Any) -> None:
     """A tied parameter has the first of its names. Some classes make their head first, and would name the embedding
     after it."""
     parts: dict[str, torch.nn.Module] = model._modules
@@ -192,13 +206,15 @@ def _base_model_first(model: Any) -> None:
         model._modules = {model.base_model_prefix: parts[model.base_model_prefix], **parts}
 
 
-def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any]) -> None:
+def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], whole: bool) -> None:
     for name, found, expected in sorted(report["mismatched_keys"]):
         raise CheckpointError(
             f"{checkpoint.folder}: tensor {name} has shape {list(found)}; config.json says {list(expected)}"
         )
     for name in sorted(report["missing_keys"]):
         raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
+    for name in sorted(report["unexpected_keys"]) if whole else ():
+        raise checkpoint.has_no_place(name)
 
 
 def _one_line(failure: Exception) -> str:

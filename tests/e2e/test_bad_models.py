@@ -82,8 +82,8 @@ MODELS: dict[str, tuple[Damage, str]] = {
     ),
     "NaN": (lambda c: c.weights(lambda w: w[FFN].__setitem__((3, 5), np.nan)), rf"{FFN} holds NaN or infinite values$"),
     "unknown model_type": (
-        config(model_type="mamba"),
-        r"config.json: model_type 'mamba' is not .* are .*bert, roberta.*-family.md shows how to add one$",
+        config(model_type="mammoth"),
+        r"config.json: model_type 'mammoth' is not .* are .*bert, roberta.*-family.md shows how to add one$",
     ),
     "no model_type": (config(model_type=...), r"model_type None is not supported; .* shows how to add one$"),
     "unknown class": (

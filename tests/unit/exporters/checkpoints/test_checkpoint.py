@@ -91,9 +91,9 @@ def test_weights_that_are_damaged_or_refused(copy: Path, damage: Callable[[Path]
 
 
 def test_unknown_model_type_lists_what_is_supported(copy: Path) -> None:
-    config = json.loads((copy / "config.json").read_text()) | {"model_type": "whisper"}
+    config = json.loads((copy / "config.json").read_text()) | {"model_type": "whimper"}
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=r"'whisper' is not supported; .* bert.*writing-a-family"):
+    with pytest.raises(UnsupportedModelError, match=r"'whimper' is not supported; .* bert.*writing-a-family"):
         open_source(copy)
 
 

@@ -13,7 +13,7 @@ from nestforge.bundle.manifest import Ranking
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.elastic import PrefixSlice
-from nestforge.errors import CheckpointError, UnsupportedModelError
+from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.decoder_types import LAYOUTS as KINDS
 from nestforge.exporters.families.gated_decoder import FAMILY
@@ -351,12 +351,6 @@ def test_what_transformers_itself_refuses_is_one_line(folder: Path) -> None:
 def test_gemma_3n(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     folder = edit_config(save_decoder(tmp_path / "m", "gemma3n_text"), **changes)
     assert refusal(folder) == f"{folder / 'config.json'}: {expected}"
-
-
-def test_the_multimodal_folder_names_the_text_model(folder: Path) -> None:
-    edit_config(folder, model_type="gemma3n")
-    with pytest.raises(UnsupportedModelError, match=r"'gemma3n' is not supported; supported are .*gemma3n_text"):
-        open_source(folder)
 
 
 HIDDEN, LAYERS = TINY["hidden_size"], 3

@@ -1,0 +1,73 @@
+"""Any class of transformers that no other family names, as a whole. See docs/architectures.md.
+
+What it is comes of the class itself, made from its configuration without weights (exporters/hugging_face/survey.py),
+which needs torch: planning without is what other families add, as are exits, routes and generation. It runs in one
+pass, in the code of the installed transformers; code of a folder's own is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...bucket import Bucket
+from ...elastic import Submodel
+from ...errors import UnsupportedModelError
+from ...workload import Op
+from ..architecture import Architecture
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.config import offline_transformers, refuse_foreign
+from ..family import Deferred, Family
+from ..hugging_face.describe import describe
+from ..hugging_face.interface import HIDDEN, Loading
+from ..hugging_face.tensors import Parameters
+from ..signature import MASK, with_texts
+
+if TYPE_CHECKING:  # known types alone are read without torch
+    from ..hugging_face import survey
+else:
+    survey = Deferred("..hugging_face.survey", __package__)
+
+
+def read(checkpoint: Checkpoint) -> Architecture:
+    """The model in ``checkpoint``, whose weights may be absent altogether.
+
+    Raises UnsupportedModelError for a type that transformers does not know, and for a class that is not understood.
+    """
+    refuse_foreign(checkpoint)
+    _require_known(checkpoint)
+    pools = not checkpoint.has_weights or any(".pooler." in f".{name}" for name in checkpoint.tensors)
+    loading = Loading(without_pooler=not pools, surveyed=True)
+    found = survey.survey(checkpoint, loading)
+    parameters = Parameters()
+    parameters.shapes = dict(found.shapes)
+    hidden = {spec.name: spec.dims[-1] for spec in found.signature.outputs}.get(HIDDEN)
+    signature = with_texts(found.signature, checkpoint)
+    width = hidden if isinstance(hidden, int) and signature.mask == MASK else None
+    counted: dict[Bucket, list[Op]] = {}
+
+    def workload(_: Submodel, bucket: Bucket) -> list[Op]:
+        shape = bucket.largest
+        if shape not in counted:
+            counted[shape] = found.ops(shape)
+        return counted[shape]
+
+    whole = describe(checkpoint, parameters, {}, signature, workload, loading, width)
+    return replace(whole, spec=replace(whole.spec, depth=found.depth))
+
+
+FAMILY = Family("general", (), read, reads_config_alone=True)
+
+
+def _require_known(checkpoint: Checkpoint) -> None:
+    from ..family import families
+
+    known: Mapping[str, Any] = offline_transformers().models.auto.CONFIG_MAPPING
+    model_type = checkpoint.config.get("model_type")
+    if model_type not in known:
+        own = ", ".join(name for family in families() for name in family.model_types)
+        raise UnsupportedModelError(
+            f"{checkpoint.folder / 'config.json'}: model_type {model_type!r:.80} is not supported; supported are "
+            f"{own} and every type of the installed transformers; docs/writing-a-family.md shows how to add one"
+        )

@@ -1,0 +1,338 @@
+"""What a class of transformers is, found on the class itself: built without weights and run without numbers.
+
+The model is made from its configuration on the meta device and passes run on fake tensors, which have a shape and no
+memory. Of them come its parameters, its outputs with their dimensions, and the operations of a pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ...bucket import Bucket
+from ...bundle.entries.tensor_spec import Role, TensorSpec
+from ...errors import UnsupportedModelError
+from ...workload import Op, OpKind
+from ..checkpoints.checkpoint import Checkpoint
+from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS, Signature
+from .interface import Loading
+from .tensors import Shape
+from .transformers_model import TransformersModule, base_model_first, class_of
+
+# Tokens of the longest text where no configuration states a number of positions.
+_USUAL_POSITIONS = 2048
+_USUAL_SAMPLES = 16_000  # one second of sound
+_aten = torch.ops.aten
+_TABLE_READS = {_aten.embedding.default, _aten.index_select.default, _aten.gather.default}
+_CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
+# Shapes by which dimensions of outputs are told apart: sizes that no other dimension is likely to have.
+_ROWS, _MORE_ROWS = 2, 3
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A class as ``config.json`` describes it. ``module`` takes the signature's inputs, its parameters fake."""
+
+    module: TransformersModule
+    fake: FakeTensorMode
+    shapes: Mapping[str, Shape]
+    signature: Signature
+    depth: int
+
+    def example(self, bucket: Bucket) -> dict[str, torch.Tensor]:
+        """Fake inputs at ``bucket``, by name."""
+        return _inputs(self.fake, self.signature.inputs, bucket)
+
+    def ops(self, bucket: Bucket) -> list[Op]:
+        """The operations of one pass."""
+        names = {_storage(parameter): name for name, parameter in self.module.model.named_parameters()}
+        counter = _Counter(names)
+        with self.fake, torch.no_grad(), counter:
+            self.module.answer(self.example(bucket))
+        return counter.ops
+
+
+def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
+    """The class that ``config.json`` names. Raises UnsupportedModelError, one line, for one whose inputs or outputs are
+    not understood and for one that does not run; CheckpointError for a configuration that makes no sense."""
+    config, cls, options = class_of(checkpoint, loading)
+    with _refused(checkpoint, cls.__name__):
+        with torch.device("meta"):
+            model = cls(config, **options)
+        model.tie_weights()
+        base_model_first(model)
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        model = _faked(model, fake).eval().requires_grad_(False)
+    inputs = tuple(_input_specs(model))
+    longest = _positions(model)
+    has_sequence = any("sequence" in spec.dims for spec in inputs)
+    mask = next((spec.name for spec in inputs if spec.row_needs is not None), None)
+    shortened = "config.json states no number of positions" if has_sequence and longest is None else None
+    signature = Signature(
+        inputs, (), (longest or _USUAL_POSITIONS) if has_sequence else None, mask, shortened=shortened
+    )
+    module = TransformersModule(model, signature, None, loading)
+    with _refused(checkpoint, cls.__name__):
+        outputs = tuple(_output_specs(module, fake, signature, _is_causal(model)))
+    if not outputs:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder / 'config.json'}: {cls.__name__} returns nothing per row that inputs "
+            f"{', '.join(spec.name for spec in inputs)} decide; expected float tensors with the batch in front"
+        )
+    signature = replace(signature, outputs=outputs)
+    return Survey(TransformersModule(model, signature, None, loading), fake, shapes, signature, _depth(model))
+
+
+@contextmanager
+def _refused(checkpoint: Checkpoint, name: str) -> Iterator[None]:
+    """Whatever the class raises, as one line that says where in the model."""
+    try:
+        yield
+    except Exception as failure:  # of any kind: the code of hundreds of models
+        raise UnsupportedModelError(
+            f"{checkpoint.folder / 'config.json'}: {name} does not run without numbers{_where(failure)}: "
+            f"{reason(failure)}"
+        ) from failure
+
+
+def reason(failure: BaseException) -> str:
+    """What a pass on fake tensors or an export failed at, in words of the user's."""
+    kind, said = type(failure).__name__, " ".join(str(failure).split())
+    if "DataDependent" in kind or "DynamicOutputShape" in kind:
+        return "what runs depends on values there, which no graph can; take a class or configuration without it"
+    return f"{kind}: {said}"[:300]
+
+
+def _where(failure: BaseException) -> str:
+    """The last line of the model's own code that a traceback passes through."""
+    frames = [f for f in traceback.extract_tb(failure.__traceback__) if "/transformers/models/" in f.filename]
+    return f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+
+
+def _faked(model: Any, fake: FakeTensorMode) -> Any:
+    """A copy whose parameters and buffers are fake tensors on the processor; ties stay."""
+    memo: dict[int, object] = {}
+    with fake:
+        for parameter in model.parameters():
+            made = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+            memo[id(parameter)] = torch.nn.Parameter(made, requires_grad=False)
+        for buffer in model.buffers():
+            memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+        return copy.deepcopy(model, memo)
+
+
+def _inputs(fake: FakeTensorMode, specs: Sequence[TensorSpec], bucket: Bucket) -> dict[str, torch.Tensor]:
+    with fake:
+        return {s.name: torch.ones(s.shape(bucket), dtype=getattr(torch, s.dtype)) for s in specs}
+
+
+# Keys of configurations by what they say; the first that is there counts.
+_CHANNELS = ("num_channels", "in_channels", "in_chans")
+_SIDES = ("image_size", "img_size", "input_size")
+_FRAMES = ("num_frames", "frames_per_clip")
+_MELS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "num_mel_features", "n_mels", "input_dim")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "max_seq_length", "n_ctx")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth")
+
+
+def _input_specs(model: Any) -> Iterator[TensorSpec]:
+    """The inputs of ``forward`` that make a pass, by their names; what a pass does without is left out."""
+    taken = inspect.signature(model.forward).parameters
+    configs = _configs(model.config)
+    main = getattr(model, "main_input_name", IDS)
+    if IDS in taken and (main == IDS or _tokens(model) is not None):
+        yield from _text_specs(model, taken, configs)
+    if "pixel_values" in taken:
+        side = _value(configs, _SIDES, 224)
+        height, width = side if isinstance(side, (list, tuple)) else (side, side)
+        frames = (_value(configs, _FRAMES, 16),) if _has(configs, _FRAMES) else ()
+        dims = ("batch", *frames, _value(configs, _CHANNELS, 3), int(height), int(width))
+        yield TensorSpec("pixel_values", "float32", dims, pad=0)
+    elif "input_features" in taken and main == "input_features":
+        mels = _value(configs, _MELS, 80)
+        if _has(configs, ("max_source_positions",)) and not _has(configs, ("conv_kernel_sizes",)):
+            dims = ("batch", mels, 2 * _value(configs, ("max_source_positions",), 1500))  # as Whisper has them
+        else:
+            dims = ("batch", 96, mels)
+        yield TensorSpec("input_features", "float32", dims, pad=0)
+    elif "input_values" in taken and main == "input_values":
+        if _has(configs, ("max_length",)) and _has(configs, _MELS):
+            dims = ("batch", _value(configs, ("max_length",), 1024), _value(configs, _MELS, 128))
+        else:
+            dims = ("batch", _USUAL_SAMPLES)
+        yield TensorSpec("input_values", "float32", dims, pad=0)
+    if WRITTEN_IDS in taken and getattr(model.config, "is_encoder_decoder", False):
+        yield TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=_vocabulary(model))
+
+
+def _text_specs(model: Any, taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
+    yield TensorSpec(IDS, "int64", TOKENS, pad=_pad(model), high=_vocabulary(model))
+    if MASK in taken:
+        yield TensorSpec(MASK, "int64", TOKENS, pad=0, high=2, row_needs="token" if _sees_all(model) else "first_token")
+    types = _value(configs, ("type_vocab_size",), 1)
+    if TYPE_IDS in taken and types > 1:
+        yield TensorSpec(TYPE_IDS, "int64", TOKENS, pad=0, high=types)
+    if "bbox" in taken:
+        yield TensorSpec("bbox", "int64", (*TOKENS, 4), pad=0, high=1)
+
+
+def _output_specs(
+    module: TransformersModule, fake: FakeTensorMode, signature: Signature, follows: bool
+) -> Iterator[TensorSpec]:
+    """The float outputs that have rows; a dimension that grows with the tokens and is not their number leaves one
+    out."""
+    most = signature.max_sequence or 1
+    short, long = min(12, most), min(19, most)
+
+    def shapes(bucket: Bucket) -> dict[str, Shape]:
+        with fake, torch.no_grad():
+            found = module.answer(_inputs(fake, signature.inputs, bucket))
+        tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+        return {name: tuple(map(int, each.shape)) for name, each in tensors.items() if each.is_floating_point()}
+
+    few, more, longer = (shapes(Bucket(*at)) for at in ((_ROWS, short), (_MORE_ROWS, short), (_ROWS, long)))
+    for name, shape in few.items():
+        dims = tuple(map(_dim, zip(shape, more.get(name, ()), longer.get(name, ()), strict=False)))
+        if len(dims) == len(shape) and dims[:1] == ("batch",) and "batch" not in dims[1:] and None not in dims:
+            role: Role | None = "next_tokens" if follows and name == "logits" else None
+            yield TensorSpec(name, "float32", tuple(dim for dim in dims if dim is not None), role=role)
+
+
+def _dim(sizes: tuple[int, int, int]) -> str | int | None:
+    few, more, longer = sizes
+    if (few, more, longer) == (_ROWS, _MORE_ROWS, _ROWS):
+        return "batch"
+    if few != more:
+        return None
+    if few == longer:
+        return few
+    return "sequence" if (few, longer) == (12, 19) else None
+
+
+def _configs(config: Any) -> list[Any]:
+    """A configuration and those of its parts, the parts that state what goes in last."""
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return [config, *(part for part in parts if part is not None)]
+
+
+def _has(configs: Sequence[Any], keys: Sequence[str]) -> bool:
+    return _value(configs, keys, None) is not None
+
+
+def _value(configs: Sequence[Any], keys: Sequence[str], default: Any) -> Any:
+    return next((v for c in configs for key in keys if (v := getattr(c, key, None)) is not None), default)
+
+
+def _tokens(model: Any) -> Any:
+    """The table of tokens, None of a model that has none."""
+    try:
+        table = model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+    return table if isinstance(table, torch.nn.Embedding) else None
+
+
+def _vocabulary(model: Any) -> int:
+    table = _tokens(model)
+    stated = _value([model.config.get_text_config(), *_configs(model.config)], ("vocab_size",), 2)
+    return int(stated if table is None else min(stated, table.num_embeddings))
+
+
+def _pad(model: Any) -> int:
+    pad = _value([model.config.get_text_config(), model.config], ("pad_token_id",), 0)
+    return pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else 0
+
+
+def _positions(model: Any) -> int | None:
+    """Tokens of the longest text. RoBERTa and its kin count positions from behind the one of padding."""
+    stated = _value([model.config.get_text_config(), *_configs(model.config)], _POSITIONS, None)
+    if not isinstance(stated, int) or stated < 1:
+        return None
+    tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    behind = [table.padding_idx + 1 for table in tables if table.num_embeddings == stated and table.padding_idx]
+    return stated - max(behind, default=0)
+
+
+def _sees_all(model: Any) -> bool:
+    """Whether the type is known for models whose tokens see those behind them."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return model.config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def _is_causal(model: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and not _sees_all(model)
+
+
+def _depth(model: Any) -> int:
+    """Layers that an answer passes through, for tolerances."""
+    parts = _configs(model.config)
+    return max([value for c in parts for key in _LAYERS if isinstance(value := getattr(c, key, None), int)], default=1)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every operation of a pass that moves numbers, with its cost."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = names
+        self.ops: list[Op] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self._count(func, args, kwargs or {}, found)
+        return found
+
+    def _count(self, func: Any, args: Sequence[Any], named: Mapping[str, Any], found: Any) -> None:
+        given = [*args, *named.values()]
+        tensors = [each for each in given if isinstance(each, torch.Tensor)]
+        tensors += [each for some in given if isinstance(some, (list, tuple)) for each in some if _is_tensor(each)]
+        made = [each for each in (found if isinstance(found, (list, tuple)) else (found,)) if _is_tensor(each)]
+        weights = [tensor for tensor in tensors if _storage(tensor) in self._names]
+        written = sum(map(_bytes, made))
+        if func in _TABLE_READS:
+            self.ops.append(Op(self._name(func, weights), "gather", 0, written if weights else 0, 2 * written))
+            return
+        read = sum(_bytes(tensor) for tensor in tensors if _storage(tensor) not in self._names)
+        count = flop_registry.get(func.overloadpacket)
+        kind: OpKind = "elementwise"
+        flops = sum(each.numel() for each in made)
+        if func.overloadpacket is _CPU_ATTENTION:
+            query, key = tensors[:2]
+            kind, flops = "batched_gemm", 4 * query.numel() * int(key.shape[-2])
+        elif count is not None:
+            kind = "gemm" if weights else "batched_gemm"
+            flops = int(count(*args, **named, out_val=found))
+        self.ops.append(Op(self._name(func, weights), kind, flops, sum(map(_bytes, weights)), read + written))
+
+    def _name(self, func: Any, weights: Sequence[torch.Tensor]) -> str:
+        kind = func.overloadpacket.__name__
+        return self._names[_storage(weights[0])].rpartition(".")[0] if weights else f"{len(self.ops)}.{kind}"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel()) * tensor.element_size()

@@ -1,0 +1,93 @@
+"""Models of transformers that no family names: read off their classes, compiled whole, proven like every other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.open_bundle import open_bundle
+from nestforge.compiler.compile import compile_bundle
+from nestforge.elastic import ElasticSpec
+from nestforge.errors import CheckpointError
+from nestforge.exporters.source import open_source
+from safetensors.torch import load_file, save_file
+from support.tiny_compile import board
+from support.tiny_models import edit_config
+from support.tokenizer_files import word_tokenizer
+
+TEXT = {"vocab_size": 64, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 24}
+LAYERS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+TOKENS = ("batch", "sequence")
+
+
+def save_model(folder: Path, class_name: str, model_type: str, **settings: Any) -> Path:
+    """A random model of a class of transformers, every parameter of which matters."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(model_type, **settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, class_name)(config)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_model(tmp_path_factory.mktemp("text") / "m", "DistilBertForMaskedLM", "distilbert", **TEXT)
+    word_tokenizer(64).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_class_that_nobody_named_is_read_off_itself(text: Path) -> None:
+    source = open_source(text)
+    assert source.family.name == "general"
+    assert source.spec == ElasticSpec((), (), depth=1)
+    assert source.signature.inputs == (
+        TensorSpec("input_ids", "int64", TOKENS, pad=0, high=64),
+        TensorSpec("attention_mask", "int64", TOKENS, pad=0, high=2, row_needs="token"),
+    )
+    assert source.signature.outputs == (TensorSpec("logits", "float32", (*TOKENS, 64)),)
+    assert source.signature.max_sequence == 24
+    assert source.signature.text is not None
+    products = [op for op in source.workload(source.spec.universal(), Bucket(2, 8)) if op.kind == "gemm"]
+    inner = 4 * 16 * 16 + 2 * 16 * 32 + 16 * 16 + 16 * 64  # the layer, the head's transform, the vocabulary
+    assert sum(op.flops for op in products) == 2 * 2 * 8 * inner
+
+
+def test_texts_of_any_length_and_images_compile_whole(text: Path, tmp_path: Path) -> None:
+    images = save_model(tmp_path / "m", "Dinov2Model", "dinov2", image_size=8, patch_size=4, **LAYERS)
+    for model, bucket in ((text, "1..2x1..12"), (images, "2x1")):
+        folder = compile_bundle(
+            model=model, output=tmp_path / "out", profile=board(budgets={"full": {}}), buckets=[bucket], overwrite=True
+        )
+        (engine,) = open_bundle(folder).manifest.engines
+        assert engine.submodel == "universal"
+        assert engine.bucket == Bucket.parse(bucket)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map: the folder brings code of its own, which is never"),
+        ({"model_type": "distillery"}, "model_type 'distillery' is not supported; .*every type of the installed"),
+        ({"architectures": ["pipeline"]}, "transformers has no class 'pipeline'"),
+    ],
+)
+def test_refusals(text: Path, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    (tmp_path / "config.json").write_bytes((text / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=expected):
+        open_source(edit_config(tmp_path, **changes))
+
+
+def test_a_tensor_without_a_place(text: Path, tmp_path: Path) -> None:
+    tensors = load_file(text / "model.safetensors")
+    save_file({**tensors, "extra.weight": torch.zeros(2)}, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_bytes((text / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"tensor 'extra.weight' has no place in the model"):
+        open_source(tmp_path).architecture.load()
