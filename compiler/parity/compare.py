@@ -34,8 +34,9 @@ would be proved, and the output is refused as ``unprovable``. docs/decisions/002
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,9 @@ _MIN_NUMBERS = 16
 _MIN_SCALE_SHARE = 0.01
 # Two float32 computations of one value are off by as much in the mean, but either may be lucky.
 ROUNDING_FACTOR = 4.0
+# Numbers that are compared at once: what is made of so many stays in caches, where that of a vocabulary's logits took
+# several times their memory.
+_BLOCK = 2**16
 
 
 @dataclass(frozen=True)
@@ -114,18 +118,23 @@ Roundings = Mapping[str, Rounding]
 
 def rounding(reference: np.ndarray, float32: np.ndarray) -> Rounding:
     """Differences of ``float32`` from the reference on one output; infinite where ``float32`` is not finite."""
-    difference = float32.astype(np.float64)
-    finite = np.isfinite(difference)
-    np.subtract(difference, reference, out=difference, where=finite)
-    difference[~finite] = np.inf
-    within_place = tuple(range(places(reference), reference.ndim))
-    most = np.abs(difference, out=difference).max(axis=within_place, initial=0.0)
-    return Rounding(most, np.sqrt(np.mean(np.square(difference, out=difference), axis=within_place)))
+    place = reference.shape[: places(reference)]
+    most, squares = np.zeros(place), np.zeros(place)
+    for at, exact, found in _blocks(reference, float32):
+        finite = np.isfinite(found)
+        difference = np.where(finite, np.subtract(found, exact, where=finite, out=found), np.inf)
+        np.abs(difference, out=difference).max(axis=1, initial=0.0, out=most.reshape(-1)[at])
+        squares.reshape(-1)[at] = _dot(difference, difference)
+    return Rounding(most, np.sqrt(squares / (reference.size / max(most.size, 1))))
 
 
 def places(array: np.ndarray) -> int:
     """How many leading dimensions of an output number its places."""
-    return min(2, max(1, array.ndim - 1), array.ndim)
+    return _places(array.ndim)
+
+
+def _places(ndim: int) -> int:
+    return min(2, max(1, ndim - 1), ndim)
 
 
 def with_rounding(limit: np.ndarray | float, own: np.ndarray | float) -> np.ndarray:
@@ -218,46 +227,144 @@ def within(
     """
     if not comparable(reference, found):
         return False
-    own, least = own or Rounding(), least_scale if has_angle else 1.0
-    r, f = _wide(reference), _wide(found)
-    part = _dims_of_parts(r)
-    allowed = with_rounding(limit.atol * _scale(r, part, least), _spread(own.max_abs, r.ndim))
-    off = np.abs(f - r)
-    if not (off <= allowed + limit.rtol * np.abs(r)).all():
+    return _within(_Sums.of(reference, found), reference, found, limit, own or Rounding(), has_angle, least_scale)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What the rule asks of an output and its reference, by place (float64 ``[*shape[:places]]``): sums of squares of
+    the ``reference``, of what was ``found`` and of the ``difference``, the sum of ``products`` of the first two, and
+    the largest difference, ``absolute`` and ``relative``."""
+
+    shape: tuple[int, ...]
+    reference: np.ndarray
+    found: np.ndarray
+    difference: np.ndarray
+    products: np.ndarray
+    absolute: np.ndarray
+    relative: np.ndarray
+
+    @classmethod
+    def of(cls, reference: np.ndarray, found: np.ndarray) -> _Sums:
+        """Those of two arrays of numbers of one shape."""
+        sums = np.zeros((6, *reference.shape[: places(reference)]))
+        flat = sums.reshape(6, -1)
+        for at, r, f in _blocks(reference, found):
+            flat[0, at], flat[1, at], flat[3, at] = _dot(r, r), _dot(f, f), _dot(r, f)
+            off = np.subtract(f, r, out=f)
+            flat[2, at] = _dot(off, off)
+            np.abs(off, out=off).max(axis=1, initial=0.0, out=flat[4, at])
+            (off / np.maximum(np.abs(r), 1e-3)).max(axis=1, initial=0.0, out=flat[5, at])
+        return cls(reference.shape, *sums)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def parts(self) -> int:
+        return _dims_of_parts(self.shape)
+
+    @property
+    def rows(self) -> int:
+        return min(1, self.parts)
+
+    @property
+    def cosine(self) -> float:
+        norm = math.sqrt(self.reference.sum()) * math.sqrt(self.found.sum())
+        if norm == 0.0:
+            return 1.0 if self.reference.sum() == self.found.sum() else -1.0
+        return float(self.products.sum() / norm)
+
+    def rms(self, squares: np.ndarray, dims: int = 0) -> np.ndarray:
+        """The root of the mean of ``squares``, one of the sums here, over all but the first ``dims`` dimensions, which
+        are kept as ones."""
+        return _root(squares, dims, self.shape)
+
+    def scale(self, dims: int, least: float) -> np.ndarray:
+        """The size of every part, which the first ``dims`` dimensions number."""
+        if self.size < _MIN_NUMBERS:
+            dims, least = 0, 1.0
+        floor = max(_MIN_SCALE_SHARE * float(self.rms(self.reference).max(initial=0.0)), least)
+        return np.asarray(np.maximum(self.rms(self.reference, dims), floor))
+
+
+def _within(
+    sums: _Sums,
+    reference: np.ndarray,
+    found: np.ndarray,
+    limit: Tolerance,
+    own: Rounding,
+    has_angle: bool,
+    least_scale: float = 0.0,
+) -> bool:
+    least, ndim = least_scale if has_angle else 1.0, sums.absolute.ndim
+    allowed = with_rounding(limit.atol * sums.scale(sums.parts, least), _spread(own.max_abs, ndim))
+    beyond = np.argwhere(~(sums.absolute <= allowed))  # where an element's own size is asked
+    allowed = np.broadcast_to(allowed, sums.absolute.shape)
+    for place in map(tuple, beyond):
+        r, f = _wide(reference[place]), _wide(found[place])
+        if not (np.abs(f - r) <= allowed[place] + limit.rtol * np.abs(r)).all():
+            return False
+    part = min(sums.parts, np.ndim(own.rms))  # a single figure is that of the whole output
+    allowed = with_rounding(limit.rms * sums.scale(part, least), _pooled(own.rms, part, ndim))
+    if not (sums.rms(sums.difference, part) <= allowed).all():
         return False
-    part = min(part, np.ndim(own.rms))  # a single figure is that of the whole output
-    allowed = with_rounding(limit.rms * _scale(r, part, least), _pooled(own.rms, part, r.ndim))
-    if not (_rms_of(off, part) <= allowed).all():
-        return False
-    del off
-    return not has_angle or (_cosine(r, f) >= _least_cosine(limit, own, _rms(r)) and _sizes_agree(r, f, limit, own))
+    size = float(sums.rms(sums.reference).max(initial=0.0))
+    return not has_angle or (sums.cosine >= _least_cosine(limit, own, size) and _sizes_agree(sums, limit, own))
+
+
+def _blocks(reference: np.ndarray, found: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Some places of both arrays at a time, ``[places, numbers]`` in float64: those of ``found`` may be written to."""
+    count = math.prod(reference.shape[: places(reference)])
+    numbers = reference.size // max(count, 1)
+    r, f = reference.reshape(count, numbers), found.reshape(count, numbers)
+    step = max(1, _BLOCK // max(numbers, 1))
+    for first in range(0, count, step):
+        at = slice(first, first + step)
+        yield at, _wide(r[at]), f[at].astype(np.float64)
+
+
+def _dot(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Of each row ``[P, N]``; without a library whose threads wait for work in a loop."""
+    return np.asarray(np.einsum("pn,pn->p", one, other))
+
+
+def _root(squares: np.ndarray, dims: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The root of the mean of sums of ``squares`` by place, of an array of ``shape``; see ``_Sums.rms``."""
+    rest = tuple(range(min(dims, squares.ndim), squares.ndim))
+    return np.asarray(np.sqrt(squares.sum(axis=rest, keepdims=True) / max(math.prod(shape[dims:]), 1)))
 
 
 def unprovable(reference: np.ndarray, own: Rounding, has_angle: bool = True) -> bool:
     """Whether PyTorch's own error on a row is so large that equality with it says nothing."""
     if not np.isfinite(reference).all():
         return False  # which fails for itself
-    row = min(_dims_of_rows(reference), np.ndim(own.rms))
-    size = _rms_of(reference, row)
+    squares = np.zeros(reference.shape[: places(reference)])
+    for at, r, _ in _blocks(reference, reference):
+        squares.reshape(-1)[at] = _dot(r, r)
+    return _unprovable(squares, reference.shape, own, has_angle)
+
+
+def _unprovable(squares: np.ndarray, shape: tuple[int, ...], own: Rounding, has_angle: bool) -> bool:
+    row = min(1, _dims_of_parts(shape), np.ndim(own.rms))
+    size = _root(squares, row, shape)
     allowed = _MAX_ROUNDING_SHARE * (size if has_angle else np.maximum(1.0, size))
-    return not (_pooled(own.rms, row, reference.ndim) <= allowed).all()
+    return not (_pooled(own.rms, row, squares.ndim) <= allowed).all()
 
 
-def _sizes_agree(r: np.ndarray, f: np.ndarray, limit: Tolerance, own: Rounding) -> bool:
-    if r.size == 1:
+def _sizes_agree(sums: _Sums, limit: Tolerance, own: Rounding) -> bool:
+    if sums.size == 1:
         return True  # one number may be near zero by chance, and has no more than the first limit
-    row = _dims_of_rows(r)
-    size = _rms_of(r, row)
-    least = np.maximum(size, _MIN_SCALE_SHARE * _rms(r))
-    allowed = with_rounding(limit.angle * least, _pooled(own.rms, row, r.ndim))
-    return bool((np.abs(_rms_of(f, row) - size) <= allowed).all())
+    size = sums.rms(sums.reference, sums.rows)
+    least = np.maximum(size, _MIN_SCALE_SHARE * sums.rms(sums.reference))
+    allowed = with_rounding(limit.angle * least, _pooled(own.rms, sums.rows, size.ndim))
+    return bool((np.abs(sums.rms(sums.found, sums.rows) - size) <= allowed).all())
 
 
-def _stretched(r: np.ndarray, f: np.ndarray) -> float:
+def _stretched(sums: _Sums) -> float:
     """Largest difference of a row's size, relative to that of the reference."""
-    if not comparable(r, f):
-        return math.inf
-    size, found = (_rms_of(array, _dims_of_rows(r)) for array in (r, f))
+    size, found = (sums.rms(squares, sums.rows) for squares in (sums.reference, sums.found))
     return float((np.abs(found - size) / np.maximum(size, np.finfo(np.float64).tiny)).max())
 
 
@@ -267,39 +374,22 @@ def _least_cosine(limit: Tolerance, own: Rounding, size: float) -> float:
     return limit.min_cosine if beyond == limit.angle else 1 - beyond**2 / 2
 
 
-def _scale(r: np.ndarray, dims: int, least: float) -> np.ndarray:
-    """The size of every part, which the first ``dims`` dimensions number."""
-    if r.size < _MIN_NUMBERS:
-        dims, least = 0, 1.0
-    return np.asarray(np.maximum(_rms_of(r, dims), max(_MIN_SCALE_SHARE * _rms(r), least)))
-
-
-def _dims_of_parts(array: np.ndarray) -> int:
+def _dims_of_parts(shape: tuple[int, ...]) -> int:
     """How many leading dimensions number the parts."""
-    deepest = places(array)
-    return next((dims for dims in range(deepest, 0, -1) if math.prod(array.shape[dims:]) >= _MIN_NUMBERS), 0)
-
-
-def _dims_of_rows(array: np.ndarray) -> int:
-    """As of parts, without positions."""
-    return min(1, _dims_of_parts(array))
-
-
-def _rms_of(array: np.ndarray, dims: int) -> np.ndarray:
-    """Over all but the first ``dims`` dimensions, which are kept as ones."""
-    rest = tuple(range(dims, array.ndim))
-    return np.asarray(np.sqrt(np.mean(np.square(array, dtype=np.float64), axis=rest, keepdims=True)))
+    deepest = _places(len(shape))
+    return next((dims for dims in range(deepest, 0, -1) if math.prod(shape[dims:]) >= _MIN_NUMBERS), 0)
 
 
 def _spread(figures: np.ndarray | float, ndim: int) -> np.ndarray:
-    """Figures per place, to be used with an output of ``ndim`` dimensions."""
+    """Figures per place, to be used with those of ``ndim`` dimensions."""
     figures = np.asarray(figures)
     return figures.reshape(*figures.shape, *[1] * (ndim - figures.ndim))
 
 
 def _pooled(rms: np.ndarray | float, dims: int, ndim: int) -> np.ndarray:
     """The rms per place as that of parts, which the first ``dims`` dimensions number."""
-    return _rms_of(_spread(rms, ndim), dims)
+    spread = _spread(rms, ndim)
+    return np.asarray(np.sqrt(np.mean(np.square(spread), axis=tuple(range(dims, ndim)), keepdims=True)))
 
 
 def max_difference(left: Sequence[Arrays], right: Sequence[Arrays]) -> float:
@@ -316,29 +406,44 @@ def _compare_output(
     own: Sequence[Rounding],
     has_angle: bool,
 ) -> Comparison:
-    blind = [unprovable(r, o, has_angle) for r, o in zip(reference, own, strict=True)]
-    triples = zip(reference, found, own, strict=True)
-    verdicts = [not lost and within(r, f, limit, o, has_angle) for lost, (r, f, o) in zip(blind, triples, strict=True)]
+    # One case after the other: a vocabulary's logits are many.
+    judged = [_judged(r, f, limit, o, has_angle) for r, f, o in zip(reference, found, own, strict=True)]
     # On failure the figures are those of the failed case, so that the message shows what broke the rule.
-    chosen = list(range(len(cases))) if all(verdicts) else [verdicts.index(False)]
+    failed = [number for number, one in enumerate(judged) if not one.is_within]
+    chosen = failed[:1] or list(range(len(cases)))
     torch_abs, torch_rms = max(own[i].largest for i in chosen), max(own[i].rms_of_all for i in chosen)
-    most = (math.inf, math.inf, -1.0, math.inf)
-    if all(comparable(reference[i], found[i]) for i in chosen):
-        most_abs, most_rel, cosines, rms = zip(*(_figures(reference[i], found[i]) for i in chosen), strict=True)
+    most, sums = (math.inf, math.inf, -1.0, math.inf), [judged[i].sums for i in chosen]
+    known = [each for each in sums if each is not None]
+    if len(known) == len(sums):
+        most_abs, most_rel, cosines, rms = zip(*map(_figures, known), strict=True)
         most = max(most_abs), max(most_rel), min(cosines), max(rms)
     worst = ParityOutput(name, *most, torch_abs, torch_rms)
-    if all(verdicts):
+    if not failed:
         return Comparison(worst)
-    failed = tuple(case for case, verdict in zip(cases, verdicts, strict=True) if not verdict)
-    (first,) = chosen
-    return Comparison(worst, failed, blind[first], _stretched(_wide(reference[first]), _wide(found[first])))
+    stretched = _stretched(known[0]) if known else math.inf
+    return Comparison(worst, tuple(cases[i] for i in failed), judged[failed[0]].is_blind, stretched)
 
 
-def _figures(reference: np.ndarray, found: np.ndarray) -> tuple[float, float, float, float]:
+class _Judged(NamedTuple):
+    """One output of one case: its ``sums``, None where the two cannot be compared."""
+
+    sums: _Sums | None
+    is_within: bool
+    is_blind: bool
+
+
+def _judged(r: np.ndarray, f: np.ndarray, limit: Tolerance, own: Rounding, has_angle: bool) -> _Judged:
+    if not comparable(r, f):
+        return _Judged(None, False, unprovable(r, own, has_angle))
+    sums = _Sums.of(r, f)
+    is_blind = _unprovable(sums.reference, sums.shape, own, has_angle)
+    return _Judged(sums, not is_blind and _within(sums, r, f, limit, own, has_angle), is_blind)
+
+
+def _figures(sums: _Sums) -> tuple[float, float, float, float]:
     """Absolute and relative difference at most, cosine, and rms of the difference."""
-    r, f = _wide(reference), _wide(found)
-    cosine, off = _cosine(r, f), np.abs(f - r)
-    return float(off.max()), float((off / np.maximum(np.abs(r), 1e-3)).max()), cosine, _rms(off)
+    rms = float(sums.rms(sums.difference).max(initial=0.0))
+    return float(sums.absolute.max(initial=0.0)), float(sums.relative.max(initial=0.0)), sums.cosine, rms
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -348,14 +453,3 @@ def _wide(array: np.ndarray) -> np.ndarray:
 def comparable(r: np.ndarray, f: np.ndarray) -> bool:
     """Whether both are numbers, and as many."""
     return r.shape == f.shape and bool(np.isfinite(r).all() and np.isfinite(f).all())
-
-
-def _rms(array: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
-
-
-def _cosine(r: np.ndarray, f: np.ndarray) -> float:
-    norm = float(np.linalg.norm(r) * np.linalg.norm(f))
-    if norm == 0.0:
-        return 1.0 if not r.any() and not f.any() else -1.0
-    return float(np.vdot(r, f) / norm)
