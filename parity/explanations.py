@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -77,10 +78,7 @@ def explain(
     wanted = search.trial.counted(expected, event.module)
     answers = model.answer(feeds)
     best: tuple[float, str, str] | None = None
-    tried = [*_changes(model, event, feeds)]
-    if lost is not None and lost.parameter is not None:
-        tried.append(Change(lost.module, lost.words, partial(_set, lost.parameter, "data", torch.tensor(lost.stored))))
-    for change in tried:
+    for change in chain(_changes(model, event, feeds), _of_lost(lost)):  # each holds weights of its own
         with ExitStack() as undo:
             try:
                 change.apply(undo)
@@ -170,11 +168,20 @@ def _changes(model: Model, event: Event, feeds: Arrays) -> Iterator[Change]:
                 yield Change(where, words, change)
 
 
+def _of_lost(lost: Lost | None) -> Iterator[Change]:
+    if lost is not None and lost.parameter is not None:
+        yield Change(lost.module, lost.words, partial(_set, lost.parameter, "data", torch.tensor(lost.stored)))
+
+
 def _of_inputs(model: Model, feeds: Arrays) -> Iterator[tuple[str, Arrays]]:
-    ids = next((array for name, array in feeds.items() if name.endswith(IDS)), None)
+    name, ids = next(((name, array) for name, array in feeds.items() if name.endswith(IDS)), ("", None))
     if ids is None:
         return
     rows, length = ids.shape
+    for other, array in feeds.items():
+        if other != name and array.shape == ids.shape and array.dtype.kind == "i":
+            yield f"tokens that are read from {other}", {**feeds, name: array}
+            yield f"{other} that is read from {name}", {**feeds, other: ids}
     if MASK in feeds and not feeds[MASK].all():
         yield _MASK_IGNORED, {**feeds, MASK: np.ones_like(feeds[MASK])}
     if TYPES in feeds and feeds[TYPES].any():

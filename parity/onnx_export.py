@@ -128,6 +128,7 @@ class OnnxExport(Export):
 
     def values(self, feeds: Arrays, sizes: Collection[int]) -> list[Value]:
         """Computed without ONNX Runtime's own fusions, so that every value of the file is there."""
+        self.close()  # its weights are not in memory twice; the next answer opens it again
         model = self._onnx.ModelProto()
         model.CopyFrom(self.graph)
         self._take_branches(model.graph, feeds)

@@ -97,6 +97,10 @@ def _ignore_mask(kwargs: dict[str, Any]) -> None:
     kwargs["attention_mask"] = torch.ones_like(kwargs["attention_mask"])
 
 
+def _one_tensor(kwargs: dict[str, Any]) -> None:
+    kwargs["input_ids"] = kwargs["attention_mask"]  # as torch.export reads both where an example is one tensor
+
+
 def _ignore_types(kwargs: dict[str, Any]) -> None:
     kwargs["token_type_ids"] = torch.zeros_like(kwargs["token_type_ids"])
 
@@ -253,6 +257,14 @@ def _wrong() -> list[Recipe]:
             rewrites=("onnxscript",),
             at=("vit.layers.1.attention.q_proj",),
             kind="transposed",
+        ),
+        Recipe(
+            "one tensor as example of two inputs",
+            "bert",
+            "dynamo",
+            given("", _one_tensor),
+            at=("embeddings.word_embeddings",),
+            kind="tokens that are read from attention_mask",
         ),
         Recipe(
             "mask ignored",

@@ -29,6 +29,7 @@ RIGHT = ("gpt2", "vit", "mean", "bert int8", "bert renamed")
 WRONG = (
     "bias dropped, nameless",
     "mask ignored",
+    "one tensor as example of two inputs",
     "frozen length",
     "wrong pooling",
     "Dense skipped",
