@@ -119,9 +119,10 @@ class OnnxExport(Export):
         runtime = needed("onnxruntime", self.label, "onnxruntime", "install nestforge[cpu]")
         options = runtime.SessionOptions()
         options.log_severity_level = 4
+        advice = "" if self._library else "; `library` loads operators that are not its own"
         if exact:
             options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        with library_errors(lambda said: InputError(f"{self.label}: ONNX Runtime does not run it ({said})")):
+        with library_errors(lambda said: InputError(f"{self.label}: ONNX Runtime does not run it ({said}){advice}")):
             if self._library is not None:
                 options.register_custom_ops_library(str(self._library))
             return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)

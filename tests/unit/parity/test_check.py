@@ -280,7 +280,7 @@ def test_what_cannot_be_judged_is_one_line_and_two(zoo: Zoo, tmp_path: Path) -> 
     for export, expected in {
         tmp_path / "missing.onnx": "no such file",
         tmp_path / "no.onnx": "is no ONNX file",
-        saved(unknown, tmp_path / "unknown.onnx"): "ONNX Runtime does not run it",
+        saved(unknown, tmp_path / "unknown.onnx"): "`--library` loads operators",
         saved(outside, tmp_path / "outside.onnx"): "lies outside its folder",
         saved(lost, tmp_path / "lost.onnx"): "is missing",
         saved(nowhere, tmp_path / "nowhere.onnx"): "'-5'",
