@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .manifest import Manifest, SubmodelEntry
 
@@ -27,10 +27,12 @@ class Figure:
         return f"{value:.{self.digits}f}"
 
 
+RECALL = "recall_at_10"
+
 # By name, as manifests and JSON have them. Shares are from 0 to 1.
 FIGURES: Mapping[str, Figure] = {
     "mean_cosine": Figure("mean cosine", 4, "cosine between its embedding of an input and the universal model's"),
-    "recall_at_10": Figure(
+    RECALL: Figure(
         "recall@10", 3, "share of each input's ten nearest others, by the universal model, that it finds too"
     ),
     "class_agreement": Figure("class agreement", 4, "share of inputs to which it gives the universal model's class"),
@@ -49,21 +51,43 @@ FIGURES: Mapping[str, Figure] = {
 }
 
 
+def recall_in(dimensions: int) -> str:
+    """Name of the figure like ``RECALL`` of an embedding that is cut."""
+    return f"{RECALL}_in_{dimensions}"
+
+
+def figure(name: str) -> Figure | None:
+    """The figure called ``name``; None for one that is not known here."""
+    whole, _, cut = name.partition("_in_")
+    if not cut or whole not in FIGURES:
+        return FIGURES.get(name)
+    known = FIGURES[whole]
+    return replace(known, heading=f"{known.heading} in {cut}", meaning=f"{known.meaning}, by {cut} of its dimensions")
+
+
 def present(figures: Iterable[Mapping[str, float]]) -> list[str]:
-    """The names that are in any of ``figures``, in the order of ``FIGURES``; unknown ones last, by name."""
+    """The names that are in any of ``figures``, in the order of ``FIGURES``; others last, short ones first."""
     found = {name for mapping in figures for name in mapping}
-    return [*(name for name in FIGURES if name in found), *sorted(found - FIGURES.keys())]
+    others = sorted(found - FIGURES.keys(), key=lambda name: (len(name), name))
+    return [*(name for name in FIGURES if name in found), *others]
+
+
+def meanings(names: Iterable[str]) -> list[str]:
+    """A line for each figure that is known here, ``mean cosine: ...``."""
+    return [f"{known.heading}: {known.meaning}" for name in names if (known := figure(name)) is not None]
 
 
 def heading(name: str) -> str:
-    return FIGURES[name].heading if name in FIGURES else name
+    known = figure(name)
+    return name if known is None else known.heading
 
 
 def cell(figures: Mapping[str, float] | None, name: str, errors: Mapping[str, float] | None = None) -> str:
     """A figure as a table shows it, with its standard error where that is among ``errors``; or a dash."""
     if figures is None or name not in figures:
         return "-"
-    shown = FIGURES[name].text if name in FIGURES else "{:g}".format
+    known = figure(name)
+    shown = "{:g}".format if known is None else known.text
     return f"{shown(figures[name])} ±{shown(errors[name])}" if errors and name in errors else shown(figures[name])
 
 

@@ -197,6 +197,7 @@ class JobOptions:
     the ``submodels`` that were requested, of them the published ``slices``; whether examples were ``text`` or ``data``;
     the layers of the ``exits`` at which the model is cut, None for all; whether engines ``generate``, and tasks are
     ``mergeable``. ``whole_along`` are axes that no submodel shrinks: weights are not laid out along them.
+    ``dimensions`` are those to which the embedding may be cut, None for the model's own.
     """
 
     include: Literal["budgets", "levels", "ladder"] = "levels"
@@ -208,6 +209,7 @@ class JobOptions:
     mergeable: bool = False
     slices: tuple[str, ...] = ()
     whole_along: tuple[str, ...] = ()
+    dimensions: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

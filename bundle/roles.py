@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import InputError
 from .entries.exits_entry import ExitsEntry
 from .entries.tensor_spec import Role, TensorSpec
 from .manifest import Manifest, TextEntry
@@ -48,6 +49,26 @@ def compared_outputs(manifest: Manifest | Interface) -> dict[Role, TensorSpec]:
     if not features:
         return {}
     return {"embedding": next((spec for spec in features if len(spec.dims) == 3), features[-1])}
+
+
+def embedding_of(manifest: Manifest | Interface) -> TensorSpec | None:
+    """The output that is the embedding, ``[batch, width]``: the one of that role, else the one that text names, else
+    one of that name; None where it is no vector, or there is none."""
+    named = [spec.name for spec in manifest.outputs if spec.role == "embedding"]
+    named += [manifest.text.embedding] if manifest.text and manifest.text.embedding else []
+    return next((spec for spec in manifest.outputs if spec.name == [*named, "embedding"][0] and spec.is_vector), None)
+
+
+def embedding_output(manifest: Manifest | Interface, requested: str | None = None) -> TensorSpec:
+    """The output that is the embedding: the one requested, else ``embedding_of``. Raises InputError for none."""
+    vectors = [spec for spec in manifest.outputs if spec.is_vector]
+    wanted = [spec for spec in vectors if spec.name == requested]
+    found = embedding_of(manifest) if requested is None else next(iter(wanted), None)
+    if found is not None:
+        return found
+    what = "no output is said to be the embedding" if requested is None else f"output {requested!r:.80} is no embedding"
+    names = ", ".join(spec.name for spec in vectors) or "none"
+    raise InputError(f"{what}; expected a float output [batch, width], the model has {names}")
 
 
 def ids_input(manifest: Manifest | Interface) -> TensorSpec | None:
@@ -89,6 +110,11 @@ def role_problems(manifest: Manifest) -> Iterator[str]:
     if len(roles) != len(set(roles)) or len([role for role in roles if role in _DISTRIBUTIONS]) > 1:
         yield f"outputs: roles {', '.join(sorted(roles))}; expected each once, and one of {', '.join(_DISTRIBUTIONS)}"
     for spec in manifest.outputs:
+        width = _features(spec)
+        if (cuts := spec.dimensions) is not None and (
+            not spec.is_vector or cuts[:1] != (width,) or list(cuts) != sorted({*cuts}, reverse=True) or cuts[-1] < 1
+        ):
+            yield f"output {spec.name}: dimensions {list(cuts)[:8]}; expected falling numbers from {width} on"
         if spec.role is None:
             continue
         leading = {"tokens": [("batch", "sequence")], "next_tokens": [("batch", "sequence")]}.get(

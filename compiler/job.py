@@ -120,7 +120,13 @@ def resolve(request: CompileRequest) -> Job:
     Raises a NestforgeError for a model, profile, level, submodel, bucket or precision that does not exist or fit.
     """
     wanted = requested_profile(request)
-    source = open_source(request.model, request.exits, wanted.precisions, generates=request.generate)
+    source = open_source(
+        request.model,
+        request.exits,
+        wanted.precisions,
+        generates=request.generate,
+        dimensions=request.dimensions,
+    )
     source, tasks = with_tasks(source, request.tasks, request.lora_rank) if request.tasks else (source, {})
     published = tuple(read_slice(source, Path(folder)) for folder in request.slices)
     profile = source.fitted(wanted, request.buckets is not None, request.budget_at is not None)
@@ -151,6 +157,7 @@ def resolve(request: CompileRequest) -> Job:
             mergeable=request.mergeable,
             slices=tuple(submodel.id for submodel in published),
             whole_along=tuple(sorted(source.whole_along)),
+            dimensions=source.dimensions,
         ),
         notes=_notes(source, wanted, profile, has_buckets=request.buckets is not None),
         tasks=tasks,
@@ -172,6 +179,7 @@ def stated_source(model: str | Path, manifest: Manifest) -> ModelSource:
         profile_precisions(profile),
         generates=options.generate,
         whole_along=options.whole_along,
+        dimensions=options.dimensions,
     )
     return source if manifest.tasks is None else with_stated_tasks(source, manifest.tasks)
 

@@ -18,7 +18,7 @@ from ..bundle.device_files.task_index import TASK_FILE_PREFIX
 from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.entries.generation_entry import GenerationEntry
 from ..bundle.entries.task_entry import TasksEntry
-from ..bundle.figures import FIGURES, present
+from ..bundle.figures import meanings, present
 from ..bundle.files import sealed_json, to_json
 from ..bundle.manifest import (
     BUILD_NAME,
@@ -289,7 +289,7 @@ def _quality_note(manifest: Manifest) -> str:
     positions = f" with {first.positions} positions" if first.positions is not None else ""
     held_out = f"{first.samples} samples{positions} that took no part in the ranking"
     head = f"Each submodel against the universal model on {held_out}; ± is the standard error of so few:"
-    return "\n".join([head, "", *(f"- {FIGURES[n].heading}: {FIGURES[n].meaning}" for n in present([first.figures]))])
+    return "\n".join([head, "", *(f"- {line}" for line in meanings(present([first.figures])))])
 
 
 def _build_commands(build: BuildRecord) -> list[str]:

@@ -35,6 +35,7 @@ from .architecture import Architecture, ParameterGroups, TaskSpec, Variants, par
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
 from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
 from .checkpoints.tokenizer_file import tokenizer_content
+from .dimensions import with_dimensions
 from .family import PREFIX, Family, family_of, preset_checkpoint
 from .parts import CachedSpec, Exits, Part, chosen_exits
 from .sentence_transformers.read_modules import SentenceModules
@@ -49,7 +50,7 @@ class ModelSource:
     ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
     ``generates``: its submodels get KV-cache engines. ``tasks``: its engines take tasks, and these tensors of
     theirs as inputs. ``whole_along`` are the axes that no submodel of the bundle shrinks: weights need not be laid out
-    for them.
+    for them. ``dimensions`` are those to which its embedding may be cut, None as its folder has it.
     """
 
     checkpoint: Checkpoint
@@ -61,6 +62,7 @@ class ModelSource:
     generates: bool = False
     tasks: TaskSpec | None = None
     whole_along: frozenset[str] = frozenset()
+    dimensions: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -128,7 +130,7 @@ class ModelSource:
 
     @cached_property
     def signature(self) -> Signature:
-        return self.architecture.signature
+        return with_dimensions(self.architecture.signature, self.checkpoint, self.modules, self.dimensions)
 
     @cached_property
     def tokenizer(self) -> bytes | None:
@@ -261,6 +263,7 @@ def open_source(
     *,
     generates: bool = False,
     whole_along: Iterable[str] = (),
+    dimensions: Sequence[int] | None = None,
 ) -> ModelSource:
     """Opens a model folder, or ``preset:NAME``; ``exits`` are the layers whose exits are used, by default all; the
     others are fields of ``ModelSource``.
@@ -292,6 +295,7 @@ def open_source(
         precisions,
         generates=generates,
         whole_along=frozenset(whole_along),
+        dimensions=None if dimensions is None else tuple(dimensions),
     )
 
 

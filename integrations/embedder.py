@@ -10,19 +10,17 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from ..bundle.roles import embedding_output
 from ..errors import InputError
 from ..optional import needed
 from ..runtime.answer import Answer
+from ..runtime.dimensions import normalized, required
 from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Encoded
 from ..runtime.model import ElasticModel
 from ..runtime.request import Texts
-from ..runtime.retrieval.identity import embedding_output
 from .text_model import TextModel, listed
-
-# The least that torch.nn.functional.normalize divides by.
-_LEAST_LENGTH = 1e-12
 
 
 class TextRequest(NamedTuple):
@@ -73,9 +71,7 @@ class Embedder(TextModel):
                 for number, row in zip(part, rows_of_tokens(answer[tokens], read, self._pooled), strict=True):
                     rows[number] = {**row, **self._stated(answer.prompt)}
         if tokens is None:
-            if request.normalized:
-                vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _LEAST_LENGTH)
-            return vectors
+            return normalized(vectors) if request.normalized else vectors
         if request.output_value == TOKEN_EMBEDDINGS:
             return [row[TOKEN_EMBEDDINGS] for row in rows]
         return [{**row, SENTENCE_EMBEDDING: vector} for row, vector in zip(rows, vectors, strict=True)]
@@ -142,13 +138,8 @@ class Embedder(TextModel):
         return {"modality": "text", **length}
 
     def _width(self, truncate_dim: int | None) -> int:
-        full = int(self._output.dims[1])
-        truncate_dim = self.truncate_dim if truncate_dim is None else truncate_dim
-        if truncate_dim is None:
-            return full
-        if type(truncate_dim) is not int or not 0 < truncate_dim <= full:
-            raise InputError(f"truncate_dim: expected 1 to {full}, got {truncate_dim!r:.80}")
-        return truncate_dim
+        cut = self.truncate_dim if truncate_dim is None else truncate_dim
+        return int(self._output.dims[1]) if cut is None else required(self._output, cut, "truncate_dim")
 
 
 OutputValue = Literal["sentence_embedding", "token_embeddings"]

@@ -83,6 +83,9 @@ class CompileRequest:
     exits: Sequence[int] | None = option(
         "Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit."
     )
+    dimensions: Sequence[int] | None = option(
+        "Numbers to which the embedding may be cut, such as 768,512,256. Default: those that the model lists, else any."
+    )
     variants: Mapping[str, str] | None = option(
         "Variant of a computation in engines, such as moe.combine=one_hot. Default: the profile's, else the "
         "cheapest on the device.",

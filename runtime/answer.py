@@ -106,6 +106,8 @@ class Answer:
     ``runs`` is empty where all rows were answered at once. Where no engine takes so many, it has the runs of the
     submodel in their order: ``engine`` and ``bucket`` are those of the first, ``timings`` of all together, ``padding``
     says what all together were filled up to, and outputs are 0 at steps beyond the longest row of a run.
+
+    ``dimensions`` are those that the embedding was cut to, None where it is whole.
     """
 
     outputs: Mapping[str, Array]
@@ -124,6 +126,7 @@ class Answer:
     runs: tuple[RowRun, ...] = ()
     limit: Limit | None = None
     first_run: bool = False
+    dimensions: int | None = None
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
@@ -138,7 +141,8 @@ class Answer:
         runs = f" in {len(self.runs)} runs" if self.runs else ""
         first = " (first run)" if self.first_run else ""
         limit = f", {self.limit}" if self.limit else ""
-        figures = f"{self.timings.run:.2f} ms{first}{runs}{limit}{padding}{truncated}{prompt}{exits}"
+        cut = f", cut to {self.dimensions} dimensions" if self.dimensions is not None else ""
+        figures = f"{self.timings.run:.2f} ms{first}{runs}{limit}{padding}{truncated}{prompt}{cut}{exits}"
         return f"Answer({shapes}; {task}{self.engine}, {figures}; {self.reason})"
 
     def _repr_html_(self) -> str:
@@ -148,7 +152,7 @@ class Answer:
             ("run", f"{self.timings.run:.2f} ms{' (first run)' if self.first_run else ''}"),
             *((f"run {number}", run) for number, run in enumerate(self.runs, 1)),
         ]
-        for name in ("limit", "padding", "truncated", "prompt", "task", "exits"):
+        for name in ("limit", "padding", "truncated", "prompt", "dimensions", "task", "exits"):
             if value := getattr(self, name):
                 facts.append((name, value))
         rows = [(name, array.dtype, "x".join(map(str, array.shape))) for name, array in self.outputs.items()]

@@ -91,7 +91,7 @@ class Answering:
         else:
             runs = self._run(context, engine, pool, opened)
         return Answer(
-            outputs=runs.outputs,
+            outputs=runs.outputs if context.cut is None else context.cut.applied(runs.outputs),
             submodel=engine.submodel,
             engine=runs.engine.id,
             bucket=runs.engine.bucket,
@@ -112,6 +112,7 @@ class Answering:
             runs=runs.runs,
             limit=_limit(context, runs.run_ms) if context.request.is_timed else None,
             first_run=runs.is_first,
+            dimensions=None if context.cut is None else context.cut.dimensions,
         )
 
     def _run(

@@ -21,6 +21,7 @@ from .answer import Answer
 from .answering import Answering
 from .candidates import Choice
 from .description import Description, SubmodelInfo, describe, described_as_html
+from .dimensions import cut_to
 from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
 from .engines.memory import MemoryCap
@@ -34,7 +35,18 @@ from .generation.session import Session
 from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
 from .inputs.arrays import Array, InputChecker
-from .inputs.options import BUDGET, DEADLINE_MS, LATENCY_MS, MEMORY_MB, PROMPT, PROMPT_NAME, SUBMODEL, TASK, TRUNCATE
+from .inputs.options import (
+    BUDGET,
+    DEADLINE_MS,
+    DIMENSIONS,
+    LATENCY_MS,
+    MEMORY_MB,
+    PROMPT,
+    PROMPT_NAME,
+    SUBMODEL,
+    TASK,
+    TRUNCATE,
+)
 from .request import Request, RequestContext, Texts
 from .tasks import Tasks, packed
 
@@ -101,6 +113,7 @@ class ElasticModel:
         prompt: str | None = PROMPT,
         prompt_name: str | None = PROMPT_NAME,
         task: str | None = TASK,
+        dimensions: int | None = DIMENSIONS,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts.
 
@@ -109,7 +122,8 @@ class ElasticModel:
         ``deadline_ms`` counts what this model is answering for other threads too. A limit in time that no figure keeps
         is refused once a run has shown the same. An input smaller than its bucket is padded, which the answer says.
         ``exits`` may be an ``ExitPolicy``; without a policy or gate, or with a limited latency, the whole engine
-        answers. Of a ``task`` only submodels that it was proven on are chosen. Raises InputError, SelectionError, or a
+        answers. Of a ``task`` only submodels that it was proven on are chosen. An embedding cut to ``dimensions`` is
+        brought to length 1 again where the model brings it there. Raises InputError, SelectionError, or a
         BundleError if an engine cannot be opened.
         """
         started = perf_counter()
@@ -117,6 +131,7 @@ class ElasticModel:
         truncated: tuple[int, ...] = ()
         lengths: tuple[int, ...] | None = None
         before = ""
+        cut = None if dimensions is None else cut_to(self.bundle.manifest, dimensions)
         tensors = None if task is None else self.tasks.open(task).tensors
         if type(inputs) is dict or isinstance(inputs, Mapping):
             if truncate:
@@ -134,7 +149,19 @@ class ElasticModel:
         encoded_at = perf_counter()
         shape = self._inputs.sizes_of(feeds)
         context = RequestContext(
-            request, exits, routing, feeds, shape, truncated, before, started, encoded_at, Owner(), tensors, lengths
+            request,
+            exits,
+            routing,
+            feeds,
+            shape,
+            truncated,
+            before,
+            started,
+            encoded_at,
+            Owner(),
+            tensors,
+            lengths,
+            cut,
         )
         try:
             try:

@@ -15,6 +15,7 @@ from ..bundle.manifest import TextEntry
 from ..bundle.open_bundle import Bundle
 from ..errors import InputError, SelectionError
 from ..ownership import Owner
+from .dimensions import Cut
 from .exits.choice import RequestedExits
 from .graphs.task_tensors import TaskTensors
 from .inputs.arrays import Array
@@ -70,7 +71,7 @@ class RequestContext(NamedTuple):
     ``exits`` and ``routing`` are what was requested. ``truncated`` are the texts that were cut, ``prompt`` stood
     before each; ``task`` answers, or the base. The call began at ``started`` and had its arrays at ``encoded``
     (``perf_counter``, seconds); it may be in flight until ``owner`` is over. ``lengths`` are the steps of each row of
-    texts without their padding, None for arrays.
+    texts without their padding, None for arrays. The embedding is ``cut``, or returned whole.
     """
 
     request: Request
@@ -85,6 +86,7 @@ class RequestContext(NamedTuple):
     owner: Owner
     task: TaskTensors | None = None
     lengths: Sequence[int] | None = None
+    cut: Cut | None = None
 
     @property
     def task_name(self) -> str | None:

@@ -17,6 +17,7 @@ from ..bundle.figures import cell, heading, present, quality_warnings
 from ..bundle.manifest import Manifest, Quality
 from ..elastic import Axis
 from ..profiles.device_profile import budget_bucket_of, budget_shape_of
+from .dimensions import listed
 
 # A capacity that many texts need.
 _TOKENS = 2048
@@ -66,6 +67,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
         ("axes", describe_axes(manifest.axes)),
         ("order", _ranking(manifest)),
         ("precision", ", ".join(dict.fromkeys(engine.precision for engine in manifest.engines))),
+        *((f"{one.name} cut to", listed(one.dimensions)) for one in manifest.outputs if one.dimensions is not None),
         *_exit_facts(manifest),
         *cache_facts(sizes_of(manifest.generation)),
         *_proof_facts(manifest),

@@ -43,7 +43,7 @@ from ..runtime.inputs.options import (
 )
 from ..runtime.load import PROVIDER, RESIDENCY, opened
 from ..runtime.model import ElasticModel
-from ..runtime.retrieval.index import QUERY_MS, Found, Index, K
+from ..runtime.retrieval.index import INDEX_DIMENSIONS, QUERY_MS, Found, Index, K
 from ..runtime.rows import Corpus
 from ..whole_file import require_writable
 from .bundle_bench import BundleBench, bench_bundle
@@ -65,6 +65,7 @@ def search(
     memory_mb: float | None = MEMORY_MB,
     submodel: str | None = SUBMODEL,
     deadline_ms: float | None = DEADLINE_MS,
+    dimensions: int | None = INDEX_DIMENSIONS,
     truncate: bool = TRUNCATE,
     prompt: str | None = PROMPT,
     prompt_name: str | None = PROMPT_NAME,
@@ -85,6 +86,7 @@ def search(
             memory_mb=memory_mb,
             submodel=submodel,
             deadline_ms=deadline_ms,
+            dimensions=dimensions,
             truncate=truncate,
             prompt=prompt,
             prompt_name=prompt_name,

@@ -41,6 +41,8 @@ class TensorSpec:
     ``row_needs`` is stated of the mask that says which positions count, and says what every row must have for its
     answer to be defined: a ``token`` somewhere (attention over nothing is no number that implementations agree on), or
     one at the start, ``first_token``, where positions see only those before them.
+    An embedding ``[batch, width]`` may be cut to its first numbers: to the ``dimensions`` listed, which fall from
+    ``width`` on, or to any number where none are. ``normalisation``: the model brings its rows to length 1.
     """
 
     name: str
@@ -50,6 +52,14 @@ class TensorSpec:
     high: int | None = field(default=None, metadata={"min": 1})
     role: Role | None = None
     row_needs: RowNeed | None = None
+    dimensions: tuple[int, ...] | None = None
+    normalisation: Literal["l2"] | None = None
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is one vector of floats for each row."""
+        shaped = len(self.dims) == 2 and self.dims[0] == "batch" and isinstance(self.dims[1], int)
+        return shaped and self.dtype in ("float32", "float16")
 
     def shape(self, bucket: Bucket, others: Mapping[str, int] = MappingProxyType({})) -> tuple[int, ...]:
         """Shape at ``bucket``, the largest where it is a range, with the sizes of ``others`` by name."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...bundle.entries.tensor_spec import Role, TensorSpec
-from ...bundle.figures import NEIGHBOURS
+from ...bundle.figures import NEIGHBOURS, RECALL, recall_in
 from ...errors import InputError
 from ..inputs.arrays import Array
 from .samples import Batch
@@ -24,7 +24,8 @@ _VALUES_WIDENED_AT_ONCE = 2**17
 
 
 class VectorTally:
-    """Cosine and neighbours of embeddings ``[B, H]``, or of ``[B, S, H]`` averaged over the positions that count.
+    """Cosine and neighbours of embeddings ``[B, H]``, or of ``[B, S, H]`` averaged over the positions that count; the
+    neighbours also by the first numbers alone, as many as each of the output's dimensions.
 
     It takes both models' outputs of each batch, the universal model's first, and ends with figures by name.
     ``positions`` is how many were compared, None for outputs without positions. Outputs that are not finite, and
@@ -35,6 +36,7 @@ class VectorTally:
 
     def __init__(self, spec: TensorSpec) -> None:
         self._output = spec.name
+        self._cuts = (spec.dimensions or ())[1:]
         self._rows: tuple[list[Array], list[Array]] = ([], [])
 
     def add(self, batch: Batch, reference: Array, found: Array) -> None:
@@ -47,8 +49,11 @@ class VectorTally:
 
     def figures(self) -> dict[str, SampleMean]:
         reference, found = (np.concatenate(rows) for rows in self._rows)
-        recalls = recalls_at(reference, found, NEIGHBOURS) if len(reference) > 1 else np.ones(1)
-        return {"mean_cosine": mean_over(cosines(reference, found)), "recall_at_10": mean_over(recalls)}
+        figures = {"mean_cosine": mean_over(cosines(reference, found))}
+        for name, rows in {RECALL: found, **{recall_in(cut): found[:, :cut] for cut in self._cuts}}.items():
+            recalls = recalls_at(reference, rows, NEIGHBOURS) if len(reference) > 1 else np.ones(1)
+            figures[name] = mean_over(recalls)
+        return figures
 
 
 class DistributionTally:

@@ -15,5 +15,10 @@ MEMORY_MB = option("Memory limit of the engine, in MB.", above=0, unit="MB")
 TRUNCATE = option("Cut texts that are longer than the largest bucket; else they are refused.", False)
 PROMPT = option("Text before each text; '' for none. Default: the model's default prompt.", metavar="TEXT")
 PROMPT_NAME = option("Named prompt of the model, before each text.", metavar="NAME")
+DIMENSIONS = option(
+    "Numbers of the embedding to keep, the first so many, of a model whose prefixes are embeddings. Default: all.",
+    min=1,
+    metavar="N",
+)
 THREADS = option("Number of cores per run. Default: all that this process may use.", min=1)
 PROGRESS = option("Called as work proceeds: stage, done, total.", silent)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...argument_types import checked
 from ...bundle.manifest import SubmodelEntry
+from ...bundle.roles import embedding_output
 from ...errors import InputError
 from ...progress import Progress
 from ..inputs.arrays import Array
@@ -18,7 +19,6 @@ from ..load import opened
 from ..model import ElasticModel
 from ..request import Request
 from ..rows import Corpus, Rows, rows_of
-from .identity import embedding_output
 from .index import Index, K, checked_labels
 from .search import Encoded, encode, nearest
 
@@ -98,7 +98,7 @@ def _compared(
     if (wanted is None) != (index.labels is None):
         lacking = "the list of queries" if wanted is None else index.name
         raise InputError(f"labels: {lacking} has none; label the corpus and the queries, or neither")
-    spec = embedding_output(manifest, index.identity.output)
+    spec, width = embedding_output(manifest, index.identity.output), index.identity.width
     resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
     universal = manifest.submodel(index.identity.submodel)
     others = [entry for entry in manifest.submodels if entry.id in resident and entry.id != universal.id]
@@ -111,8 +111,8 @@ def _compared(
     for number, entry in enumerate(entries):
         progress("submodels", number, len(entries))
         request = Request(submodel=entry.id)
-        encode(model, rows.first(_WARM_UP_QUERIES), spec, request, truncate=truncate)
-        encoded = encode(model, rows, spec, request, truncate=truncate)
+        encode(model, rows.first(_WARM_UP_QUERIES), spec, request, width, truncate=truncate)
+        encoded = encode(model, rows, spec, request, width, truncate=truncate)
         ids, _ = nearest(index.embeddings, encoded.vectors, k)
         if whole is None:
             best, whole = ids, encoded

@@ -14,11 +14,11 @@ from typing import Literal
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry, ParityReceipt
-from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import WEIGHTS_NAME, FileEntry, Manifest, SubmodelEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...profiles.backends import BACKENDS
+from ..dimensions import listed, may_be_cut
 
 INDEX_SCHEMA_VERSION = 1
 _REMEDY = "build the index again with this bundle"
@@ -38,11 +38,11 @@ class IndexIdentity:
     """Everything about an index but its rows.
 
     ``weights_sha256`` is the weight store's; ``configuration`` the files of the checkpoint that say what is computed
-    with the weights; ``tokenizer_sha256`` the tokenizer file's where the corpus was text. ``output`` ``[batch, width]``
-    is the embedding, divided by its Euclidean length; rows are ranked by the inner product of two such vectors,
-    computed in float64, and equal ones by their number, the lowest first. ``submodel`` is the universal model's id,
-    ``truncated`` counts texts that were cut, ``prompt`` stood before each of them; ``entries`` and ``labelled`` say
-    what else the index holds of its rows.
+    with the weights; ``tokenizer_sha256`` the tokenizer file's where the corpus was text. The first ``width`` numbers
+    of ``output`` are the embedding, divided by its Euclidean length; rows are ranked by the inner product of two such
+    vectors, computed in float64, and equal ones by their number, the lowest first. ``submodel`` is the universal
+    model's id, ``truncated`` counts texts that were cut, ``prompt`` stood before each of them; ``entries`` and
+    ``labelled`` say what else the index holds of its rows.
     """
 
     schema_version: int
@@ -77,24 +77,6 @@ def universal_of(manifest: Manifest) -> SubmodelEntry:
         f"bundle of {manifest.name}: an index is built by the universal model, and it has only {known}; compile with "
         "`include='levels'`"
     )
-
-
-def embedding_output(manifest: Manifest, requested: str | None = None) -> TensorSpec:
-    """The output that is the embedding, ``[batch, H]``: the one requested, else the one that the manifest says is an
-    embedding, else one of that name. Raises InputError where there is none."""
-    named = [spec.name for spec in manifest.outputs if spec.role == "embedding"]
-    named += [manifest.text.embedding] if manifest.text and manifest.text.embedding else []
-    wanted = requested if requested is not None else next(iter([*named, "embedding"]))
-    for spec in manifest.outputs:
-        if spec.name == wanted and _is_vector(spec):
-            return spec
-    vectors = ", ".join(spec.name for spec in manifest.outputs if _is_vector(spec)) or "none"
-    what = (
-        f"output {requested!r:.80} is no embedding"
-        if requested is not None
-        else "no output is said to be the embedding"
-    )
-    raise InputError(f"model {manifest.name}: {what}; expected a float output [batch, width], it has {vectors}")
 
 
 def configuration_of(manifest: Manifest) -> tuple[FileEntry, ...]:
@@ -156,8 +138,9 @@ def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
         )
     if identity.tokenizer_sha256 is not None and identity.tokenizer_sha256 != tokenizer_sha256(bundle):
         raise InputError(f"{where}: its texts went through another tokenizer than bundle {bundle.path} has; {_REMEDY}")
-    if not any(spec.name == identity.output and _is_vector(spec, identity.width) for spec in manifest.outputs):
-        outputs = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in manifest.outputs)
+    if not any(spec.name == identity.output and may_be_cut(spec, identity.width) for spec in manifest.outputs):
+        cuts = {spec.name: f" cut to {listed(spec.dimensions)}" for spec in manifest.outputs if spec.dimensions}
+        outputs = ", ".join(f"{spec.name} {list(spec.dims)}{cuts.get(spec.name, '')}" for spec in manifest.outputs)
         raise InputError(
             f"{where}: holds output {identity.output!r:.80} [batch, {identity.width}], bundle {bundle.path} has "
             f"{outputs}; {_REMEDY}"
@@ -190,9 +173,3 @@ def identity_problems(identity: IndexIdentity) -> Iterator[str]:
 
 def _hash_of(bundle: Bundle, name: str) -> str | None:
     return next((entry.sha256 for entry in bundle.manifest.files if entry.path == name), None)
-
-
-def _is_vector(spec: TensorSpec, width: int | None = None) -> bool:
-    """Whether the output is one float vector per row, of ``width`` if that is given."""
-    shaped = len(spec.dims) == 2 and spec.dims[0] == "batch" and isinstance(spec.dims[1], int)
-    return shaped and spec.dtype in ("float32", "float16") and width in (None, spec.dims[-1])

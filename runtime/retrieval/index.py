@@ -18,17 +18,20 @@ import numpy as np
 
 from ...argument_types import again, checked, option
 from ...bundle.open_bundle import Bundle
+from ...bundle.roles import embedding_output
 from ...errors import InputError, SelectionError
 from ...outside_file import versioned_json
 from ...progress import Progress
 from ...strict import structure, unstructure
 from ...whole_file import write_whole
+from ..dimensions import required
 from ..engines.residency import Residency
 from ..inputs.arrays import Array
 from ..inputs.files import read_npz
 from ..inputs.options import (
     BUDGET,
     DEADLINE_MS,
+    DIMENSIONS,
     LATENCY_MS,
     MEMORY_MB,
     PROGRESS,
@@ -48,7 +51,6 @@ from .identity import (
     check_fits,
     configuration_of,
     covered,
-    embedding_output,
     identity_problems,
     tokenizer_sha256,
     universal_of,
@@ -66,6 +68,7 @@ _VALUES_MEASURED_AT_ONCE = 2**23
 _REMEDY = "build the index again"
 K = option("Number of rows to find per query.", 10, min=1)
 QUERY_MS = again(LATENCY_MS, help="Latency limit of the encoding of one query, in ms.")
+INDEX_DIMENSIONS = again(DIMENSIONS, help="Numbers of an embedding that the index must have. Default: what it has.")
 EMBEDDING = option("Embedding to index, an output of the model. Default: the bundle's own.", metavar="NAME")
 
 
@@ -115,6 +118,7 @@ class Index:
         ids: Sequence[str] | None = None,
         labels: Array | Sequence[int] | None = None,
         embedding: str | None = EMBEDDING,
+        dimensions: int | None = DIMENSIONS,
         truncate: bool = TRUNCATE,
         prompt: str | None = PROMPT,
         prompt_name: str | None = PROMPT_NAME,
@@ -130,7 +134,7 @@ class Index:
         """
         with opened(bundle, residency) as model:
             rows = rows_of(model, corpus, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
-            return cls._built(model, rows, ids, labels, embedding, truncate, progress)
+            return cls._built(model, rows, ids, labels, embedding, dimensions, truncate, progress)
 
     @classmethod
     def _built(
@@ -140,11 +144,13 @@ class Index:
         ids: Sequence[str] | None,
         labels: Array | Sequence[int] | None,
         embedding: str | None,
+        dimensions: int | None,
         truncate: bool,
         progress: Progress,
     ) -> Index:
         bundle = model.bundle
         spec = embedding_output(bundle.manifest, embedding)
+        width = int(spec.dims[1]) if dimensions is None else required(spec, dimensions)
         universal = universal_of(bundle.manifest).id
         if ids is not None and rows.texts is not None:
             raise InputError("ids: texts are kept as they are; ids are for arrays")
@@ -153,8 +159,8 @@ class Index:
         if entries is not None and len(entries) != count:
             raise InputError(f"ids: expected {count} texts, one a row, got {len(entries)}: {entries!r:.80}")
         classes = None if labels is None else checked_labels(labels, count)
-        check_size(count, int(spec.dims[1]), entries)
-        encoded = encode(model, rows, spec, Request(submodel=universal), truncate=truncate, progress=progress)
+        check_size(count, width, entries)
+        encoded = encode(model, rows, spec, Request(submodel=universal), width, truncate=truncate, progress=progress)
         weights = weights_sha256(bundle)
         assert weights is not None  # covered() found it equal to the receipts'
         identity = IndexIdentity(
@@ -163,7 +169,7 @@ class Index:
             weights_sha256=weights,
             configuration=configuration_of(bundle.manifest),
             output=spec.name,
-            width=int(spec.dims[1]),
+            width=width,
             similarity="cosine",
             normalisation="l2",
             ties="lowest row",
@@ -209,9 +215,15 @@ class Index:
             members["labels"] = self.labels
         write_whole(Path(path), lambda stream: np.savez(stream, **members), "the index")
 
-    def check(self, bundle: Bundle) -> None:
-        """Raises InputError unless ``bundle`` may answer with this index, SelectionError where a receipt is missing."""
+    def check(self, bundle: Bundle, dimensions: int | None = None) -> None:
+        """Raises InputError unless ``bundle`` may answer with this index, which has the ``dimensions`` requested, if
+        any were; SelectionError where a receipt is missing."""
         check_fits(self.identity, bundle, self.name)
+        if dimensions not in (None, self.identity.width):
+            raise InputError(
+                f"dimensions: {self.name} has {self.identity.width}, to which queries are cut, requested {dimensions}; "
+                "build an index with those"
+            )
 
     @checked
     def search(
@@ -225,6 +237,7 @@ class Index:
         memory_mb: float | None = MEMORY_MB,
         submodel: str | None = SUBMODEL,
         deadline_ms: float | None = DEADLINE_MS,
+        dimensions: int | None = INDEX_DIMENSIONS,
         truncate: bool = TRUNCATE,
         prompt: str | None = PROMPT,
         prompt_name: str | None = PROMPT_NAME,
@@ -236,7 +249,7 @@ class Index:
         if the index does not fit the model's bundle or a query does not fit the model, SelectionError where no submodel
         satisfies the limits or the one chosen has no parity receipt.
         """
-        self.check(model.bundle)
+        self.check(model.bundle, dimensions)
         started = perf_counter()
         texts = [queries] if isinstance(queries, str) else queries
         rows = rows_of(model, texts, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
@@ -253,7 +266,7 @@ class Index:
                 longest = min(longest, model.longest_sequence(1, submodel))
             choice = model.choose(1, longest, **request._asdict())
             request, reason = Request(submodel=choice.engine.submodel), choice.reason
-        encoded = encode(model, rows, spec, request, truncate=truncate)
+        encoded = encode(model, rows, spec, request, self.identity.width, truncate=truncate)
         encoded_at = perf_counter()
         ids, scores = nearest(self.embeddings, encoded.vectors, k)
         entries = self.entries

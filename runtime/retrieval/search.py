@@ -40,12 +40,14 @@ def encode(
     rows: Rows,
     output: TensorSpec,
     request: Request,
+    width: int,
     *,
     truncate: bool = False,
     progress: Progress = silent,
 ) -> Encoded:
-    """Embeds every row with the submodel (its id) that ``request`` names, whole engines only; or a single row with the
-    one that the model chooses as it admits a request with a deadline, so that no other takes the same room.
+    """Embeds every row, in ``width`` numbers, with the submodel (its id) that ``request`` names, whole engines only; or
+    a single row with the one that the model chooses as it admits a request with a deadline, so that no other takes the
+    same room.
 
     Raises SelectionError if an engine that may answer has no parity receipt, before it encodes anything where the
     submodel is named; InputError for a row that does not fit, or whose embedding has no direction.
@@ -58,7 +60,7 @@ def encode(
         for engine in able:
             covered(model.bundle, engine, output.name)
     count = len(rows.lengths)
-    vectors = np.empty((count, int(output.dims[1])), np.float32)
+    vectors = np.empty((count, width), np.float32)
     run_ms, flops = np.empty(count), np.empty(count, np.int64)
     used: dict[str, EngineEntry] = {}
     truncated, done, reason = 0, 0, ""
@@ -66,7 +68,7 @@ def encode(
         engine = engines[answer.engine]
         covered(model.bundle, engine, output.name)
         used[engine.id] = engine
-        vectors[part] = _directions(answer[output.name], output, part)
+        vectors[part] = _directions(answer[output.name][:, :width], output, part)
         run_ms[part] = answer.timings.run / len(part)
         flops[part] = engine.row_flops(int(rows.lengths[part].max()))
         truncated, done, reason = truncated + len(answer.truncated), done + len(part), answer.reason

@@ -127,7 +127,7 @@ def consistency_command(bundle: Path, as_json: bool, **settings: Any) -> None:
 
 
 def _print_consistency(found: Consistency) -> None:
-    from ...bundle.figures import FIGURES, cell, heading, present
+    from ...bundle.figures import cell, heading, meanings, present
     from ...profiles.precision import TRACED
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
@@ -158,8 +158,8 @@ def _print_consistency(found: Consistency) -> None:
     print_table(["submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
     click.echo()
     say("±: standard error of so many samples")
-    for name in names:
-        say(f"{FIGURES[name].heading}: {FIGURES[name].meaning}")
+    for line in meanings(names):
+        say(line)
     if not exact:
         precision = found.universal_precision
         say(f"\nnote: figures are against the universal model in {precision}, not in float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ _INDEX_EXAMPLES = """\b
 Examples:
   nestforge index my.bundle --text corpus.txt --output corpus.index
   nestforge index my.bundle --text corpus.txt --prompt-name document --output corpus.index
+  nestforge index my.bundle --text corpus.txt --dimensions 256 --output corpus.index
   nestforge index my-vit.bundle --data images.npz --output images.index
 """
 
@@ -45,7 +47,7 @@ Examples:
 @path_option("--data", "NPZ file with an array per input, rows first, and perhaps 'labels' of the rows.")
 @path_option("--output", "New file to write the index to.", required=True)
 @overwrite_option
-@field_options(Index.build, "embedding", "truncate", "prompt", "prompt_name", "residency")
+@field_options(Index.build, "embedding", "dimensions", "truncate", "prompt", "prompt_name", "residency")
 @json_option
 def index_command(
     bundle: Path,
@@ -54,6 +56,7 @@ def index_command(
     output: Path,
     overwrite: bool,
     embedding: str | None,
+    dimensions: int | None,
     residency: Residency | Literal["auto"],
     as_json: bool,
     **texts: Any,
@@ -68,14 +71,15 @@ def index_command(
     require_new(output, overwrite)
     blank = 0
     with load(bundle, residency=residency) as model, working() as progress:
+        build = partial(index, model, embedding=embedding, dimensions=dimensions, progress=progress)
         if text is not None:
             lines = read_text_lines(text)
             blank = lines.blank
-            built = index(model, lines.texts, embedding=embedding, progress=progress, **texts)
+            built = build(lines.texts, **texts)
         else:
             assert data is not None
             file = read_array_file(data, model.bundle.manifest.inputs, MAX_BYTES, MAX_BYTES)
-            built = index(model, file.feeds, labels=file.labels, embedding=embedding, progress=progress)
+            built = build(file.feeds, labels=file.labels)
     built.save(output)
     identity = built.identity
     if as_json:
@@ -114,7 +118,7 @@ Examples:
 @path_option("--data", "NPZ file of queries: an array per input, rows first, and perhaps 'labels'.")
 @field_options(search, "k", "budget", "latency_ms", "submodel")
 @click.option("--compare", "compares", is_flag=True, help="Search with every submodel, beside the universal model.")
-@field_options(search, "truncate", "prompt", "prompt_name")
+@field_options(search, "dimensions", "truncate", "prompt", "prompt_name")
 @field_options(search, residency="shared, which opens at once; auto with --compare")
 @json_option
 def search_command(
@@ -137,12 +141,13 @@ def search_command(
     if bool(texts) + (file is not None) + (data is not None) != 1:
         raise click.UsageError("expected one of --query, --queries and --data")
     of_texts = {name: options.pop(name) for name in ("truncate", "prompt", "prompt_name")}
+    dimensions = options.pop("dimensions")
     if sum(limit is not None for limit in options.values()) > (0 if compares else 1):
         raise click.UsageError("expected at most one of --budget, --latency-ms and --submodel, and none with --compare")
     require_text_options(data is None, **of_texts)
     opened = Index.load(index_path)
     with load(bundle, residency=residency or ("auto" if compares else "shared")) as model:
-        opened.check(model.bundle)
+        opened.check(model.bundle, dimensions)
         queries, labels = _queries(model, texts, file, data)
         if compares:
             with working() as progress:

@@ -53,6 +53,7 @@ Examples:
   nestforge run my.bundle --inputs inputs.npz --submodel ffn768-heads6 --json
   nestforge run my.bundle --text "easy or hard?" --exits 0.3
   nestforge run my.bundle --text "how is a file closed?" --prompt-name query
+  nestforge run my.bundle --text "how is a file closed?" --dimensions 256
   nestforge run my.bundle --text "A submodel is a view." --task reviews
   nestforge run my.bundle --text "A submodel is a view." --provider cuda
 """
@@ -64,7 +65,7 @@ Examples:
 @path_option("--inputs", "NPZ file with an array per input, by name, rows first.")
 @field_options(ElasticModel.__call__, *_LIMITS, "exits", *_OF_TEXTS)
 @field_options(load, residency="shared, which opens in milliseconds; on a GPU as its provider has it")
-@field_options(ElasticModel.__call__, "task")
+@field_options(ElasticModel.__call__, "task", "dimensions")
 @merge_option
 @field_options(load, "provider")
 @path_option("--output", "NPZ file to write all outputs to.")
@@ -133,6 +134,7 @@ def _answer_data(answer: Answer, first_ms: float | None) -> dict[str, Any]:
         "padding": answer.padding,
         "truncated": answer.truncated,
         "prompt": answer.prompt,
+        "dimensions": answer.dimensions,
         "task": answer.task,
         "timings_ms": answer.timings._asdict(),
         "first_run_ms": first_ms,
@@ -172,6 +174,7 @@ def _print_answer(
         *((f"run {number}", str(run)) for number, run in enumerate(answer.runs[:_SHOWN_RUNS], 1)),
         *([("more runs", str(len(answer.runs) - _SHOWN_RUNS))] if len(answer.runs) > _SHOWN_RUNS else []),
         *([("prompt", repr(answer.prompt))] if answer.prompt else []),
+        *([("dimensions", str(answer.dimensions))] if answer.dimensions is not None else []),
         *([("truncated", f"text {', '.join(map(str, answer.truncated))}")] if answer.truncated else []),
         (
             "timings",

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nestforge.bundle.figures import FIGURES, cell, heading, present, quality_warnings, shortfall
+from nestforge.bundle.figures import FIGURES, cell, heading, meanings, present, quality_warnings, recall_in, shortfall
 from nestforge.bundle.manifest import Manifest, Quality
 from nestforge.runtime.request import Request
 from support.three_submodels import BUCKETS, SIZES, dispatcher, make
@@ -13,9 +13,11 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_figures_stand_in_one_order_whatever_was_measured_first() -> None:
-    found = present([{"loss": 1.0, "mean_cosine": 0.5}, {"recall_at_10": 1.0, "zeta": 1.0, "alpha": 2.0}])
-    assert found == ["mean_cosine", "recall_at_10", "loss", "alpha", "zeta"]
+    found = present([{"loss": 1.0, "mean_cosine": 0.5, recall_in(64): 0.5}, {"recall_at_10": 1.0, recall_in(256): 0.9}])
+    assert found == ["mean_cosine", "recall_at_10", "loss", "recall_at_10_in_64", "recall_at_10_in_256"]
     assert present([]) == []
+    assert (heading(found[3]), cell({found[3]: 0.51234}, found[3])) == ("recall@10 in 64", "0.512")
+    assert [line.partition(":")[0] for line in meanings([*found[3:], "new"])] == ["recall@10 in 64", "recall@10 in 256"]
 
 
 @pytest.mark.parametrize(

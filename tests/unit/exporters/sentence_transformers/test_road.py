@@ -8,15 +8,20 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.compiler.job import stated_source
 from nestforge.errors import InputError
 from nestforge.runtime.retrieval.index import Index
 from support.gated_decoders import save_text_decoder
-from support.sentence_folders import HIDDEN, TEXTS, Layout, their_vectors
+from support.sentence_folders import HIDDEN, TEXTS, Layout, classes, their_vectors
 from support.tiny_compile import board
 
 PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_prompt_name": "query"}
 LAYOUTS = [
-    Layout("old mean, normalised", lambda m: [m.Pooling(HIDDEN), m.Normalize()], old=True),
+    Layout(
+        "old mean, layer norm of all numbers, normalised, as nomic v1.5 is asked to be",
+        lambda m: [m.Pooling(HIDDEN), m.LayerNorm(HIDDEN), m.Normalize()],
+        old=True,
+    ),
     Layout(
         "EmbeddingGemma's: two dense; a window that padding reaches beyond",
         lambda m: [
@@ -55,9 +60,10 @@ LAYOUTS = [
 ]
 
 
-def compiled(folder: Path, **changes: object) -> Path:
+def compiled(folder: Path, dimensions: tuple[int, ...] | None = None, **changes: object) -> Path:
     profile = board(**{"buckets": ["4x16"], "budgets": {"full": {}}, **changes})
-    return nestforge.compile(folder, profile=profile, output=folder.with_suffix(".bundle"), include="budgets")
+    output = folder.with_suffix(".bundle")
+    return nestforge.compile(folder, profile=profile, output=output, include="budgets", dimensions=dimensions)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -65,10 +71,14 @@ def test_text_in_vector_out(tmp_path: Path, layout: Layout) -> None:
     folder = layout.write(tmp_path / "m")
     with nestforge.load(compiled(folder)) as model:
         answer = model(list(TEXTS), truncate=True)
-        alone = model(TEXTS[1])
-    expected = their_vectors(folder)
-    np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-5, rtol=1e-5)
-    np.testing.assert_allclose(alone["sentence_embedding"], expected[1:2], atol=1e-5, rtol=1e-5)
+        alone = model(TEXTS[1], dimensions=4)
+        normalizes = model.outputs[-1].normalisation == "l2"
+    theirs = classes().SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    assert normalizes == any(type(module).__name__ == "Normalize" for module in theirs)
+    cut = theirs.encode(TEXTS[1], truncate_dim=4, normalize_embeddings=normalizes)
+    np.testing.assert_allclose(answer["sentence_embedding"], theirs.encode(list(TEXTS)), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(alone["sentence_embedding"], cut[None], atol=1e-5, rtol=1e-5)
+    assert (alone.dimensions, answer.dimensions) == (4, None)
     assert answer.prompt == (PROMPTS["prompts"]["query"] if layout.config == PROMPTS else "")
 
 
@@ -86,8 +96,10 @@ def test_every_pooling_at_free_lengths(tmp_path: Path) -> None:
 
 def test_submodels_are_sliced_and_share_the_modules_weights(tmp_path: Path) -> None:
     folder = Layout("dense", lambda m: [m.Pooling(HIDDEN), m.Dense(HIDDEN, 24)]).write(tmp_path / "m")
-    with nestforge.load(compiled(folder, budgets={"full": {}, "half": {"flops": "70 %"}})) as model:
+    with nestforge.load(compiled(folder, (6, 12), budgets={"full": {}, "half": {"flops": "70 %"}})) as model:
         manifest = model.bundle.manifest
+        assert stated_source(folder, manifest).signature.outputs == manifest.outputs
+        assert manifest.outputs[-1].dimensions == (24, 12, 6)
         assert {engine.emitted for engine in manifest.engines} == {"sliced"}
         assert len(manifest.submodels) == 2
         assert {entry.path for entry in manifest.provenance.source} >= {
@@ -99,6 +111,11 @@ def test_submodels_are_sliced_and_share_the_modules_weights(tmp_path: Path) -> N
         assert b"sentence_head.2.linear.weight" in (model.bundle.path / "weights.safetensors").read_bytes()
         whole, half = (model(list(TEXTS), submodel=entry.id) for entry in manifest.submodels)
         assert whole["sentence_embedding"].shape == half["sentence_embedding"].shape == (4, 24)
+        short = model(list(TEXTS), dimensions=6)
+        np.testing.assert_array_equal(short["sentence_embedding"], model(list(TEXTS))["sentence_embedding"][:, :6])
+        assert "cut to 6 dimensions" in repr(short)
+        with pytest.raises(InputError, match="dimensions: expected one of 24, 12, 6, got 8, which the model lists"):
+            model(TEXTS[1], dimensions=8)
 
 
 def test_prompts_and_length_of_requests_and_of_an_index(tmp_path: Path) -> None:

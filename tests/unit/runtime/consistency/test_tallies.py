@@ -94,6 +94,16 @@ def test_vectors_per_position_are_averaged_over_what_counts() -> None:
     assert tally.positions is None
 
 
+def test_neighbours_are_also_those_of_the_first_numbers() -> None:
+    tally = VectorTally(TensorSpec("x", "float32", ("batch", 3), dimensions=(3, 2)))
+    rows = np.random.default_rng(0).standard_normal((14, 3))
+    tally.add(batch([1] * 14, 1), rows, rows)
+    shares = recalls_at(rows, rows[:, :2], 10)
+    assert means(tally)["recall_at_10"] == 1.0
+    assert means(tally)["recall_at_10_in_2"] == pytest.approx(shares.mean())
+    assert 0 < shares.mean() < 1
+
+
 def test_one_vector_has_no_neighbours_to_miss() -> None:
     tally = VectorTally(TensorSpec("x", "float32", ("batch", 2)))
     tally.add(batch([1], 1), np.ones((1, 2)), np.ones((1, 2)))

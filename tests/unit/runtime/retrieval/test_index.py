@@ -43,6 +43,31 @@ def test_rows_are_the_universal_models_embeddings(
     assert repr(index) == "Index('index': 30 rows x 16 by ffn32 of tiny)"
 
 
+def test_an_index_has_its_dimensions_and_queries_are_cut_to_them(
+    bundle: Path, model: ElasticModel, index: Index, feeds: Feeds, tmp_path: Path, edit_manifest: Edit
+) -> None:
+    Index.build(model, feeds(30, 8), dimensions=6).save(tmp_path / "short.index")
+    short = Index.load(tmp_path / "short.index")
+    cut = index.embeddings[:, :6] / np.linalg.norm(index.embeddings[:, :6], axis=1, keepdims=True)
+    np.testing.assert_allclose(short.embeddings, cut, atol=1e-6)
+    assert short.identity.width == 6
+    found = short.search(model, feeds(5, 8), k=1, dimensions=6)
+    assert found.ids[:, 0].tolist() == list(range(5))
+    np.testing.assert_allclose(found.scores, 1, atol=1e-6)
+    assert compare(model, short, feeds(5, 8), k=1).submodels[0].nearest_agreement == 1
+    with pytest.raises(InputError, match=r"index \S+ has 6, to which queries are cut, requested 8; build an i"):
+        short.search(model, feeds(5, 8), dimensions=8)
+
+    total = lambda data: next(spec for spec in data["outputs"] if spec["name"] == "total")  # noqa: E731
+    edit_manifest(bundle, lambda data: total(data).update(dimensions=[16, 8]))
+    with nestforge.load(bundle, threads=1) as listing:
+        with pytest.raises(InputError, match=r"holds output 'total' \[batch, 6\].* total \['batch', 16\] cut to 16, 8"):
+            short.search(listing, feeds(5, 8))
+        with pytest.raises(InputError, match="dimensions: expected one of 16, 8, got 6, which the model lists"):
+            Index.build(listing, feeds(3, 8), dimensions=6)
+        assert Index.build(listing, feeds(3, 8), dimensions=8).identity.width == 8
+
+
 @pytest.mark.parametrize("submodel", ["ffn16", "ffn32", "S", None])
 def test_any_submodel_answers_and_says_so(
     model: ElasticModel, index: Index, feeds: Feeds, expected: Reference, submodel: str | None
@@ -141,11 +166,11 @@ def test_progress_counts_rows(model: ElasticModel, feeds: Feeds) -> None:
         ({"progress": None}, "progress: expected a function, got None"),
         (
             {"embedding": "hidden"},
-            "model tiny: output 'hidden' is no embedding; expected a float output [batch, width]",
+            "output 'hidden' is no embedding; expected a float output [batch, width]",
         ),
         (
             {"embedding": "x"},
-            "model tiny: output 'x' is no embedding; expected a float output [batch, width], it has total",
+            "output 'x' is no embedding; expected a float output [batch, width], the model has total",
         ),
         ({"labels": np.array([1, 2])}, "labels: expected 3 whole numbers, got int64 of shape [2]"),
         ({"labels": np.array([1.0, 2, 3])}, "labels: expected 3 whole numbers, got float64 of shape [3]"),

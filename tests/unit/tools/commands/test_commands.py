@@ -196,6 +196,8 @@ def test_run_on_text(compiled: Any) -> None:
     assert data["padding"] == {"given": {"batch": 1, "sequence": 5}, "filled": {"batch": 1, "sequence": 8}}
     assert data["outputs"]["last_hidden_state"]["shape"] == [1, 5, 32]
     assert len(data["outputs"]["sentence_embedding"]["first"]) == 6
+    short = json_of("run", compiled.bundle, "--text", "the quick fox", "--dimensions", "4")
+    assert (short["dimensions"], short["outputs"]["sentence_embedding"]["shape"]) == (4, [1, 4])
     small = json_of("run", compiled.bundle, "--text", "the quick fox", "--budget", "small")
     assert small["reason"].startswith("budget small: ")
     assert small["submodel"] != data["submodel"]

@@ -1,0 +1,65 @@
+"""An embedding cut to its first numbers, which of a Matryoshka model are an embedding themselves (Kusupati et al. 2022,
+arXiv:2205.13147, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..bundle.entries.tensor_spec import TensorSpec
+from ..bundle.manifest import Manifest
+from ..bundle.roles import embedding_output
+from ..errors import InputError
+from .inputs.arrays import Array
+
+# The least that torch.nn.functional.normalize divides by.
+_LEAST_LENGTH = 1e-12
+
+
+class Cut(NamedTuple):
+    """The first ``dimensions`` numbers of ``output``, brought to length 1 where the model does that to all of them."""
+
+    output: TensorSpec
+    dimensions: int
+
+    def applied(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """``outputs`` with the embedding cut; all other arrays as they are."""
+        kept = np.ascontiguousarray(outputs[self.output.name][:, : self.dimensions])
+        return {**outputs, self.output.name: kept if self.output.normalisation is None else normalized(kept)}
+
+
+def cut_to(manifest: Manifest, dimensions: int) -> Cut:
+    """The cut that a request asks for. Raises InputError for a model without an embedding, and for ``dimensions`` to
+    which it is not cut."""
+    output = embedding_output(manifest)
+    return Cut(output, required(output, dimensions))
+
+
+def required(output: TensorSpec, dimensions: int, name: str = "dimensions") -> int:
+    """``dimensions``, which messages call ``name``. Raises InputError for those to which ``output`` is not cut."""
+    if may_be_cut(output, dimensions):
+        return dimensions
+    allowed = f"1 to {output.dims[1]}" if output.dimensions is None else f"one of {listed(output.dimensions)}"
+    why = "" if output.dimensions is None else ", which the model lists; compile with `dimensions` to list others"
+    raise InputError(f"{name}: expected {allowed}, got {dimensions!r:.80}{why}")
+
+
+def may_be_cut(output: TensorSpec, dimensions: int) -> bool:
+    """Whether ``output`` is an embedding that may be cut to ``dimensions`` numbers: to those that its model lists, or
+    to any, as sentence-transformers has it, where it lists none."""
+    if not output.is_vector or type(dimensions) is not int:
+        return False
+    return dimensions in (range(1, int(output.dims[1]) + 1) if output.dimensions is None else output.dimensions)
+
+
+def listed(dimensions: Sequence[int]) -> str:
+    """``768, 512, 256``."""
+    return ", ".join(map(str, dimensions))
+
+
+def normalized(vectors: Array) -> Array:
+    """``vectors`` ``[N, D]`` at length 1, as ``torch.nn.functional.normalize`` has it."""
+    found: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _LEAST_LENGTH)
+    return found
