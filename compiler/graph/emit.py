@@ -11,15 +11,17 @@ from ...elastic import Submodel
 from .encodings import stored_stack
 from .passes.free_elastic_dims import HeadAxes
 from .store import Store, StoredTensor
-from .template import Template
+from .template import Template, require_held
 
 
 def emit(template: Template, store: Store, submodel: Submodel, inputs: Collection[str] = ()) -> bytes:
     """The ONNX file of ``submodel``: the template with its initializers bound to views of the weight store.
 
     Those called ``inputs`` become inputs, behind the others, in the shapes of their views. A table that the store does
-    not have, of a submodel that was traced by itself, is held in the file.
+    not have, of a submodel that was traced by itself, is held in the file. Raises ExportError for more than that holds.
     """
+    tables = {name: table.nbytes for name, table in template.tables.items() if name not in store}
+    require_held({**tables, "constants": template.private_bytes}, "ask for shorter `buckets`")
     model = onnx.ModelProto()
     model.CopyFrom(template.proto)
     bound = [name for name in template.external if name in inputs]

@@ -14,7 +14,7 @@ from ...bucket import Bucket
 from ...bundle.entries.generation_entry import POSITIONS
 from ...bundle.manifest import WEIGHTS_NAME
 from ...elastic import ElasticSpec
-from ...errors import ExportError, SliceError
+from ...errors import SliceError
 from ...exporters.trace import Interface, Trace, trace
 from ...exporters.universal import UniversalModel
 from .encodings import table_name
@@ -42,10 +42,8 @@ from .passes.merge_reshapes import flatten_rows, merge_reshapes
 from .passes.operators import CACHED_ATTENTION
 from .passes.simplify_attention import pick_tokens, simplify_attention
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
-from .template import Template
+from .template import Template, require_held
 
-# Bytes of constants in a graph: protobuf writes 2 GiB at most, and nodes and names need some of it.
-_MOST_HELD = 2**31 - 2**26
 # Keys of what passes note of a value, and of the graph.
 _MODULES, _HEADS, _PROBLEM = "modules", "heads", "slice problem"
 
@@ -281,15 +279,11 @@ def _without_weights(model: ir.Model, given: Given, unshared: Collection[str]) -
             value.const_value = ir.ExternalTensor(
                 WEIGHTS_NAME, None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
             )
-    held = {
-        name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None
-    }
-    sizes = {name: tensor.nbytes for name, tensor in held.items() if not isinstance(tensor, ir.ExternalTensor)}
-    if sum(sizes.values()) > _MOST_HELD:
-        raise ExportError(
-            f"{max(sizes, key=sizes.__getitem__)} and others, {sum(sizes.values()) / 1e9:.1f} GB, would lie in every "
-            "engine's file, which holds 2 GB at most; slice such a weight along one of its dimensions alone"
-        )
+    held = ((name, value.const_value) for name, value in model.graph.initializers.items())
+    require_held(
+        {n: tensor.nbytes for n, tensor in held if tensor is not None and not isinstance(tensor, ir.ExternalTensor)},
+        "slice such a weight along one of its dimensions alone",
+    )
     model.producer_name, model.producer_version = "nestforge", None
     proto = ir.to_proto(model)
     del proto.graph.value_info[:]

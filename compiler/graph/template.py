@@ -14,7 +14,7 @@ import onnx
 
 from ...bucket import Bucket
 from ...bundle.entries.task_entry import LORA_A, LORA_B
-from ...errors import BuildError
+from ...errors import BuildError, ExportError
 from ...profiles.precision import Encoding, Precision
 from ..work.staging import write_synced
 from .edit import Edit
@@ -23,6 +23,8 @@ from .passes.contract import TRANSPOSED
 from .passes.free_elastic_dims import HeadAxes
 
 _METADATA_KEY = "nestforge.template"
+# Bytes of constants in a graph: protobuf writes 2 GiB at most, and nodes and names need some of it.
+_MOST_HELD = 2**31 - 2**26
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,17 @@ class Template:
         """Bytes of constants that every engine keeps for itself."""
         tensors = self.proto.graph.initializer
         return sum(len(t.raw_data) for t in tensors if t.data_location != onnx.TensorProto.EXTERNAL)
+
+
+def require_held(sizes: Mapping[str, int], mend: str) -> None:
+    """Refuses constants of ``sizes`` in bytes, by name, that no ONNX file holds. Raises ExportError, which says what to
+    ``mend``."""
+    total = sum(sizes.values())
+    if total > _MOST_HELD:
+        raise ExportError(
+            f"{max(sizes, key=sizes.__getitem__)} and others, {total / 1e9:.1f} GB, would lie in every engine's file, "
+            f"which holds 2 GB at most; {mend}"
+        )
 
 
 def save_template(template: Template, path: Path) -> None:

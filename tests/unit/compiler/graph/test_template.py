@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.compiler.graph import make_template as make_template_module
+from nestforge.compiler.graph import template as template_module
 from nestforge.compiler.graph.emit import emit, private_bytes, weight_bytes
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import StoredTensor, read_store, recover_order, stored_name, write_store
@@ -161,7 +161,7 @@ def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(
     template = traced_template(model, model.module, source.signature, BUCKET, opset=20)
     assert "sliced in two dimensions" in (template.slice_problem or "")
     assert template.private_bytes >= 64 * 32 * 4
-    monkeypatch.setattr(make_template_module, "_MOST_HELD", 64 * 32 * 4)  # of a weight of 2 GB
+    monkeypatch.setattr(template_module, "_MOST_HELD", 64 * 32 * 4)  # of a weight of 2 GB
     with pytest.raises(ExportError, match=f"^{cut.parameter} and others, 0.0 GB, would lie in every engine's file"):
         traced_template(model, model.module, source.signature, BUCKET, opset=20)
 
@@ -181,7 +181,9 @@ def test_no_engine_computes_a_constant(decoder: Workbench) -> None:
     _close(decoder, "ffn8")
 
 
-def test_tables_lie_in_the_store_under_the_names_of_their_contents(decoder: Workbench, tmp_path: Path) -> None:
+def test_tables_lie_in_the_store_under_the_names_of_their_contents(
+    decoder: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shapes = {table.shape for table in decoder.template.tables.values()}
     assert (12, 12) in shapes
     assert decoder.template.private_bytes < 1000
@@ -202,6 +204,11 @@ def test_tables_lie_in_the_store_under_the_names_of_their_contents(decoder: Work
         name: table.tolist() for name, table in decoder.template.tables.items()
     }
     assert emit(again, decoder.store, submodel) == emit(decoder.template, decoder.store, submodel)
+    monkeypatch.setattr(template_module, "_MOST_HELD", tables)
+    lacking = {name: place for name, place in decoder.store.items() if name not in again.tables}  # traced by itself
+    assert emit(again, decoder.store, submodel)
+    with pytest.raises(ExportError, match=r"GB, would lie in every engine's file, .*; ask for shorter `buckets`"):
+        emit(again, lacking, submodel)
 
 
 def test_a_table_that_the_store_does_not_have_is_the_engines_own(decoder: Workbench) -> None:
