@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-# (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole.
-Progress = Callable[[str, int, int], None]
+# (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole. A
+# part that takes long is done by and by, in fractions. One that counts bytes has ``Bytes`` of both.
+Progress = Callable[[str, float, int], None]
 
 
-def silent(_stage: str, _done: int, _total: int) -> None:
+class Bytes(int):
+    """A number of bytes."""
+
+
+def silent(_stage: str, _done: float, _total: int) -> None:
     """Reports nothing."""
+
+
+_listener = ContextVar[Callable[[int, int], None]]("listener", default=lambda _done, _total: None)
+
+
+@contextmanager
+def heard_by(listener: Callable[[int, int], None]) -> Iterator[None]:
+    """Within it ``listener`` hears what ``tell`` says."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(done: int, total: int) -> None:
+    """Says how far one long piece of work is, such as a file that is written, to the job that it is a part of, if there
+    is one: files and passes lie too deep for a callback of every function above them."""
+    _listener.get()(done, total)

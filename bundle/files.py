@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from ..errors import BundleCorruptError, BundleFormatError, OutputError
 from ..outside_file import read_file
 from ..profiles.probe_host import cache_folder
+from ..progress import Bytes, tell
 from ..whole_file import remove_unfinished, write_whole
 
 FETCH_AGAIN = "fetch the bundle again, or compile it again"
@@ -88,8 +89,10 @@ def regular_file(path: Path) -> Iterator[tuple[io.BufferedReader, FileIdentity]]
 def stream_sha256(file: io.BufferedReader) -> str:
     """The hash of what is left of ``file``; ``hashlib.file_digest`` does the same from Python 3.11 on."""
     digest, block = hashlib.sha256(), memoryview(bytearray(2**18))
+    first, size = file.tell(), os.fstat(file.fileno()).st_size
     while count := file.readinto(block):
         digest.update(block[:count])
+        tell(Bytes(file.tell() - first), Bytes(size - first))
     return digest.hexdigest()
 
 

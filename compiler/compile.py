@@ -106,8 +106,10 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
         proven = with_proof_graphs(completed, builder.proofs.path)
         proofs = prove(proven, chosen, builder.references, clock)
     manifest = write_manifest(stage, completed, proofs)
+    with clock("hash"):
+        written = written_bundle(stage, completed.build)
     with clock("verify"):  # the written files, through the runtime
-        _verify_written(stage, written_bundle(stage, completed.build), builder.references, clock)
+        _verify_written(stage, written, builder.references, clock)
     write_build_record(stage, manifest, job.command, clock, latencies)
     if job.tasks:
         with clock("tasks"):  # each proven on the written files, as one that is added later

@@ -13,15 +13,18 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from ..outside import printable
-from ..progress import Progress
+from ..progress import Bytes, Progress
 from ..strict import finite, unstructure
 
+# Of a log, about a stage that takes long.
+_SECONDS_BETWEEN_LINES = 30.0
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%| ±[\d.]+)?|-|")
 
 
@@ -84,25 +87,47 @@ def working() -> Iterator[Progress]:
             yield _plain_progress()
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
         from rich.progress import TimeRemainingColumn as Left
 
         columns = (
-            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+            *(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()),
             *(TextColumn("left"), Left()),
         )
-        with Bars(*columns, console=Console(stderr=True)) as bars:
-            tasks: dict[str, TaskID] = {}
-            totals: dict[str, int] = {}
+        # Parts of a stage take unequal time: what is left follows from all of it, not from its last seconds.
+        with Bars(*columns, console=Console(stderr=True), speed_estimate_period=3600) as bars:
+            stages: dict[str, tuple[_Stage, TaskID]] = {}
 
-            def report(stage: str, done: int, total: int) -> None:
-                if stage not in tasks:
-                    tasks[stage] = bars.add_task(stage, total=total)
-                parts = totals[stage] = max(total, totals.get(stage, 0))
-                bars.update(tasks[stage], completed=parts if done >= total else done, total=parts)
+            def report(name: str, done: float, total: int) -> None:
+                if name not in stages:
+                    stages[name] = _Stage(), bars.add_task(name, total=1.0, count="")
+                stage, task = stages[name]
+                stage.report(done, total)
+                bars.update(task, completed=stage.share, count=stage.count)
 
             yield report
+
+
+class _Stage:
+    """How far a stage is: the largest ``share`` reported, 0 to 1, in the finest parts that it was counted in."""
+
+    def __init__(self) -> None:
+        self.share, self._parts = 0.0, 0
+        self.began = self.said = time.monotonic()
+
+    def report(self, done: float, total: int) -> None:
+        """``done`` of ``total`` parts."""
+        self._parts = max(self._parts, total)
+        self.share = max(self.share, 1.0 if done >= total else done / total)
+
+    @property
+    def count(self) -> str:
+        """The parts that are done, of all."""
+        done = self.share * self._parts + 1e-9
+        if isinstance(self._parts, Bytes):
+            return f"{done / 1e6:,.1f}/{self._parts / 1e6:,.1f} MB"
+        return f"{int(done)}/{self._parts}"
 
 
 @contextlib.contextmanager
@@ -118,15 +143,24 @@ def resumable(output: Path) -> Iterator[None]:
 
 
 def _plain_progress() -> Progress:
-    totals: dict[str, int] = {}
+    """A line for each stage that is done, and for one that takes long, where it is from time to time."""
+    stages: dict[str, _Stage] = {}
     finished: set[str] = set()
 
-    def report(stage: str, done: int, total: int) -> None:
-        parts = totals[stage] = max(total, totals.get(stage, 0))
-        if done >= total and stage not in finished:
-            finished.add(stage)
+    def report(name: str, done: float, total: int) -> None:
+        stage, now = stages.setdefault(name, _Stage()), time.monotonic()
+        stage.report(done, total)
+        line = None
+        if stage.share == 1 and name not in finished:
+            finished.add(name)
+            line = f"{name}: {stage.count}"
+        elif 0 < stage.share < 1 and now - stage.said >= _SECONDS_BETWEEN_LINES:
+            left = (now - stage.began) * (1 / stage.share - 1)
+            line = f"{name}: {stage.share:.0%} ({stage.count}), about {left:,.0f} s left"
+        if line is not None:
+            stage.said = now
             with contextlib.suppress(OSError):  # no reason to stop the job
-                click.echo(f"{stage}: {parts}/{parts}", err=True)
+                click.echo(line, err=True)
 
     return report
 

@@ -26,6 +26,7 @@ from ...bundle.entries.engine_entry import ParityRouting, RoutingEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import ParityError
 from ...exporters.architecture import JudgedRoutes, Replay, Routing
+from ...progress import tell
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Rounding, Roundings, Tolerance, rounding, with_rounding
@@ -104,8 +105,11 @@ def replayed(
     taken = found if routes else [{} for _ in cases]
     outputs: list[Arrays] = []
     verdicts: list[Mapping[str, JudgedRoutes]] = []
+    before, tokens = 0, sum(case.tokens for case in cases)
     with in_float64(reference.module):
         for case, arrays in zip(cases, taken, strict=True):
+            tell(before, tokens)
+            before += case.tokens
             try:
                 tensors, judged = reference.run(case.feeds, routes, arrays)
             except ParityError as failure:

@@ -15,6 +15,8 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ...progress import Bytes, tell
+
 METADATA = MappingProxyType({"format": "nestforge"})
 # In the order in which safetensors lays tensors out, those of one type by name: the bytes are those that it writes.
 _TYPES = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
@@ -56,6 +58,7 @@ def write_tensors(
             for block in tensor.blocks() if isinstance(tensor, Unmade) else (tensor,):
                 assert block.dtype == tensor.dtype, name
                 stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+                tell(Bytes(stream.tell() - data), Bytes(end))
             assert stream.tell() == data + header[name]["data_offsets"][1], name
         stream.flush()
         os.fsync(stream.fileno())

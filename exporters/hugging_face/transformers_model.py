@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 
 from ...errors import CheckpointError
+from ...progress import Bytes, tell
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers
 from ..checkpoints.own_folder import is_finite
@@ -123,7 +124,11 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
         raise _unloadable(checkpoint, failure) from failure
     _refuse_misfits(checkpoint, report, loading.surveyed and not checkpoint.has_modules)
     base_model_first(model)
-    for parameter_name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    read, total = 0, sum(parameter.nbytes for parameter in parameters.values())
+    for parameter_name, parameter in parameters.items():
+        tell(Bytes(read), Bytes(total))  # what is mapped is read here
+        read += parameter.nbytes
         if parameter.dtype != torch.float32:
             raise CheckpointError(
                 f"{checkpoint.folder}: parameter {parameter_name} of {type(model).__name__} stays "

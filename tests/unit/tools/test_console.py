@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import ParityOutput
 from nestforge.errors import NestforgeError
+from nestforge.progress import Bytes
 from nestforge.tools import cli
 from nestforge.tools.console import (
     in_options,
@@ -87,6 +88,33 @@ def test_a_long_job_keeps_stdout_clean_and_reports_each_stage_once(capsys: pytes
     assert captured.err == "a library talks\ntrace: 2/2\n"
 
 
+def test_a_log_says_where_a_long_stage_is_and_how_long_it_still_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with working() as progress:
+        for seconds, stage, done, total in [
+            (0, "store", 0, 1),
+            (31, "store", Bytes(10**9), Bytes(4 * 10**9)),
+            (60, "store", Bytes(2 * 10**9), Bytes(4 * 10**9)),  # half a minute later at the earliest
+            (62, "store", 1, 1),
+            (62, "build", 0, 2),
+            (100, "build", 0.5, 2),
+            (140, "build", 0.25, 2),  # a further pass of the same part
+            (150, "build", 1, 1),
+        ]:
+            now[0] = seconds
+            progress(stage, done, total)
+    assert capsys.readouterr().err.splitlines() == [
+        "store: 25% (1,000.0/4,000.0 MB), about 93 s left",
+        "store: 4,000.0/4,000.0 MB",
+        "build: 25% (0/2), about 114 s left",
+        "build: 25% (0/2), about 234 s left",
+        "build: 2/2",
+    ]
+
+
 OUTSIDE = "a\nfake: line\x1b[2J\ud800\u202e"
 ESCAPED = r"a\nfake: line\x1b[2J\ud800\u202e"
 
@@ -123,8 +151,10 @@ def test_on_a_terminal_a_stage_says_how_long_it_still_takes(
     with working() as progress:
         progress("build", 0, 4)
         progress("build", 4, 4)
+        progress("store", Bytes(10**6), Bytes(2 * 10**6))
     drawn = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     assert re.search(r"build .* 4/4 +\d:\d\d:\d\d left \d:\d\d:\d\d", drawn)
+    assert re.search(r"store .* 1\.0/2\.0 MB +\d:\d\d:\d\d left", drawn)
 
 
 IDS = [f"ffn{128 * n}x3_1536x3-heads{n}x3_12x3" for n in (1, 2, 3)]

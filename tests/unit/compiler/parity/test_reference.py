@@ -33,6 +33,7 @@ from nestforge.errors import ParityError
 from nestforge.exporters.architecture import JudgedRoutes
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
+from nestforge.progress import heard_by
 from onnx import helper, numpy_helper
 from support.sealing import reseal
 from support.tiny_compile import board, builder_in, write_levels
@@ -165,7 +166,11 @@ def test_a_near_tie_that_falls_otherwise_is_no_error(builder: EngineBuilder, mon
     # By values alone the engine would be refused: another token was computed.
     cases = builder.cases[BUCKET]
     found = builder.run(entry, [case.feeds for case in cases])
-    alone = replayed(builder.references.of(builder.universal.spec.universal()), cases).outputs
+    told: list[tuple[int, int]] = []
+    with heard_by(lambda *done: told.append(done)):
+        alone = replayed(builder.references.of(builder.universal.spec.universal()), cases).outputs
+    tokens = [case.tokens for case in cases]
+    assert told == [(sum(tokens[:n]), sum(tokens)) for n in range(len(cases))], "the passes, as progress"
     assert not all(compare(alone, found, ["twins"], tolerance_of(entry, builder.universal)))
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from nestforge.compiler.work.clock import Clock
-from nestforge.progress import silent
+from nestforge.progress import Bytes, silent, tell
 
 
 def test_progress_names_the_stage_and_its_parts() -> None:
@@ -22,6 +22,25 @@ def test_progress_names_the_stage_and_its_parts() -> None:
     ]
     assert list(clock.seconds) == ["load", "build"]
     assert all(value >= 0 for value in clock.seconds.values())
+
+
+def test_what_a_long_part_tells_is_a_share_of_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, float, int]] = []
+    clock, now = Clock(lambda *event: events.append(event)), [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    tell(1, 2)  # nobody listens
+    with clock("build"):
+        for _ in clock.each("ab"):
+            now[0] += 1
+            tell(1, 4)
+            tell(2, 4)  # too soon
+            tell(Bytes(4), Bytes(4))  # the next part says so
+    with clock("store"):
+        now[0] += 1
+        tell(Bytes(2), Bytes(8))
+    assert events[:2] + events[-2:] == [("build", 0, 1), ("build", 0, 2), ("store", 2, 8), ("store", 1, 1)]
+    assert events[2:-3] == [("build", 0.25, 2), ("build", 1, 2), ("build", 1.25, 2), ("build", 1, 1)]
+    assert [type(total) for _, _, total in events].count(Bytes) == 1
 
 
 def test_work_is_reported_before_it_is_done() -> None:

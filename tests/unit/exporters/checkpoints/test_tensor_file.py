@@ -17,7 +17,9 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.exporters.checkpoints import tensor_file
+from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.exporters.checkpoints.tensor_file import Unmade, map_file, release_pages, write_tensors
+from nestforge.progress import heard_by
 
 _TYPES = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
@@ -65,8 +67,14 @@ def test_a_tensor_is_made_when_its_place_has_come_and_gone_before_the_next(tmp_p
             yield made(number)
 
     tensors = {str(n): Unmade(np.dtype(np.float32), (8, 3), partial(blocks, 4 * n)) for n in range(5)}
-    write_tensors(tensors, tmp_path / "w", {})
-    assert (most, alive, rows) == (2, 0, 40), "one, and the one before it until that is made"
+    told: list[tuple[int, int]] = []
+    with heard_by(lambda *done: told.append(done)):
+        write_tensors(tensors, tmp_path / "w", {})
+        assert (most, alive, rows) == (2, 0, 40), "one, and the one before it until that is made"
+        assert told == [(24 * number, 480) for number in range(1, 21)]
+        sha256_of(tmp_path / "w")
+    size = (tmp_path / "w").stat().st_size
+    assert told[20:] == [(size, size)]
     found = safetensors.numpy.load_file(tmp_path / "w")
     assert all(np.array_equal(found[str(n)][:, 0], 4 * n + np.arange(8) // 2) for n in range(5))
 
