@@ -22,7 +22,7 @@ COMPILED = {"compiled"}
 
 
 # No test asserts wall-clock time, so none may fail for being slow on a busy machine.
-settings.register_profile("nestforge", deadline=None)
+settings.register_profile("nestforge", deadline=None, max_examples=60)
 settings.load_profile("nestforge")
 
 
@@ -32,12 +32,18 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"nestforge is imported from {found}, not from {ROOT}: use `make test` in this folder")
 
 
+@pytest.fixture
+def blatant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For faults far beyond any rounding: before they are believed, PyTorch's own is measured 2 more times, not 31."""
+    monkeypatch.setattr("nestforge.compiler.parity.reference._NUDGED_PASSES", 2)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what `make check` leaves out."""
-    places = [ROOT / "tests" / place for place in COMPILING]
+    places = {ROOT / "tests" / place for place in COMPILING}
+    compiling = {path for path in {item.path for item in items} if places & {path, *path.parents}}
     for item in items:
-        fixtures = {*getattr(item, "fixturenames", ())}
-        if COMPILED & fixtures or any(item.path.is_relative_to(place) for place in places):
+        if item.path in compiling or COMPILED & {*getattr(item, "fixturenames", ())}:
             item.add_marker("compiles")
 
 

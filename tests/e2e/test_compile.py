@@ -304,7 +304,7 @@ def traced_once(traced: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates_module, "traced_template", lambda *_: traced)
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("traced_once", "blatant")
 @pytest.mark.parametrize(
     ("tensor", "module"),
     [
@@ -332,7 +332,7 @@ def test_a_wrong_weight_stops_everything_and_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("traced_once", "blatant")
 def test_a_wrong_graph_stops_everything(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = build_engine.emit
 

@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mine = [item for item in items if HERE in item.path.parents]
+    mine = [item for item in items if item.path.parent == HERE]
     problem = gpu_problem() if mine else None
     for item in mine:
         item.add_marker(pytest.mark.gpu)

@@ -11,7 +11,7 @@ from hostile.drive import drive
 from hostile.outcomes import described
 from hostile.worker import GOLDEN
 
-COUNT = 320
+COUNT = 240
 
 
 def test_damaged_files_are_refused_or_answer_as_before() -> None:

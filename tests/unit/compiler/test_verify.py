@@ -92,6 +92,7 @@ def test_two_engine_files_that_changed_places(bundle: Path) -> None:
         verify_bundle(bundle)
 
 
+@pytest.mark.usefixtures("blatant")
 def test_engines_that_changed_places_under_new_hashes_are_caught_by_parity(bundle: Path, tiniest: Path) -> None:
     one, other = bundle / "ffn8-heads1.b2-s8.onnx", bundle / "ffn16-heads1.b2-s8.onnx"
     raw = one.read_bytes()
@@ -105,6 +106,7 @@ def test_engines_that_changed_places_under_new_hashes_are_caught_by_parity(bundl
     assert (report.engines[0].problem or "").startswith("output last_hidden_state, case random-0: max abs ")
 
 
+@pytest.mark.usefixtures("blatant")
 def test_a_changed_weight_under_new_hashes_is_caught(bundle: Path, tiniest: Path) -> None:
     """A LayerNorm has no axis, so that only parity can see it."""
     tensors = safetensors.numpy.load_file(bundle / "weights.safetensors")
@@ -147,6 +149,7 @@ def test_the_same_kind_with_other_weights(bundle: Path, copy: Path) -> None:
         verify_bundle(bundle, copy)
 
 
+@pytest.mark.usefixtures("blatant")
 def test_other_weights_where_no_axis_is(bundle: Path, copy: Path) -> None:
     edit(copy, "embeddings.LayerNorm.bias", lambda bias: bias + 0.01)
     report = verify_bundle(bundle, copy)

@@ -105,6 +105,7 @@ def test_verify_runs_all_of_it_again(bundle: Bundle) -> None:
     assert verify_bundle(bundle.path, against=bundle.path.with_name("m"))
 
 
+@pytest.mark.usefixtures("blatant")
 def test_tokens_that_the_module_would_not_select_are_named(bundle: Bundle, tmp_path: Path) -> None:
     """For a model whose router says the opposite: the encoder's engine fails, and not the decoder's."""
     folder = shutil.copytree(bundle.path.with_name("m"), tmp_path / "m")

@@ -266,8 +266,7 @@ def _check_operations(path: Path) -> None:
 
 def test_a_bundle_says_its_forms_and_experts_share_the_stack(tmp_path: Path) -> None:
     """Engines that multiply expert by expert read views of the same stacked weights as those that do it at once."""
-    two = {"num_hidden_layers": 2, "attention_layers": (1,), "moe_layers": (0,)}
-    folder = save_tiny_mixer(tmp_path / "m", **two)
+    folder = save_tiny_mixer(tmp_path / "m", capacities=(100,), **TWO)
     sizes = {}
     for products in ("per_expert", "batched"):
         bundle = open_bundle(
