@@ -41,7 +41,8 @@ class LevelView:
 class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
     ``variants`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the
-    highest. ``cache`` is stated of a model that can generate."""
+    highest. ``cache`` is stated of a model that can generate, ``kept_whole`` of one whose axes were found: what
+    else was, and why it cannot shrink."""
 
     kind: str
     name: str
@@ -55,6 +56,7 @@ class ModelView:
     levels: tuple[LevelView, ...]
     variants: tuple[VariantView, ...]
     cache: tuple[CacheSize, ...] = ()
+    kept_whole: tuple[str, ...] = ()
 
 
 def cache_of(source: ModelSource, device: DeviceProfile) -> tuple[CacheSize, ...]:
@@ -106,4 +108,5 @@ def view_model(request: CompileRequest) -> ModelView:
         levels=tuple(views),
         variants=variant_views(source, [level.submodel for level in steps], device),
         cache=cache_of(source, device),
+        kept_whole=source.architecture.kept_whole,
     )

@@ -271,6 +271,7 @@ class Architecture:
     - ``tasks``: which tensors are a task's own, of a model that was made for many tasks on frozen weights.
     - ``folded``: tensors that variants read in place of parameters, made of them once.
     - ``group_of(parameter)``: the group that ``inspect`` counts a parameter in beside its own, if any.
+    - ``kept_whole``: what was found in a model that nobody described and cannot shrink, with the reason, a line each.
     - ``prove_load(feeds)``: what ``load`` did to the stored weights, proven against them.
     """
 
@@ -295,6 +296,7 @@ class Architecture:
     tasks: TaskSpec | None = None
     folded: Folded | None = None
     group_of: Callable[[str], str | None] | None = None
+    kept_whole: tuple[str, ...] = ()
     prove_load: Callable[[Arrays], Iterator[Proof]] | None = None
 
     def place_in_files(self, parameter: str, shape: tuple[int, ...]) -> Place:

@@ -1,8 +1,9 @@
 """Any class of transformers that no other family names, as a whole. See docs/architectures.md.
 
 What it is comes of the class itself, made from its configuration without weights (exporters/hugging_face/survey.py),
-which needs torch: planning without is what other families add, as are exits, routes and generation. It runs in one
-pass, in the code of the installed transformers; code of a folder's own is refused.
+and so do its axes (exporters/hugging_face/found_axes.py). That needs torch: planning without is what other families
+add, as are exits, routes and generation. It runs in one pass, in the code of the installed transformers; code of a
+folder's own is refused.
 """
 
 from __future__ import annotations
@@ -40,21 +41,26 @@ def read(checkpoint: Checkpoint) -> Architecture:
     pools = not checkpoint.has_weights or any(".pooler." in f".{name}" for name in checkpoint.tensors)
     loading = Loading(without_pooler=not pools, surveyed=True)
     found = survey.survey(checkpoint, loading)
-    parameters = Parameters()
-    parameters.shapes = dict(found.shapes)
+    parameters, axes = Parameters(), found.axes
+    parameters.shapes, parameters.axes, parameters.slices = dict(found.shapes), [*axes.axes], [*axes.slices]
     hidden = {spec.name: spec.dims[-1] for spec in found.signature.outputs}.get(HIDDEN)
     signature = with_texts(found.signature, checkpoint)
     width = hidden if isinstance(hidden, int) and signature.mask == MASK else None
-    counted: dict[Bucket, list[Op]] = {}
+    counted: dict[Bucket, tuple[list[Op], list[Op]]] = {}
 
-    def workload(_: Submodel, bucket: Bucket) -> list[Op]:
+    def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
         shape = bucket.largest
         if shape not in counted:
-            counted[shape] = found.ops(shape)
-        return counted[shape]
+            counted[shape] = found.ops(shape), found.ops(shape, axes.half)
+        return found.between(*counted[shape], submodel)
 
     whole = describe(checkpoint, parameters, {}, signature, workload, loading, width)
-    return replace(whole, spec=replace(whole.spec, depth=found.depth))
+    return replace(
+        whole,
+        spec=replace(whole.spec, depth=found.depth, widths=axes.widths),
+        narrow=lambda module, submodel: axes.narrow(module.get_submodule("model"), submodel),
+        kept_whole=axes.refused,
+    )
 
 
 FAMILY = Family("general", (), read, reads_config_alone=True)

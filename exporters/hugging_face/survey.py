@@ -21,13 +21,15 @@ from torch.utils.flop_counter import flop_registry
 
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import Role, TensorSpec
+from ...elastic import Submodel
 from ...errors import UnsupportedModelError
 from ...workload import Op, OpKind
 from ..checkpoints.checkpoint import Checkpoint
 from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS, Signature
+from .found_axes import FoundAxes, find_axes
 from .interface import Loading
 from .tensors import Shape
-from .transformers_model import TransformersModule, base_model_first, class_of
+from .transformers_model import TransformersModule, base_model_first, caches_unused, class_of
 
 # Tokens of the longest text where no configuration states a number of positions.
 _USUAL_POSITIONS = 2048
@@ -37,29 +39,54 @@ _TABLE_READS = {_aten.embedding.default, _aten.index_select.default, _aten.gathe
 _CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
 # Shapes by which dimensions of outputs are told apart: sizes that no other dimension is likely to have.
 _ROWS, _MORE_ROWS = 2, 3
+# What operations of one kind cost.
+_COSTS = ("flops", "weight_bytes", "activation_bytes")
 
 
 @dataclass(frozen=True)
 class Survey:
-    """A class as ``config.json`` describes it. ``module`` takes the signature's inputs, its parameters fake."""
+    """A class as ``config.json`` describes it. ``module`` takes the signature's inputs, its parameters fake; ``axes``
+    are those found in the model that it wraps."""
 
     module: TransformersModule
     fake: FakeTensorMode
     shapes: Mapping[str, Shape]
     signature: Signature
     depth: int
+    axes: FoundAxes
 
     def example(self, bucket: Bucket) -> dict[str, torch.Tensor]:
         """Fake inputs at ``bucket``, by name."""
         return _inputs(self.fake, self.signature.inputs, bucket)
 
-    def ops(self, bucket: Bucket) -> list[Op]:
-        """The operations of one pass."""
+    def ops(self, bucket: Bucket, submodel: Submodel | None = None) -> list[Op]:
+        """The operations of one pass, of the universal model or cut to ``submodel``."""
         names = {_storage(parameter): name for name, parameter in self.module.model.named_parameters()}
-        counter = _Counter(names)
-        with self.fake, torch.no_grad(), counter:
-            self.module.answer(self.example(bucket))
+        counter, module = _Counter(names), copy.copy(self.module)
+        with self.fake, torch.no_grad(), caches_unused():
+            if submodel is not None:
+                module._modules = {**module._modules, "model": self.axes.cut(module.model, submodel)}
+            with counter:
+                module.answer(self.example(bucket))
         return counter.ops
+
+    def between(self, whole: Sequence[Op], half: Sequence[Op], submodel: Submodel) -> list[Op]:
+        """The operations of ``submodel``, of those of the universal model and of half of every axis: each grows evenly
+        with the axis of the weights that it reads, or that were read last."""
+        axes = {cut.parameter.rpartition(".")[0]: cut.axis for cut in self.axes.slices}
+        kept = {
+            axis.name: (submodel[axis.name] - least) / max(axis.size - least, 1)
+            for axis, least in self.axes.half.values
+        }
+        found, axis, rest = [], None, list(half)
+        for op in whole:
+            # A single head needs no copy in another order.
+            least = rest.pop(0) if rest and _what(op) == _what(rest[0]) else op
+            axis = axes.get(op.name, axis)
+            share = 1.0 if axis is None else kept[axis]
+            costs = ((getattr(least, cost), getattr(op, cost)) for cost in _COSTS)
+            found.append(Op(op.name, op.kind, *(max(0, round(low + share * (high - low))) for low, high in costs)))
+        return found
 
 
 def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
@@ -82,6 +109,7 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
     signature = Signature(
         inputs, (), (longest or _USUAL_POSITIONS) if has_sequence else None, mask, shortened=shortened
     )
+    axes = find_axes(model, (), _inputs(fake, inputs, Bucket(_MORE_ROWS, min(12, signature.max_sequence or 1))))
     module = TransformersModule(model, signature, None, loading)
     with _refused(checkpoint, cls.__name__):
         outputs = tuple(_output_specs(module, fake, signature, _is_causal(model)))
@@ -91,7 +119,8 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
             f"{', '.join(spec.name for spec in inputs)} decide; expected float tensors with the batch in front"
         )
     signature = replace(signature, outputs=outputs)
-    return Survey(TransformersModule(model, signature, None, loading), fake, shapes, signature, _depth(model))
+    module = TransformersModule(model, signature, None, loading)
+    return Survey(module, fake, shapes, signature, _depth(model), axes)
 
 
 @contextmanager
@@ -196,7 +225,7 @@ def _output_specs(
     short, long = min(12, most), min(19, most)
 
     def shapes(bucket: Bucket) -> dict[str, Shape]:
-        with fake, torch.no_grad():
+        with fake, torch.no_grad(), caches_unused():
             found = module.answer(_inputs(fake, signature.inputs, bucket))
         tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
         return {name: tuple(map(int, each.shape)) for name, each in tensors.items() if each.is_floating_point()}
@@ -328,6 +357,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _name(self, func: Any, weights: Sequence[torch.Tensor]) -> str:
         kind = func.overloadpacket.__name__
         return self._names[_storage(weights[0])].rpartition(".")[0] if weights else f"{len(self.ops)}.{kind}"
+
+
+def _what(op: Op) -> str:
+    """The weights that an operation reads, or what it is."""
+    return op.name.lstrip("0123456789.")
 
 
 def _is_tensor(value: Any) -> bool:

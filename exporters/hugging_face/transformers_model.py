@@ -25,6 +25,8 @@ from .tensors import Shape
 
 # In transformers' masking_utils: finds where the next of several sequences in one row begins.
 _SEARCH = "find_packed_sequence_indices"
+# In its pytorch_utils: what tells whether results of functions are kept.
+_CACHES_ASK = "is_torchdynamo_compiling"
 
 
 class TransformersModule(torch.nn.Module):
@@ -84,6 +86,20 @@ def _one_sequence_a_row() -> Iterator[None]:
         yield
     finally:
         setattr(masking_utils, _SEARCH, search)
+
+
+@contextmanager
+def caches_unused() -> Iterator[None]:
+    """Within it transformers' own caches of functions are passed by, as in an export: what a pass without numbers left
+    there would be taken for numbers by the next."""
+    from transformers import pytorch_utils
+
+    asked = vars(pytorch_utils)[_CACHES_ASK]
+    setattr(pytorch_utils, _CACHES_ASK, lambda: True)
+    try:
+        yield
+    finally:
+        setattr(pytorch_utils, _CACHES_ASK, asked)
 
 
 def load_module(

@@ -179,7 +179,7 @@ def _kept_target(node: ir.Node, target: list[Extent]) -> list[ir.Node]:
     numbers = [value for value in before.inputs if value is not None] if before is not None else []
     if before is None or before.op_type != "Concat" or len(numbers) != len(target) or -1 not in target:
         return []
-    if any(extents(value) != (1,) for value in numbers):
+    if any(extents(value) != (1,) or scalar(value) == -1 for value in numbers):
         return []
     freed = int64_constant([-1])
     numbers[target.index(-1)] = freed.outputs[0]

@@ -11,7 +11,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import ElasticSpec
+from nestforge.elastic import Axis
 from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from safetensors.torch import load_file, save_file
@@ -47,7 +47,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_class_that_nobody_named_is_read_off_itself(text: Path) -> None:
     source = open_source(text)
     assert source.family.name == "general"
-    assert source.spec == ElasticSpec((), (), depth=1)
+    assert source.spec.axes == (Axis("layers.0.ffn", 32), Axis("layers.0.heads", 2))
+    assert source.architecture.kept_whole == ()
     assert source.signature.inputs == (
         TensorSpec("input_ids", "int64", TOKENS, pad=0, high=64),
         TensorSpec("attention_mask", "int64", TOKENS, pad=0, high=2, row_needs="token"),
@@ -55,20 +56,28 @@ def test_a_class_that_nobody_named_is_read_off_itself(text: Path) -> None:
     assert source.signature.outputs == (TensorSpec("logits", "float32", (*TOKENS, 64)),)
     assert source.signature.max_sequence == 24
     assert source.signature.text is not None
-    products = [op for op in source.workload(source.spec.universal(), Bucket(2, 8)) if op.kind == "gemm"]
-    inner = 4 * 16 * 16 + 2 * 16 * 32 + 16 * 16 + 16 * 64  # the layer, the head's transform, the vocabulary
-    assert sum(op.flops for op in products) == 2 * 2 * 8 * inner
+    for width, heads in ((32, 2), (24, 2), (8, 1)):
+        submodel = source.spec.from_kinds({"ffn": [width], "heads": [heads]})
+        products = [op for op in source.workload(submodel, Bucket(2, 8)) if op.kind == "gemm"]
+        inner = 4 * heads * 8 * 16 + 2 * 16 * width + 16 * 16 + 16 * 64  # the layer, the head's transform, vocabulary
+        assert sum(op.flops for op in products) == 2 * 2 * 8 * inner
 
 
-def test_texts_of_any_length_and_images_compile_whole(text: Path, tmp_path: Path) -> None:
-    images = save_model(tmp_path / "m", "Dinov2Model", "dinov2", image_size=8, patch_size=4, **LAYERS)
+def test_texts_of_any_length_and_images_compile_with_what_shrinks(text: Path, tmp_path: Path) -> None:
+    images = save_model(tmp_path / "m", "Dinov2Model", "dinov2", image_size=8, patch_size=4, mlp_ratio=2, **LAYERS)
     for model, bucket in ((text, "1..2x1..12"), (images, "2x1")):
         folder = compile_bundle(
-            model=model, output=tmp_path / "out", profile=board(budgets={"full": {}}), buckets=[bucket], overwrite=True
+            model=model,
+            output=tmp_path / "out",
+            profile=board(budgets={"full": {}}),
+            levels={"ffn": [0.5, 1], "heads": [0.5, 1]},
+            buckets=[bucket],
+            overwrite=True,
         )
-        (engine,) = open_bundle(folder).manifest.engines
-        assert engine.submodel == "universal"
-        assert engine.bucket == Bucket.parse(bucket)
+        manifest = open_bundle(folder).manifest
+        assert [engine.submodel for engine in manifest.engines] == ["ffn16-heads1", "ffn32-heads2"]
+        assert all((e.slice_problem, e.bucket) == (None, Bucket.parse(bucket)) for e in manifest.engines)
+        assert [proof.suite for proof in manifest.proofs] == ["slice"]
 
 
 @pytest.mark.parametrize(
