@@ -17,16 +17,17 @@ from ..runtime.inputs.arrays import Array, Arrays
 from .cases import IDS, MASK, Trial, make_cases, of_tokens, traced_sizes
 from .explanations import skipped
 from .export import Export
-from .exports import TEXTS, BundleExport, ServerExport, open_exports
+from .exports import TEXTS, BundleExport, BundleTexts, ServerExport, open_exports
 from .locate import Fault, locate
 from .match import Match, match_inputs, match_outputs, require_names
 from .model import Model, open_model, submodel_of, universal_of
 from .steps import Pair, in_pieces, part_of, past_of
-from .texts import SENTENCES, text_trials
+from .texts import SENTENCES, has_library, library_of, library_trials, text_trials
 from .verdict import Figures, Rule, judged
 from .weights import changed_tokens
 
 _YOURS = "your inputs"
+_OTHER_TOKENS = "another tokenizer, prompt or longest text, where the same submodel is right on tokens"
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,12 @@ def check_parity(request: ParityRequest) -> ParityReport:
     model, universal = open_model(request.against), None
     if model.folder is None:
         opened = [export for export in opened if export.submodel is None] or opened
+    if not has_library(model):
+        opened = [export for export in opened if not isinstance(export, BundleTexts)]
     graphs = []
     for number, export in enumerate(opened):
         request.progress("graphs", number, len(opened))
-        own = part_of(model, export)
+        own = library_of(model, export) if isinstance(export, BundleTexts) else part_of(model, export)
         if isinstance(export, BundleExport) and export.submodel is not None:
             universal = universal or universal_of(model, export.folder)
             own = submodel_of(universal, export.submodel)
@@ -133,9 +136,11 @@ def check_parity(request: ParityRequest) -> ParityReport:
 def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
     rule = Rule(export.precision, model.facts.depth, request.tolerance, request.preset)
     given = request.map or {}
-    if isinstance(export, ServerExport):
-        pair = Pair(export, model, [Match(TEXTS, TEXTS, "texts")])
-        trials = text_trials(model, request.texts or SENTENCES, for_server=True)
+    if export.port(TEXTS) is not None:
+        pair = Pair(export, model, [Match(port.name, port.name, "texts") for port in export.inputs])
+        asked = request.texts or SENTENCES
+        is_server = isinstance(export, ServerExport)
+        trials = text_trials(model, asked, for_server=True) if is_server else library_trials(model, asked)
     else:
         pair = Pair(export, model, match_inputs(export, model.inputs, given))
         trials = _trials(pair, request)
@@ -177,6 +182,8 @@ def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
     if report.is_right:
         return report
     wrong = {figure.case for figure in figures if not figure.is_right} | failed.keys()
+    if isinstance(export, BundleTexts):
+        return replace(report, fault=Fault("texts", _OTHER_TOKENS))
     fault = _reshaped(model, trials, expected, answered) or locate(pair, rule, outputs, trials, wrong, failed)
     return replace(report, fault=fault)
 

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib import error, request
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..bundle.manifest import MANIFEST_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
+from ..bundle.roles import embedding_of, embedding_output
 from ..errors import InputError, NestforgeError
 from ..optional import needed
 from ..outside import library_errors, said_by
@@ -43,7 +45,7 @@ _HELD: Mapping[str, Precision] = {
 _NO_VALUES = {"Parameter", "Result", "Constant"}
 _MOST_PLAN_BYTES = 2**36
 _SECONDS, _MOST_BYTES = 60, 2**26  # of an answer of a server
-TEXTS = "texts"
+TEXTS, PROMPT_NAME = "texts", "prompt_name"
 
 
 class OpenVinoExport(Export):
@@ -231,11 +233,40 @@ class BundleExport(Export):
             self._opened.close()
 
 
+class BundleTexts(BundleExport):
+    """The whole model of a bundle, given texts: tokens, prompts and where texts are cut are the bundle's own. The
+    embedding is also cut to each of its dimensions."""
+
+    kind = "bundle, texts"
+
+    def __init__(self, bundle: Bundle, opened: ElasticModel, info: SubmodelInfo) -> None:
+        super().__init__(bundle, opened, info, is_last=False)
+        self.label = f"{self.label}, texts"
+        self.inputs = (Port(TEXTS, "str", ("batch",)), Port(PROMPT_NAME, "str", ("batch",)))
+        self.embedding = embedding_output(bundle.manifest)
+        self.cuts = (self.embedding.dimensions or ())[1:]
+        self.outputs = (Port(self.embedding.name, "float32"),)
+
+    def run(self, feeds: Arrays) -> dict[str, Array]:
+        texts, named = [str(text) for text in feeds[TEXTS]], feeds[PROMPT_NAME][0]
+        ask = partial(self._opened, texts, submodel=self._id, truncate=True, prompt_name=named)
+        name = self.embedding.name
+        return {name: ask()[name], **{cut_name(name, cut): ask(dimensions=cut)[name] for cut in self.cuts}}
+
+
+def cut_name(output: str, dimensions: int) -> str:
+    """What an ``output`` that is cut is called."""
+    return f"{output} in {dimensions}"
+
+
 def bundle_exports(path: Path) -> list[Export]:
-    """Every submodel that may answer here, the largest first."""
+    """Every submodel that may answer here, the largest first; before them, where it makes an embedding of texts, the
+    whole model with texts."""
     bundle, opened = open_bundle(path), load(path)
-    infos = opened.submodels
-    return [BundleExport(bundle, opened, info, info is infos[-1]) for info in infos]
+    infos, manifest = opened.submodels, bundle.manifest
+    texts = manifest.text is not None and manifest.text.embedding is not None and embedding_of(manifest) is not None
+    whole = [BundleTexts(bundle, opened, infos[0])] if texts else []
+    return [*whole, *(BundleExport(bundle, opened, info, info is infos[-1]) for info in infos)]
 
 
 def _graphs(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from ..compiler.parity.reading import in_float64, inputs_of
 from ..errors import CheckpointError, InputError
 from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..exporters.checkpoints.config import offline_transformers
-from ..exporters.hugging_face.interface import Loading
+from ..exporters.hugging_face.interface import POOLING_MASK, Loading
 from ..exporters.hugging_face.transformers_model import load_transformers
 from ..exporters.sentence_transformers.head import SentenceHead, load_head
 from ..exporters.sentence_transformers.read_modules import read_modules
@@ -128,6 +128,8 @@ class Wrapped(torch.nn.Module):
 
     def call(self, given: Named) -> Named:
         """A pass on inputs by name."""
+        given = dict(given)
+        pooled = given.pop(POOLING_MASK, None)
         base: Any = getattr(self.model, "base_model", self.model)
         seen: dict[str, Any] = {}
         hook = base.register_forward_hook(lambda _m, _i, found: seen.update(found) if _is_named(found) else None)
@@ -141,7 +143,7 @@ class Wrapped(torch.nn.Module):
             assert hidden is not None
             mask = given.get("attention_mask")
             mask = torch.ones(hidden.shape[:2], dtype=torch.int64) if mask is None else mask
-            tensors["token_embeddings"], tensors["sentence_embedding"] = self.sentence_head(hidden, mask)
+            tensors["token_embeddings"], tensors["sentence_embedding"] = self.sentence_head(hidden, mask, pooled)
         return tensors
 
     forward = call
@@ -210,7 +212,8 @@ def _of_folder(checkpoint: Checkpoint) -> Model:
     modules = read_modules(checkpoint, module.config.hidden_size) if checkpoint.has_modules else None
     whole = Wrapped(module, load_head(checkpoint.folder, modules))
     facts, files = _facts(module.config.to_dict()), (*checkpoint.source_files(), *(modules.files if modules else ()))
-    return Model(str(checkpoint.folder), whole, _inputs_of(module), Wrapped.call, facts, files, checkpoint.folder)
+    names = (*_inputs_of(module), *([POOLING_MASK] if modules is not None and modules.leaves_prompt_out else []))
+    return Model(str(checkpoint.folder), whole, names, Wrapped.call, facts, files, checkpoint.folder)
 
 
 def _of_source(source: ModelSource, module: torch.nn.Module) -> Model:

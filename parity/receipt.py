@@ -31,7 +31,7 @@ from .verdict import COLUMNS
 
 _FORMAT = 1
 _MOST_BYTES = 2**26
-_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnxruntime", "openvino", "numpy")
+_PACKAGES = ("nestforge", "torch", "transformers", "sentence-transformers", "onnx", "onnxruntime", "openvino", "numpy")
 _WORST = 12  # rows of a page
 # Sizes in the picture, in pixels.
 _BAR, _LABEL, _WIDTH = 14, 360, 420
