@@ -260,7 +260,7 @@ def with_stored_weights(model: UniversalModel, names: Collection[str], path: Pat
         if is_rounded or (encoding == FP32 and plain not in rounded and plain in model.spec.folded):
             form = _unmade(stored, shapes, plain)
             rounded[plain] = Unmade(form.dtype, form.shape, partial(_blocks, stored, name, decoded))
-    made = path.with_name(f"{path.name}.new")  # an earlier one of that name may be mapped
+    made = path.with_name(f"{path.name}.writing")  # an earlier one of that name may be mapped
     write_tensors(rounded, made)
     made.replace(path)
     values = _views(path, model.spec)

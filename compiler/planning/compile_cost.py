@@ -18,7 +18,7 @@ from ...elastic import Submodel
 from ...errors import BuildError
 from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import TRACED
+from ...profiles.precision import INT4, INT8, PRECISIONS, TRACED
 from ...profiles.probe_host import free_memory_bytes
 from ..work.staging import staging_folder
 
@@ -87,13 +87,18 @@ def _proven(bucket: Bucket) -> Bucket:
 
 def written_bytes(source: ModelSource, profile: DeviceProfile, chosen: Sequence[Submodel]) -> int:
     """At least so many bytes are written for engines of the submodels ``chosen``: every weight once in each
-    encoding, and once more what other precisions than the traced one are calibrated on."""
+    encoding, and once more what other precisions than the traced one are calibrated on, and what integers stand for
+    where engines are proven without the rounding of activations."""
     stored: dict[tuple[str, str], int] = {}
+    rounded = 0
     for submodel in chosen:
-        for key, size in source.stored_bytes(submodel, profile.backend).items():
+        own = source.stored_bytes(submodel, profile.backend)
+        for key, size in own.items():
             stored[key] = max(stored.get(key, 0), size)
+        if PRECISIONS[source.precision(submodel)].has_exact_form:
+            rounded = max(rounded, sum(4 * prod(source.shapes[name]) for name, held in own if held in (INT8, INT4)))
     beside = 4 * source.parameters(source.spec.universal()) if profile.precisions != (TRACED,) else 0
-    return sum(stored.values()) + beside
+    return sum(stored.values()) + beside + rounded
 
 
 def require_room(cost: CompileCost, output: Path) -> None:

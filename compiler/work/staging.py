@@ -1,8 +1,9 @@
 """Where a job works until it may publish: ``OUTPUT.partial``, whose folder ``output`` becomes ``OUTPUT`` at the end.
 
 An interrupted job leaves its staging folder; the same command finds it by its key and goes on, wherever it was stopped:
-while it works, between any two steps of publishing, or while it removes what is no longer needed. A failed one leaves
-nothing. Each result is written beside and renamed, so what exists is whole.
+while it works, between any two steps of publishing, or while it removes what is no longer needed. So does one whose
+disk is full, once there is room; one that failed otherwise leaves nothing. Each result is written beside and renamed,
+so what exists is whole.
 """
 
 from __future__ import annotations
@@ -115,9 +116,13 @@ def staged(output: Path, key: Mapping[str, Any], replaced: Sequence[str] = ()) -
                 yield stage
             if not stage.is_published:
                 publish(stage, output)
-        except Exception:
-            _discard(root)
-            raise
+        except Exception as failure:
+            if not (_is_full(failure.__cause__) and _has_finished(stage)):
+                _discard(root)
+                raise
+            raise OutputError(
+                f"{failure}; make room, and the same command goes on where this one was, or remove {root} to give it up"
+            ) from failure.__cause__
         with contextlib.suppress(OSError):  # the output is there, and that is what was requested
             _remove(root)
 
@@ -216,11 +221,23 @@ def _prepared(root: Path, output: Path, key: bytes, replaces: bool) -> Stage:
         except OSError:
             _discard(root)
             raise
+    _remove_unfinished(stage)
+    return stage
+
+
+def _remove_unfinished(stage: Stage) -> None:
     for place in (stage.folder, stage.work):
         for pattern in _UNFINISHED_PATTERNS:
-            for unfinished in place.glob(pattern):
+            for unfinished in place.rglob(pattern):
                 unfinished.unlink()
-    return stage
+
+
+def _has_finished(stage: Stage) -> bool:
+    """Whether anything but the key is whole; the rest is removed."""
+    with contextlib.suppress(OSError):
+        _remove_unfinished(stage)
+        return any(place.name != _KEY_FILE for place in (*stage.folder.glob("*"), *stage.work.glob("*")))
+    return False
 
 
 def _written_files(folder: Path) -> dict[str, list[int]]:
@@ -273,13 +290,17 @@ def _exists(output: Path) -> OutputError:
     return OutputError(f"{output}: exists already; choose another `output` or `overwrite=True`")
 
 
+def _is_full(failure: BaseException | None) -> bool:
+    return isinstance(failure, OSError) and failure.errno in _DISK_FULL_ERRORS
+
+
 @contextmanager
 def _disk_errors(output: Path, every: bool = False) -> Iterator[None]:
     """Turns what the disk of ``output`` refuses into OutputError, and with ``every`` any other error of the system."""
     try:
         yield
     except OSError as failure:
-        if failure.errno in _DISK_FULL_ERRORS:
+        if _is_full(failure):
             published = "" if os.path.lexists(output) else "; nothing was published"
             raise OutputError(f"{output}: the disk is full{published}") from failure
         if every or (failure.errno in _UNWRITABLE_ERRORS and _is_below(failure.filename, output)):

@@ -320,6 +320,31 @@ def test_what_the_disk_refuses_is_one_line(tmp_path: Path, number: int, message:
     assert left(tmp_path) == []
 
 
+def test_what_was_finished_is_kept_where_the_disk_is_full(tmp_path: Path) -> None:
+    """And what was half written is not: it takes the room that is missing."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def whole(path: Path) -> None:
+        path.write_bytes(b"whole")
+
+    def work(stage: Stage) -> None:
+        stage.once(stage.folder / "first", whole)
+        (stage.work / "deep").mkdir()
+        stage.once(stage.work / "deep" / "second", write)
+
+    kept = "make room, and the same command goes on where this one was, or remove .*out.partial to give it up"
+    with pytest.raises(OutputError, match=f"out: the disk is full; nothing was published; {kept}$"):
+        compile_with(work, tmp_path / "out")
+    assert left(tmp_path / "out.partial" / "output") == ["first"]
+    assert left(tmp_path / "out.partial" / "work" / "deep") == []
+    with staged(tmp_path / "out", KEY) as stage:
+        stage.once(stage.folder / "first", lambda _: pytest.fail("written again"))
+    assert left(tmp_path) == ["out"]
+
+
 def test_a_disk_that_is_full_from_the_start_leaves_no_empty_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
