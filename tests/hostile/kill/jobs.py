@@ -251,4 +251,3 @@ JOBS = (
     ),
     Job("nest", _prepare_model, _nest, _bytes_below("nested"), ("nestforge.compiler.nest.nest", *_COMPILER)),
 )
-QUICK = tuple(job.name for job in JOBS[:8])

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path) -> Iterator[ElasticModel]:
     """One range, and a static bucket that overlaps it."""
     profile = board(**FULL, buckets=["1..4x1..16", "2x8"])
-    with nestforge.load(nestforge.compile(folder, profile=profile, output=folder.parent / "bundle")) as opened:
+    with nestforge.load(nestforge.compile(folder, profile, folder.parent / "bundle", include="budgets")) as opened:
         yield opened
 
 

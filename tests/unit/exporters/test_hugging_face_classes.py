@@ -281,7 +281,7 @@ def test_text_is_tokenised_as_transformers_does(tmp_path: Path) -> None:
 
     folder = save_tiniest(tmp_path / "m")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
-    compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b")
+    compile_bundle(folder, board(budgets={"full": {}}), tmp_path / "b", include="budgets")
     text = "the Quick FOX"
     given = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
     assert given["input_ids"].tolist() == [[2, 4, 1, 1, 3]]

@@ -102,15 +102,6 @@ def test_rates_are_measured_once(measured: list[int]) -> None:
     assert len(measured) == 2
 
 
-def test_another_onnxruntime_is_measured_again(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    host_profile()
-    facts = probe()
-    newer = HostFacts(**{**vars(facts), "backends": {"onnxruntime": "99.0"}})
-    monkeypatch.setattr(probe_host, "probe_host", lambda: newer)
-    host_profile()
-    assert len(measured) == 2
-
-
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"gemm_gflops": "fast"}', "\xff"])
 def test_damaged_cache_is_measured_again(measured: list[int], damage: str) -> None:
     host_profile()
@@ -146,13 +137,9 @@ def test_host_profile_is_what_the_probe_found(measured: list[int]) -> None:
     assert list(profile.budgets) == ["full", "balanced", "fast", "tiny"]
 
 
-def test_only_a_profile_probed_here_is_of_this_host(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = host_profile()
-    assert is_this_host(profile)
+def test_only_a_profile_probed_here_is_of_this_host(measured: list[int]) -> None:
+    assert is_this_host(host_profile())
     assert not is_this_host(load_profile("laptop-x86"))
-    elsewhere = HostFacts(**{**vars(probe()), "cpu": "another"})
-    monkeypatch.setattr(probe_host, "probe_host", lambda: elsewhere)
-    assert not is_this_host(profile)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +147,7 @@ def test_only_a_profile_probed_here_is_of_this_host(measured: list[int], monkeyp
     [
         ("system", "Linux 99.0", True),
         ("memory_mb", 1234.5, True),
+        ("cpu", "another", False),
         ("architecture", "riscv64", False),
         ("cores", 999, False),
         ("backends", {"onnxruntime": "99.0"}, False),

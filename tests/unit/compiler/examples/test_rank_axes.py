@@ -201,7 +201,7 @@ def in_order(array: np.ndarray, slices: list[dict[str, Any]], orders: dict[str, 
         lambda folder: save_tiny_matlm(
             folder, nested=False, nested_heads=True, position="relative_bias", bias=True, norm_weights=True
         ),
-        lambda folder: save_tiny_mixer(folder),
+        lambda folder: save_tiny_mixer(folder, capacities=(100,)),
     ],
     ids=["bert", "matlm", "sparse-mixer"],
 )

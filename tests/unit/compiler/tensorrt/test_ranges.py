@@ -32,7 +32,7 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranges of one submodel, so that each has kernels of its own."""
     folder = tmp_path_factory.mktemp("ranges")
     profile = board(**FULL, buckets=[str(SHORT), str(LONG)])
-    return nestforge.compile(save_tiniest(folder / "model"), profile=profile, output=folder / "b", emit_only=True)
+    return nestforge.compile(save_tiniest(folder / "model"), profile, folder / "b", include="budgets", emit_only=True)
 
 
 @pytest.fixture
@@ -129,9 +129,8 @@ def test_graphs_of_every_family_are_what_the_parser_takes(family: str, tmp_path:
     """The compile itself asks the parser's table and refuses what it lacks."""
     save, bucket = FAMILIES[family]
     save(tmp_path / "m")
-    out = nestforge.compile(
-        tmp_path / "m", profile=board(**FULL, buckets=[bucket]), output=tmp_path / "b", emit_only=True
-    )
+    profile = board(**FULL, buckets=[bucket])
+    out = nestforge.compile(tmp_path / "m", profile, tmp_path / "b", include="budgets", emit_only=True)
     for engine in open_bundle(out).manifest.engines:
         (first, *_) = onnx.load(out / engine.file, load_external_data=False).graph.input
         assert first.type.tensor_type.shape.dim[0].dim_param == "batch"
@@ -144,7 +143,7 @@ def test_other_precisions_have_ranges_too(precision: str, tmp_path: Path, world:
     given = {"text": text} if precision == "int8" else {}
     profile = board(**FULL, precision=[precision], buckets=["1..2x1..8"])
     folder = save_tiniest(tmp_path / "m")
-    out = nestforge.compile(folder, profile=profile, output=tmp_path / "b", emit_only=True, **given)
+    out = nestforge.compile(folder, profile, tmp_path / "b", include="budgets", emit_only=True, **given)
     assert {engine.precision for engine in open_bundle(out).manifest.engines} == {precision}
     if precision != "bf16":  # ONNX Runtime, which plays TensorRT here, has no kernels for it
         assert all(plan.entry.parity.cases >= 5 for plan in build_plans(out))

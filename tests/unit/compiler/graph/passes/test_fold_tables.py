@@ -133,6 +133,9 @@ attention (float[2, 3, 5, 5] first, float[2, 3, 5, 5] second) => (float[2, 3, 5,
 """
 
 
+OPEN = MASKED.replace("LEAST", "0").replace("KEPT", "0.0")
+
+
 def _run(model: onnx.ModelProto) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     feeds = {name: rng.standard_normal((2, 3, 5, 5)).astype(np.float32) for name in ("first", "second")}
@@ -148,8 +151,13 @@ def _dropped(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, bool]:
     return before, ir.to_proto(model), changed
 
 
-def test_a_mask_that_lets_everything_through_is_gone() -> None:
-    before, after, changed = _dropped(MASKED.replace("LEAST", "0").replace("KEPT", "0.0"))
+@pytest.mark.parametrize(
+    "text",
+    [OPEN, OPEN.replace("a = Add (first, mask)", "f = Add (first, mask) a = Add (f, mask)")],
+    ids=["one", "two, one behind the other"],
+)
+def test_masks_that_let_everything_through_are_gone(text: str) -> None:
+    before, after, changed = _dropped(text)
     assert changed
     assert Counter(node.op_type for node in after.graph.node) == {"Softmax": 2}
     for expected, found in zip(_run(before), _run(after), strict=True):
@@ -161,10 +169,7 @@ def test_a_mask_that_lets_everything_through_is_gone() -> None:
     [
         MASKED.replace("LEAST", "1").replace("KEPT", "0.0"),  # the first position is hidden
         MASKED.replace("LEAST", "0").replace("KEPT", "0.5"),  # adds something
-        MASKED.replace("LEAST", "0")
-        .replace("KEPT", "0.0")
-        .replace("int64 start = {0}, ", "")
-        .replace("attention (", "attention (int64 start, "),  # an input decides
+        OPEN.replace("int64 start = {0}, ", "").replace("attention (", "attention (int64 start, "),  # an input decides
     ],
     ids=["hides", "adds", "input"],
 )
@@ -176,31 +181,14 @@ def test_any_other_mask_stays(text: str) -> None:
 
 def test_a_mask_larger_than_the_scores_stays() -> None:
     """The sum has the mask's shape, which the scores alone would not."""
-    text = MASKED.replace("LEAST", "0").replace("KEPT", "0.0")
-    smaller = text.replace("(float[2, 3, 5, 5] first", "(float[1, 3, 5, 5] first")
-    _, after, changed = _dropped(smaller)
+    _, after, changed = _dropped(OPEN.replace("(float[2, 3, 5, 5] first", "(float[1, 3, 5, 5] first"))
     assert changed, "the second sum has its scores' shape"
     assert Counter(node.op_type for node in after.graph.node)["Add"] == 1
 
 
-def test_two_open_masks_one_behind_the_other_are_both_gone() -> None:
-    text = (
-        MASKED.replace("LEAST", "0")
-        .replace("KEPT", "0.0")
-        .replace("a = Add (first, mask)", "f = Add (first, mask) a = Add (f, mask)")
-    )
-    before, after, changed = _dropped(text)
-    assert changed
-    assert Counter(node.op_type for node in after.graph.node) == {"Softmax": 2}
-    for expected, found in zip(_run(before), _run(after), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
 def test_a_condition_that_cannot_be_computed_changes_nothing() -> None:
     """The second mask's condition fails when it is judged, behind an Add that could have been dropped."""
-    text = MASKED.replace("LEAST", "0").replace("KEPT", "0.0")
-    text = text.replace("int64[4] whole", "int64[2] bad = {2, 3}, int64[4] whole")
-    text = text.replace(
+    text = OPEN.replace("int64[4] whole", "int64[2] bad = {2, 3}, int64[4] whole").replace(
         "b = Add (mask, second)",
         "wrong = Expand (seen, bad) other = Where (wrong, zero, low) b = Add (other, second)",
     )

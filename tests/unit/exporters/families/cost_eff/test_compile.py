@@ -35,22 +35,24 @@ def _compiled(folder: Path, **options: object) -> Path:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_tiny(tmp_path_factory.mktemp("cost_eff") / "m")
-    return _compiled(folder, buckets=[Bucket(1, 8), Bucket(4, 8)])
+    return _compiled(folder, buckets=[Bucket(4, 8)])
 
 
 def test_every_depth_has_an_engine_and_its_segments_in_shared_files(bundle: Path) -> None:
     manifest = nestforge.open_bundle(bundle).manifest
     assert [entry.labels for entry in manifest.submodels] == [("depth1",), ("depth3",), ("depth4",)]
     assert {engine.emitted for engine in manifest.engines} == {"sliced"}
-    at = [engine for engine in manifest.engines if engine.bucket == Bucket(4, 8)]
-    segments = {entry.labels[0]: [e.segment for e in at if e.submodel == entry.id] for entry in manifest.submodels}
+    segments = {
+        entry.labels[0]: [engine.segment for engine in manifest.engines if engine.submodel == entry.id]
+        for entry in manifest.submodels
+    }
     assert segments == {
         "depth1": [None, "to1"],
         "depth3": [None, "to1", "to3"],
         "depth4": [None, "to1", "to3", "to4"],
     }
-    assert len({engine.file for engine in at}) == 3 + 3, "three whole engines, three segments"
-    deepest = [e for e in at if e.submodel == manifest.submodels[-1].id and e.segment]
+    assert len({engine.file for engine in manifest.engines}) == 3 + 3, "three whole engines, three segments"
+    deepest = [e for e in manifest.engines if e.submodel == manifest.submodels[-1].id and e.segment]
     read = sum(engine.weight_bytes or 0 for engine in deepest)
     assert read <= manifest.submodels[-1].weight_bytes <= read + 100, (
         "no weight twice, none left out but types' padding"

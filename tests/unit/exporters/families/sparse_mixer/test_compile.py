@@ -226,6 +226,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 def test_an_engine_of_every_variant(case: str, tmp_path: Path) -> None:
     """It answers as PyTorch does, and as the paper's formulas."""
     settings, variants = ENGINES[case]
+    settings = {**settings, "num_hidden_layers": 3, "attention_layers": (2,)}
     universal = load_universal(open_source(save_tiny_mixer(tmp_path / "m", **settings)))
     whole = universal.spec.universal()
     template = Templates(universal, Stage(tmp_path, tmp_path), board(variants=variants)).traced(whole, BUCKET, None)
