@@ -18,7 +18,7 @@ TRAINED := demo/exits/slender/model.safetensors
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check pytest hostile gpu-tests lint format typecheck bench pages docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
+.PHONY: help setup test check pytest hostile gpu-tests lint format typecheck bench zoo pages docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks and print one ta
 
 parity-zoo: $(SETUP)  ## every export of the zoo beside its model, right and broken ones; takes some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/support/run_zoo.py build/zoo
+
+zoo: $(SETUP)  ## a small model of every type of transformers, compiled; hours; goes on where it was; writes docs/architectures.md
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m nestforge.benchmarks.architectures
 
 pages: $(SETUP)  ## the parts of docs/ that follow from the code: options, arguments, fields of the manifest
 	$(BIN)/python -m nestforge.docs.pages

@@ -98,7 +98,7 @@ class Proof:
     ``near_ties`` lists decisions that were left out because they lie within the measured error of a threshold.
     """
 
-    suite: Literal["load", "slice", "decision", "composition", "extremes"]
+    suite: Literal["load", "padding", "slice", "decision", "composition", "extremes"]
     subject: str
     checked: int = field(metadata={"min": 0})
     worst: float

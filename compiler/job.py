@@ -199,6 +199,7 @@ def _notes(source: ModelSource, wanted: DeviceProfile, profile: DeviceProfile, h
         notes += [*stated.notes(source.cached.vocabulary), BACKENDS[profile.backend].generation_note]
     if source.signature.shortened is not None:
         notes.append(f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
+    notes.append(source.signature.left_out)
     shape_wanted, shape = profile.budget_at, profile.budget_shape
     if shape_wanted is not None and source.signature.max_sequence is None:
         shape_wanted = Bucket(shape_wanted.batch, 1)  # of such a model only batches differ

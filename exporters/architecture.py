@@ -272,6 +272,7 @@ class Architecture:
     - ``folded``: tensors that variants read in place of parameters, made of them once.
     - ``group_of(parameter)``: the group that ``inspect`` counts a parameter in beside its own, if any.
     - ``kept_whole``: what was found in a model that nobody described and cannot shrink, with the reason, a line each.
+    - ``surveyed``: nobody has read the class, so that the gate also proves that padding changes no answer.
     - ``prove_load(feeds)``: what ``load`` did to the stored weights, proven against them.
     """
 
@@ -298,6 +299,7 @@ class Architecture:
     group_of: Callable[[str], str | None] | None = None
     kept_whole: tuple[str, ...] = ()
     prove_load: Callable[[Arrays], Iterator[Proof]] | None = None
+    surveyed: bool = False
 
     def place_in_files(self, parameter: str, shape: tuple[int, ...]) -> Place:
         """Where the weight files have ``parameter``, a tensor of ``shape``."""

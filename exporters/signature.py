@@ -24,7 +24,8 @@ class Signature:
     ``mask`` names the input that says which positions count; ``text`` says how text feeds the inputs. ``max_sequence``
     is None where no input has a sequence. ``bound`` names what takes ``max_sequence`` tokens and no others, if a part
     of the model does. ``static`` says why the model is another one at every shape, so that buckets leave none free.
-    ``shortened`` says why ``max_sequence`` is less than the model's configuration states.
+    ``shortened`` says why ``max_sequence`` is less than the model's configuration states, ``left_out`` which inputs of
+    the class engines do not take, and why.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -35,6 +36,7 @@ class Signature:
     bound: str | None = None
     static: str | None = None
     shortened: str | None = None
+    left_out: str | None = None
 
     def buckets(self, requested: Sequence[Bucket] | None, usual: Sequence[Bucket]) -> tuple[Bucket, ...]:
         """The buckets that were ``requested``, else the profile's ``usual`` ones, as this model has them.

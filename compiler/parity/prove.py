@@ -17,6 +17,7 @@ from ..work.clock import Clock
 from .cases import Case
 from .compare import tolerance_for
 from .prove_exits import prove_exits
+from .prove_padding import prove_padding
 from .reading import in_float64
 from .references import References
 
@@ -34,6 +35,8 @@ def prove(bundle: Bundle, chosen: Sequence[Submodel], references: References, cl
     smallest = min(engine.bucket for engine in bundle.manifest.engines if engine.submodel == whole.id)
     prove_load = universal.source.architecture.prove_load
     proofs = list(prove_load(cases[smallest][0].feeds)) if prove_load is not None else []
+    if universal.source.architecture.surveyed:
+        proofs += prove_padding(references)
     for submodel in clock.each(chosen):
         if submodel.precision is None:  # a slice of PyTorch's weights, whatever engines make of them
             proofs += prove_slice(submodel, submodel.at(smallest), references)

@@ -60,6 +60,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         spec=replace(whole.spec, depth=found.depth, widths=axes.widths),
         narrow=lambda module, submodel: axes.narrow(module.get_submodule("model"), submodel),
         kept_whole=axes.refused,
+        surveyed=True,
     )
 
 

@@ -33,7 +33,7 @@ from .transformers_model import TransformersModule, base_model_first, caches_unu
 
 # Tokens of the longest text where no configuration states a number of positions.
 _USUAL_POSITIONS = 2048
-_USUAL_SAMPLES = 16_000  # one second of sound
+_USUAL_SAMPLES, _USUAL_FRAMES = 16_000, 96  # one second of sound
 _aten = torch.ops.aten
 _TABLE_READS = {_aten.embedding.default, _aten.index_select.default, _aten.gather.default}
 _CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
@@ -101,24 +101,16 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         model = _faked(model, fake).eval().requires_grad_(False)
-    inputs = tuple(_input_specs(model))
-    longest = _positions(model)
-    has_sequence = any("sequence" in spec.dims for spec in inputs)
-    mask = next((spec.name for spec in inputs if spec.row_needs is not None), None)
-    shortened = "config.json states no number of positions" if has_sequence and longest is None else None
-    signature = Signature(
-        inputs, (), (longest or _USUAL_POSITIONS) if has_sequence else None, mask, shortened=shortened
-    )
-    axes = find_axes(model, (), _inputs(fake, inputs, Bucket(_MORE_ROWS, min(12, signature.max_sequence or 1))))
-    module = TransformersModule(model, signature, None, loading)
     with _refused(checkpoint, cls.__name__):
-        outputs = tuple(_output_specs(module, fake, signature, _is_causal(model)))
-    if not outputs:
+        signature = _first_that_runs(model, fake, loading)
+    if not signature.outputs:
+        given = ", ".join(spec.name for spec in signature.inputs)
         raise UnsupportedModelError(
-            f"{checkpoint.folder / 'config.json'}: {cls.__name__} returns nothing per row that inputs "
-            f"{', '.join(spec.name for spec in inputs)} decide; expected float tensors with the batch in front"
+            f"{checkpoint.folder / 'config.json'}: {cls.__name__} returns nothing per row of {given}; expected float "
+            "tensors with the batch in front"
         )
-    signature = replace(signature, outputs=outputs)
+    example = _inputs(fake, signature.inputs, Bucket(_MORE_ROWS, min(12, signature.max_sequence or 1)))
+    axes = find_axes(model, (), example)
     module = TransformersModule(model, signature, None, loading)
     return Survey(module, fake, shapes, signature, _depth(model), axes)
 
@@ -175,34 +167,68 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth")
 
 
-def _input_specs(model: Any) -> Iterator[TensorSpec]:
-    """The inputs of ``forward`` that make a pass, by their names; what a pass does without is left out."""
+def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Signature:
+    """The signature with the first of ``_choices_of_inputs`` that a pass runs on. Raises what the very first met."""
+    first: BaseException = TypeError(
+        f"none of its inputs is known: {', '.join(inspect.signature(model.forward).parameters)}"
+    )
+    longest, every = _positions(model), tuple[TensorSpec, ...]()
+    for inputs in _choices_of_inputs(model):
+        has_sequence = any("sequence" in spec.dims for spec in inputs)
+        mask = next((spec.name for spec in inputs if spec.row_needs is not None), None)
+        every = every or inputs
+        without = ", ".join(spec.name for spec in every if spec.name not in [each.name for each in inputs])
+        shortened = "config.json states no number of positions" if has_sequence and longest is None else None
+        most = (longest or _USUAL_POSITIONS) if has_sequence else None
+        left_out = f"{without}: left out, since with it the class does not run: {reason(first)}" if without else None
+        signature = Signature(inputs, (), most, mask, shortened=shortened, left_out=left_out)
+        module = TransformersModule(model, signature, None, loading)
+        try:
+            return replace(signature, outputs=tuple(_output_specs(module, fake, signature, _is_causal(model))))
+        except Exception as failure:  # noqa: BLE001  (of any kind, and raised below)
+            first = failure if inputs is every else first
+    raise first
+
+
+def _choices_of_inputs(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
+    """The inputs of ``forward``, by their names: all that are known, then text, image or sound alone. What a pass does
+    without is left out."""
     taken = inspect.signature(model.forward).parameters
     configs = _configs(model.config)
-    main = getattr(model, "main_input_name", IDS)
-    if IDS in taken and (main == IDS or _tokens(model) is not None):
-        yield from _text_specs(model, taken, configs)
-    if "pixel_values" in taken:
-        side = _value(configs, _SIDES, 224)
-        height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        frames = (_value(configs, _FRAMES, 16),) if _has(configs, _FRAMES) else ()
-        dims = ("batch", *frames, _value(configs, _CHANNELS, 3), int(height), int(width))
-        yield TensorSpec("pixel_values", "float32", dims, pad=0)
-    elif "input_features" in taken and main == "input_features":
-        mels = _value(configs, _MELS, 80)
-        if _has(configs, ("max_source_positions",)) and not _has(configs, ("conv_kernel_sizes",)):
-            dims = ("batch", mels, 2 * _value(configs, ("max_source_positions",), 1500))  # as Whisper has them
-        else:
-            dims = ("batch", 96, mels)
-        yield TensorSpec("input_features", "float32", dims, pad=0)
-    elif "input_values" in taken and main == "input_values":
-        if _has(configs, ("max_length",)) and _has(configs, _MELS):
-            dims = ("batch", _value(configs, ("max_length",), 1024), _value(configs, _MELS, 128))
-        else:
-            dims = ("batch", _USUAL_SAMPLES)
-        yield TensorSpec("input_values", "float32", dims, pad=0)
-    if WRITTEN_IDS in taken and getattr(model.config, "is_encoder_decoder", False):
-        yield TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=_vocabulary(model))
+    texts = tuple(_text_specs(model, taken, configs)) if IDS in taken else ()
+    images, sounds = tuple(_image_specs(taken, configs)), tuple(_sound_specs(taken, configs))
+    written = WRITTEN_IDS in taken and getattr(model.config, "is_encoder_decoder", False)
+    behind = (TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=_vocabulary(model)),) if written else ()
+    every = [(*texts, *images, *(sound,)) for sound in sounds] or [(*texts, *images)]
+    alone = [texts, images, *((sound,) for sound in sounds)]
+    for inputs in dict.fromkeys([*every, *alone]):
+        if inputs:
+            yield (*inputs, *behind)
+
+
+def _image_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
+    side = _value(configs, _SIDES, 224)
+    height, width = side if isinstance(side, (list, tuple)) else (side, side)
+    frames = (_value(configs, _FRAMES, 16),) if _has(configs, _FRAMES) else ()
+    dims = ("batch", *frames, _value(configs, _CHANNELS, 3), int(height), int(width))
+    for name in ("pixel_values", "pixel_values_videos"):
+        if name in taken and (name == "pixel_values" or "pixel_values" not in taken):
+            yield TensorSpec(name, "float32", dims, pad=0)
+
+
+def _sound_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
+    """Each of them an alternative: frames of a spectrum behind its bands or before them, or samples."""
+    bands = _value(configs, _MELS, 80)
+    if "input_features" in taken:
+        window = 2 * _value(configs, ("max_source_positions",), _USUAL_FRAMES // 2)  # as Whisper has them
+        yield TensorSpec("input_features", "float32", ("batch", bands, window), pad=0)
+        yield TensorSpec("input_features", "float32", ("batch", _USUAL_FRAMES, bands), pad=0)
+    if "input_values" in taken:
+        if _has(configs, _MELS):
+            window = _value(configs, ("max_length",), _USUAL_FRAMES)
+            yield TensorSpec("input_values", "float32", ("batch", window, bands), pad=0)
+        yield TensorSpec("input_values", "float32", ("batch", _USUAL_SAMPLES), pad=0)
+        yield TensorSpec("input_values", "float32", ("batch", 1, _USUAL_SAMPLES), pad=0)
 
 
 def _text_specs(model: Any, taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.parity.cases import parity_cases
+from nestforge.compiler.parity.prove_padding import prove_padding
+from nestforge.compiler.parity.references import References
 from nestforge.elastic import Axis
-from nestforge.errors import CheckpointError
+from nestforge.errors import CheckpointError, ParityError
 from nestforge.exporters.source import open_source
+from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
 from support.tiny_compile import board
 from support.tiny_models import edit_config
@@ -77,7 +82,28 @@ def test_texts_of_any_length_and_images_compile_with_what_shrinks(text: Path, tm
         manifest = open_bundle(folder).manifest
         assert [engine.submodel for engine in manifest.engines] == ["ffn16-heads1", "ffn32-heads2"]
         assert all((e.slice_problem, e.bucket) == (None, Bucket.parse(bucket)) for e in manifest.engines)
-        assert [proof.suite for proof in manifest.proofs] == ["slice"]
+        assert [proof.suite for proof in manifest.proofs] == [*(["padding"] if bucket == "2x1" else []), "slice"]
+
+
+def test_a_class_that_lets_padding_through_compiles_for_ranges_alone(text: Path, tmp_path: Path) -> None:
+    """A mask that is passed over: the answers of a filled row are not its own."""
+    source = open_source(text)
+    load = source.architecture.load
+
+    def careless() -> torch.nn.Module:
+        module = load()
+        module.given = lambda inputs: {"input_ids": inputs["input_ids"]}
+        return module
+
+    for loaded, bucket in ((load, "2x8"), (careless, "1..2x1..8"), (careless, "2x8")):
+        universal = load_universal(replace(source, architecture=replace(source.architecture, load=loaded)))
+        shape = Bucket.parse(bucket)
+        references = References(universal, {shape: parity_cases(source.signature, shape, None)})
+        if loaded is careless and shape.is_static:
+            with pytest.raises(ParityError, match=r"bucket 2x8: .*changes output logits.*such as 1..2x1..8$"):
+                list(prove_padding(references))
+        else:
+            assert [proof.subject for proof in prove_padding(references)] == (["b2-s8"] if shape.is_static else [])
 
 
 @pytest.mark.parametrize(

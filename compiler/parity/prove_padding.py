@@ -1,0 +1,70 @@
+"""That what fills a bucket changes no answer, of a class that nobody has read: it may pass over its own mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ...bucket import Bucket
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...bundle.manifest import Proof
+from ...errors import ParityError
+from ...runtime.inputs.arrays import Array, Arrays
+from .reading import in_float64
+from .references import References
+
+# Share of an output's size. Both sides are PyTorch in float64; sums of other lengths round otherwise.
+_LIMIT = 1e-9
+
+
+def prove_padding(references: References) -> Iterator[Proof]:
+    """One row by itself, shorter than its bucket, against the same row in the filled bucket, of every bucket that
+    requests are filled up to. Raises ParityError where the answers differ."""
+    source = references.universal.source
+    whole = references.of(source.spec.universal())
+    for bucket, cases in references.cases.items():
+        shape = bucket.smallest
+        if shape.tokens == 1 or any(spec.pad is None for spec in source.signature.inputs):
+            continue
+        case = min(cases, key=lambda one: one.tokens)
+        alone, filled, kept = _row(source.signature.inputs, case.feeds)
+        with in_float64(whole.module):
+            own, together = whole.run(alone)[0], whole.run(filled)[0]
+        worst = 0.0
+        for spec, first, second in zip(whole.specs, own, together, strict=True):
+            difference = float(np.abs(first.numpy() - _first(spec, second.numpy(), kept)).max())
+            scale = max(1.0, float(np.sqrt(np.mean(np.square(first.numpy())))))
+            if not difference <= _LIMIT * scale:  # no number fails too
+                free = Bucket(bucket.batch, bucket.sequence, 1 if bucket.batch > 1 else None, 1)
+                raise ParityError(
+                    f"bucket {bucket}: what fills a request up to it changes output {spec.name} by {difference:.3g}: "
+                    f"the class lets padding through; ask for a range, in which nothing is filled, such as {free}"
+                )
+            worst = max(worst, difference / scale)
+        yield Proof("padding", bucket.label, 1, worst, _LIMIT)
+
+
+def _row(inputs: tuple[TensorSpec, ...], feeds: Arrays) -> tuple[dict[str, Array], dict[str, Array], int]:
+    """The first row cut by a third, all rows with the first filled in place of that, and the tokens that it keeps."""
+    length = max(
+        (feeds[spec.name].shape[spec.dims.index("sequence")] for spec in inputs if "sequence" in spec.dims), default=1
+    )
+    kept = max(1, length - max(1, length // 3))
+    alone: dict[str, Array] = {}
+    filled: dict[str, Array] = {}
+    for spec in inputs:
+        array = feeds[spec.name].copy()
+        if spec.dims[:2] == ("batch", "sequence"):
+            if spec.row_needs is not None:
+                array[0] = 1
+            array[0, kept:] = spec.pad
+        filled[spec.name] = array
+        alone[spec.name] = _first(spec, array, kept)
+    return alone, filled, kept
+
+
+def _first(spec: TensorSpec, array: Array, kept: int) -> Array:
+    """The first row up to the tokens that it keeps."""
+    cut: Mapping[str | int, slice] = {"batch": slice(1), "sequence": slice(kept)}
+    return np.ascontiguousarray(array[tuple(cut.get(dim, slice(None)) for dim in spec.dims)])
