@@ -13,6 +13,7 @@ from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..errors import ParityError
 from ..exporters.checkpoints.checkpoint import sha256_of
+from ..exporters.checkpoints.tensor_file import release_pages
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest
@@ -146,7 +147,8 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
     submodels = (universal.spec.universal(), *job.rungs, *job.submodels)
     shapes = {shape for submodel in submodels for shape in shapes_of(submodel, job.profile)}
     encoder = universal.source.encoder
-    cases = {shape: parity_cases(universal.source.signature, shape, encoder) for shape in sorted(shapes)}
+    signature, size = universal.source.signature, universal.source.parameters(universal.spec.universal())
+    cases = {shape: parity_cases(signature, shape, encoder, size) for shape in sorted(shapes)}
     return EngineBuilder(
         references=References(universal, cases),
         profile=job.profile,
@@ -161,6 +163,7 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
 def _verify_written(stage: Stage, written: Bundle, references: References, clock: Clock) -> None:
     """These very files were proven on every case, in another residency: a few show that the runtime finds them and
     answers as packed as users have it."""
+    release_pages()  # a packed engine has copies of what PyTorch's side read
     here = proof_bundle_in(written, stage.work / "verify")
     merged = here.manifest.tasks is not None and here.manifest.tasks.merged
     for bundle in (here, here.with_merged(BASE)) if merged else (here,):

@@ -148,9 +148,9 @@ def _verify(
 
 def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
     """Cases of each bucket of ``bundle`` on which engines are proven."""
-    encoder = universal.source.encoder
-    buckets = {engine.bucket for engine in bundle.manifest.engines}
-    return {bucket: parity_cases(universal.source.signature, bucket, encoder) for bucket in buckets}
+    source = universal.source
+    weights, buckets = source.parameters(source.spec.universal()), {engine.bucket for engine in bundle.manifest.engines}
+    return {bucket: parity_cases(source.signature, bucket, source.encoder, weights) for bucket in buckets}
 
 
 def verify_tasks(

@@ -7,8 +7,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import lru_cache, partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -19,7 +20,7 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.entries.generation_entry import GenerationEntry
 from ..bundle.entries.task_entry import TasksEntry
 from ..bundle.figures import meanings, present
-from ..bundle.files import sealed_json, to_json
+from ..bundle.files import FileIdentity, identity_at, sealed_json, to_json
 from ..bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -82,10 +83,13 @@ def tool_versions(backend: BackendName = "onnxruntime") -> dict[str, str]:
 def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
     """The checkpoint's files, by path inside its folder."""
     folder = source.checkpoint.folder
-    return tuple(
-        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
-        for path in source.source_files()
-    )
+    return tuple(_entry(folder, path, identity_at(path)) for path in source.source_files())
+
+
+@lru_cache(maxsize=1024)
+def _entry(folder: Path, path: Path, _identity: FileIdentity | None) -> FileEntry:
+    """That of a file in a state, which is read once."""
+    return FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
 
 
 def resume_key(job: Job) -> dict[str, Any]:

@@ -155,11 +155,16 @@ def _module_outputs(model: ir.Model) -> dict[str, str]:
     """Module name to the value it returns: the last value made inside the module's scope."""
     outputs: dict[str, str] = {}
     for node in model.graph:
-        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES_KEY, "[]"))[:-1]
-        for scope in scopes:
-            if scope:
-                outputs[scope.removeprefix(PREFIX)] = node.outputs[0].name or ""
+        # The last name is the node's own; nodes of one module have the others in common.
+        for module in _modules(node.metadata_props.get(_SCOPES_KEY, "").rpartition(", ")[0]):
+            outputs[module] = node.outputs[0].name or ""
     return outputs
+
+
+@cache
+def _modules(scopes: str) -> tuple[str, ...]:
+    """Modules in the text of a list of names that is not closed."""
+    return tuple(scope.removeprefix(PREFIX) for scope in ast.literal_eval(f"{scopes}]" if scopes else "[]") if scope)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import import_module
@@ -31,7 +31,7 @@ from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
 from ..graph.template import Template, without_pairs
-from ..parity.cases import Case
+from ..parity.cases import Case, unjudged
 from ..parity.compare import max_difference
 from ..parity.engine_verdict import ProofRun, judge_engine, judged_outputs, receipt_of, require_parity, tolerance_of
 from ..parity.judge import Replayed, Verdict
@@ -196,6 +196,8 @@ class EngineBuilder:
         if PRECISIONS[entry.precision].has_exact_form:
             exact = self.prove_exact(engine, submodel, cases, outputs, reference)
             stated = f"{rule}; without the rounding of activations, {exact}"
+        if (note := unjudged(cases, outputs.specs)) is not None:
+            stated = f"{stated}; {note}"
         verdict = judge_engine(self.bundle.manifest, self.universal, entry, cases, reference, found)
         modules = engine.template.module_outputs
         run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs, entry.backend)
@@ -220,11 +222,20 @@ class EngineBuilder:
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
         """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
         verify.py), where that is the same computation."""
+        return list(self._runs(engine, feeds))
+
+    def _runs(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> Iterator[Arrays]:
         names = [spec.name for spec in self.bundle.manifest.interface_of(engine)[1]]
         names += [entry.name for entry in engine.routing or ()]
         residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
         with self.runner(engine, residency) as runner:
-            return [dict(zip(names, runner.run(arrays, routing=True), strict=True)) for arrays in feeds]
+            for arrays in feeds:
+                yield dict(zip(names, runner.run(arrays, routing=True), strict=True))
+
+    def answers(self, engine: EngineEntry, cases: Sequence[Case]) -> list[Arrays]:
+        """As ``run``, of the positions that are compared."""
+        specs, found = self.bundle.manifest.outputs, self._runs(engine, [case.feeds for case in cases])
+        return [case.judged(arrays, specs) for case, arrays in zip(cases, found, strict=True)]
 
     def _write(self, file: str, graph: bytes, precision: Precision) -> bytes:
         """Writes an engine and its proof graph, which it returns."""
@@ -239,7 +250,7 @@ class EngineBuilder:
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         engine = self.emit(name, file, submodel, bucket)
         cases, is_compared = self.cases[bucket], self._is_compared(submodel, bucket)
-        found = self.run(engine.entry, [case.feeds for case in cases])
+        found = self.answers(engine.entry, cases)
         reference = self._replayed(engine.entry, submodel, found)
         entry = self.proven(engine, self.references.of(submodel), cases, reference, found, submodel)
         if not is_compared or entry.parity is None:

@@ -30,13 +30,14 @@ from ..parity.cached_cases import (
     PromptRoutes,
     cached_batches,
     cases_of,
+    judged_specs,
     prompt_routes,
     prompts_of,
     read_prompts,
     run_batches,
-    unjudged_logits,
     unproven_window,
 )
+from ..parity.cases import unjudged
 from ..parity.compare import tolerance_for
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
 from ..parity.judge import Verdict
@@ -146,7 +147,7 @@ def _build(
     rule = limit.rule
     if PRECISIONS[entry.precision].has_exact_form:
         rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
-    for note in (unproven_window(form.entry, batches), unjudged_logits(form.entry, batches)):
+    for note in (unproven_window(form.entry, batches), unjudged(cases_of(batches), judged_specs(form.entry))):
         rule = rule if note is None else f"{rule}; {note}"
     reference_of = f"narrowed to {submodel.id}, one pass, in float64"
     return builder.with_receipt(engine, reference_of, rule, cases_of(batches), verdict)
@@ -248,6 +249,8 @@ def judge_generating(
     if engine.capacity is not None:
         form = form.within(engine.capacity)
     batches = cached_batches(form.entry, long=submodel.is_universal and references.of_all)
+    if not references.of_all:
+        batches = batches[-1:]  # rows: read at once and taken on together, as every other text is
     encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
         with _packed(bundle, encoder, task) as runner:

@@ -20,7 +20,7 @@ from ...errors import ParityError
 from ...exporters.parts import CachedSpec
 from ...runtime.generation.cache import Source
 from ...runtime.inputs.arrays import Array, Arrays
-from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_places, judged_specs
+from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
 from ..parity.cases import Case
 from ..parity.compare import Tolerance
 from ..parity.engine_verdict import NOWHERE, first_divergence, tolerance_of
@@ -31,9 +31,7 @@ from ..parity.references import References
 
 def cached_reference(reference: Reference, form: CachedSpec) -> Reference:
     """The own pass over whole texts of the model of ``reference``."""
-    return reference.viewed(
-        form.recorded, judged_specs(form.entry), lambda tokens: judged_places(tokens, form.vocabulary)
-    )
+    return reference.viewed(form.recorded, judged_specs(form.entry))
 
 
 def cached_answers(references: References, submodel: Submodel, form: CachedSpec, batches: Sequence[Batch]) -> Replayed:

@@ -55,8 +55,12 @@ def whole_verdict(
     """
     decides = bool(engine.routing)
     with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
-        answers = [model(case.request, submodel=engine.submodel, exits="off", routing=decides) for case in cases]
-    found: list[Arrays] = [{**answer.outputs, **(answer.routing or {})} for answer in answers]
+        ask = partial(model, submodel=engine.submodel, exits="off", routing=decides)
+        found = [
+            case.judged({**answer.outputs, **(answer.routing or {})}, bundle.manifest.outputs)
+            for case in cases
+            for answer in (ask(case.request),)
+        ]
     limit = tolerance_of(engine, universal)
     decided = [_as_loaded(universal, engine, arrays, orders or {}) for arrays in found]
     try:

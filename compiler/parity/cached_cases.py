@@ -24,7 +24,7 @@ from ...runtime.generation.cache import AnyCache, Cache, Source, read_source
 from ...runtime.generation.cached_engine import CachedEngine
 from ...runtime.generation.device_cache import DeviceCache, DeviceSource
 from ...runtime.inputs.arrays import Array, Arrays
-from .cases import Case
+from .cases import Case, judged_places
 
 # Tokens of a text; the longest has a piece that takes an engine two runs.
 _TOKENS = 48
@@ -32,8 +32,6 @@ _LONGEST = MOST_NEW_TOKENS + 9
 _MOST_DRAFTED = 8
 # A text that is longer than the model's window by so much, where that has at most so many tokens and logits.
 _BEYOND, _MOST_WINDOW, _MOST_LOGITS = 3 * _MOST_DRAFTED, 2048, 300_000_000
-# Logits of a text that are judged at most, 128 MB in float64.
-_MOST_LOGITS_JUDGED = 2**24
 # Room behind the longest text: an engine must not depend on how much there is.
 SPARE = 5
 # Tokens that an encoder reads, of one text after the other; those of the longest text are the longest.
@@ -97,7 +95,7 @@ def cached_batches(entry: GenerationEntry, long: bool) -> list[Batch]:
         if entry.encoder is not None:
             read = min(_LONGEST if sum(pieces) == _LONGEST else next(lengths), entry.encoder.positions)
             feeds["source_ids"] = source_rng.integers(0, entry.vocabulary, (1, read))
-        return Row(Case(name, feeds), tuple(pieces), longest_run, again)
+        return Row(Case(name, feeds, picks=True), tuple(pieces), longest_run, again)
 
     def single(prompt: int) -> list[int]:
         return [prompt, *[1] * (most - prompt)]
@@ -127,25 +125,6 @@ def _beyond_window(entry: GenerationEntry) -> int:
         return 0
     tokens = min(window + _BEYOND, entry.positions - SPARE)
     return tokens if tokens > window and tokens * entry.vocabulary <= _MOST_LOGITS else 0
-
-
-def judged_places(tokens: int, vocabulary: int) -> Sequence[int]:
-    """The positions of a text of so many ``tokens`` whose logits are judged: all, where these are not too many; else
-    half of those that may be are its last ones, where it is given token by token and a run ends, and half lie evenly
-    before. Keys and values are judged of every token, so that what is left out is what follows the last layer's.
-    """
-    most = max(2, _MOST_LOGITS_JUDGED // vocabulary)
-    if tokens <= most:
-        return range(tokens)
-    last = tokens - most // 2
-    return [*np.linspace(0, last - 1, most - most // 2, dtype=np.int64).tolist(), *range(last, tokens)]
-
-
-def unjudged_logits(entry: GenerationEntry, batches: Sequence[Batch]) -> str | None:
-    """Receipt's note where logits of some positions of the longest text were not judged; else None."""
-    longest = max(len(row.ids) for batch in batches for row in batch)
-    judged = len(judged_places(longest, entry.vocabulary))
-    return f"logits of {judged} of the {longest} positions of the longest text" if judged < longest else None
 
 
 def unproven_window(entry: GenerationEntry, batches: Sequence[Batch]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,12 @@ _RANDOM_SHAPES = 4
 _MOST_TOKENS = 512
 # Cases of one bucket; a range has twice as many.
 _FEW = 8
+# Tokens of what is asked again of a written engine.
+_MOST_AGAIN = 128
+# Numbers that are judged of an output that has some of every position, 32 MB in float64, but of no fewer positions.
+_MOST_JUDGED, _LEAST_PLACES = 2**22, 16
+# Weights from which a model is large: of such a one no shape of a range between so many tokens and its largest.
+_LARGE, _MOST_BETWEEN = 2**28, 64
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8
 
@@ -36,12 +43,13 @@ class Case:
     """One set of inputs at a shape of a bucket, by input name, in the signature's order.
 
     ``rows`` are those of the request (None: all); what follows them is how the runtime fills a bucket, and nobody reads
-    its answers.
+    its answers. With ``picks``, ``judged_places`` alone are compared of outputs that have something of each position.
     """
 
     name: str
     feeds: Mapping[str, np.ndarray]
     rows: int | None = None
+    picks: bool = False
 
     @property
     def tokens(self) -> int:
@@ -56,23 +64,62 @@ class Case:
         return {name: np.ascontiguousarray(array[: self.rows]) for name, array in self.feeds.items()}
 
     def read(self, outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-        """Those of the ``outputs`` that ``specs`` describe, without the rows that filled the bucket."""
+        """Those of the ``outputs`` that ``specs`` describe, without the rows that filled the bucket, and of the
+        positions that are compared."""
         by_row = {spec.name: spec.dims[:1] == ("batch",) for spec in specs if spec.name in outputs}
-        return {name: outputs[name][: self.rows] if cut else outputs[name] for name, cut in by_row.items()}
+        judged = self.judged(outputs, specs)
+        return {name: judged[name][: self.rows] if cut else judged[name] for name, cut in by_row.items()}
+
+    def judged(self, outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+        """The ``outputs``, perhaps of more than ``specs`` describe, at the positions that are compared."""
+        found = dict(outputs)
+        for spec in specs if self.picks else ():
+            if spec.name in found and spec.dims[:2] == ("batch", "sequence"):
+                rows, tokens, *rest = found[spec.name].shape
+                places = judged_places(tokens, rows * math.prod(rest))
+                if len(places) < tokens:
+                    found[spec.name] = found[spec.name][:, list(places)]
+        return found
 
 
-def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None) -> list[Case]:
+def judged_places(tokens: int, numbers: int) -> Sequence[int]:
+    """The positions of so many ``tokens`` that are judged of an output with ``numbers`` of each: all, where these are
+    not too many; else half are the last ones, where a text is given token by token and a run ends, and half lie evenly
+    before. Keys and values are judged of every token, so that what is left out is what follows the last layer's.
+    """
+    most = max(_LEAST_PLACES, _MOST_JUDGED // max(numbers, 1))
+    if tokens <= most:
+        return range(tokens)
+    last = tokens - most // 2
+    return [*np.linspace(0, last - 1, most - most // 2, dtype=np.int64).tolist(), *range(last, tokens)]
+
+
+def unjudged(cases: Sequence[Case], specs: Sequence[TensorSpec]) -> str | None:
+    """Receipt's note where some positions of the longest case were not judged; else None."""
+    longest = max(cases, key=lambda case: case.tokens)
+    rows, *tokens = next(iter(longest.feeds.values())).shape
+    for spec in specs if longest.picks and tokens else ():
+        if spec.dims[:2] == ("batch", "sequence"):
+            numbers = math.prod(dim for dim in spec.dims[2:] if isinstance(dim, int))
+            judged = len(judged_places(tokens[0], rows * numbers))
+            if judged < tokens[0]:
+                return f"{spec.name} of {judged} of the {tokens[0]} positions of the longest input"
+    return None
+
+
+def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None, weights: int = 0) -> list[Case]:
     """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text; of a range
-    one of them at each of several shapes.
+    one of them at each of several shapes, which are fewer for a model of many ``weights``.
 
     Every row has a token, since without one no answer is defined (``TensorSpec.row_needs``). The padded case has rows
     that end early and, in a static bucket, lacks its last row: what fills it must not reach the others.
     """
+    picks = signature.mask is None  # else which positions count is each case's own
     if bucket.is_static:
-        return _cases_at(signature, bucket, encoder)
+        return [replace(case, picks=picks) for case in _cases_at(signature, bucket, encoder)]
     found: dict[str, Case] = {}
     kinds: set[str] = set()
-    *shapes, last = shapes_to_prove(bucket)
+    *shapes, last = shapes_to_prove(bucket, weights)
     for number, shape in enumerate(shapes):
         own = _cases_at(signature, shape, None, bucket)
         case = own[number % len(own)]
@@ -84,20 +131,23 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
     least = bucket.smallest
     filled = _cases_at(signature, least, None) if bucket.min_batch is not None else []
     found |= {f"{case.name}, filled to {least}": case for case in filled if case.rows is not None}
-    return [replace(case, name=name) for name, case in found.items()]
+    return [replace(case, name=name, picks=picks) for name, case in found.items()]
 
 
 def few(cases: Sequence[Case]) -> list[int]:
-    """By number the smaller of many cases, as those of a range are, and the largest; all where they are few."""
+    """By number the smaller of many cases, as those of a range are, and the largest that is not long; all where they
+    are few."""
     by_size = sorted(range(len(cases)), key=lambda number: cases[number].tokens)
-    return sorted({*by_size[:_FEW], by_size[-1]})
+    short = [number for number in by_size if cases[number].tokens <= _MOST_AGAIN]
+    return sorted({*by_size[:_FEW], *short[-1:]})
 
 
-def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
+def shapes_to_prove(bucket: Bucket, weights: int = 0) -> list[Bucket]:
     """Shapes all over a range: the ends of each dimension, the powers of two of its sequence, and some at random, whose
     lengths are one in each of as many parts of the range that are equal on a logarithmic scale.
 
-    Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. Always the same for the same range.
+    Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. A model of many ``weights``, whose every
+    token is dear, has none of those between short ones and the largest. Always the same for the same range and model.
     """
     least, most = bucket.smallest, bucket.largest
     shapes = [Bucket(least.batch, sequence) for sequence in bucket.doublings]
@@ -108,7 +158,9 @@ def shapes_to_prove(bucket: Bucket) -> list[Bucket]:
         length = least.sequence * span ** ((number + rng.random()) / _RANDOM_SHAPES)
         shapes.append(Bucket(batch, min(int(length), _longest(bucket, batch))))
     last = Bucket(most.batch, _longest(bucket, most.batch))
-    return [*(shape for shape in dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)]) if shape != last), last]
+    found = dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)])
+    limit = _MOST_BETWEEN if weights >= _LARGE else last.tokens
+    return [*(shape for shape in found if shape != last and shape.tokens <= max(limit, least.tokens)), last]
 
 
 def _longest(bucket: Bucket, batch: int) -> int:

@@ -15,8 +15,8 @@ may be lucky: where an engine fails by it, more are made, of modules with weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from ...errors import ParityError
 from ...exporters.architecture import JudgedRoutes, Replay, Routing
 from ...progress import tell
 from ...runtime.inputs.arrays import Arrays
-from .cases import Case
+from .cases import Case, judged_places
 from .compare import Rounding, Roundings, Tolerance, rounding, with_rounding
 from .judge import BrokenRoute, Replayed
 from .reading import in_float64, inputs_of, nudged
@@ -44,23 +44,15 @@ _MAX_GAP_ROUNDING = 0.01
 class Reference:
     """A PyTorch ``module`` (float32) whose outputs are ``specs``; ``routing`` is that of its model, None where it
     decides nothing on the way. It computes in float64 within ``in_float64(reference.module)``.
-
-    ``judged`` are the positions ``[B, S, ...]`` of its first output that are compared, of so many; None for all.
     """
 
     routing: Routing | None
     module: torch.nn.Module
     specs: Sequence[TensorSpec]
-    judged: Callable[[int], Sequence[int]] | None = None
 
-    def viewed(
-        self,
-        view: Callable[[torch.nn.Module], torch.nn.Module],
-        specs: Sequence[TensorSpec],
-        judged: Callable[[int], Sequence[int]] | None = None,
-    ) -> Reference:
+    def viewed(self, view: Callable[[torch.nn.Module], torch.nn.Module], specs: Sequence[TensorSpec]) -> Reference:
         """The reference of another module on the same weights, such as one that returns every exit's answer."""
-        return Reference(self.routing, view(self.module), specs, judged)
+        return Reference(self.routing, view(self.module), specs)
 
     def run(
         self, feeds: Arrays, routes: Sequence[RoutingEntry] | None = None, found: Arrays | None = None
@@ -73,10 +65,16 @@ class Reference:
             else:
                 given = {entry.name: torch.from_numpy(found[entry.name]) for entry in routes}
                 replay = self.routing.replay(self.module, inputs, given)
-        first, *others = replay.outputs
-        if self.judged is not None and len(places := self.judged(first.shape[1])) < first.shape[1]:
-            first = first[:, list(places)]
-        return (first, *others), replay.routes
+        return replay.outputs, replay.routes
+
+    def run_judged(
+        self, case: Case, routes: Sequence[RoutingEntry] | None, found: Arrays | None
+    ) -> tuple[dict[str, np.ndarray], Mapping[str, JudgedRoutes]]:
+        """Outputs of ``run``, by name, of the rows and positions of ``case`` that are compared."""
+        with _first_output_where_judged(self, case) if case.picks else nullcontext():
+            tensors, routed = self.run(case.feeds, routes, found)
+        named = {spec.name: tensor.numpy() for spec, tensor in zip(self.specs, tensors, strict=True)}
+        return case.read(named, self.specs), routed
 
 
 def rule_of(limit: Tolerance, routes: Sequence[RoutingEntry] | None) -> str:
@@ -111,10 +109,10 @@ def replayed(
             tell(before, tokens)
             before += case.tokens
             try:
-                tensors, judged = reference.run(case.feeds, routes, arrays)
+                answers, judged = reference.run_judged(case, routes, arrays)
             except ParityError as failure:
                 raise ParityError(f"case {case.name}: {failure}") from failure
-            outputs.append(_read(reference, case, tensors))
+            outputs.append(answers)
             verdicts.append(judged)
 
     def with_pass(
@@ -129,8 +127,8 @@ def replayed(
             for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
                 if case.name not in only:
                     continue
-                tensors, judged = reference.run(case.feeds, routes, arrays)
-                own = {name: rounding(outputs[number][name], a) for name, a in _read(reference, case, tensors).items()}
+                answers, judged = reference.run_judged(case, routes, arrays)
+                own = {name: rounding(outputs[number][name], array) for name, array in answers.items()}
                 own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
                 worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
         broken = [
@@ -157,9 +155,28 @@ def replayed(
     return with_pass(reference, nullcontext(), [{} for _ in cases], every, range(_NUDGED_PASSES))
 
 
-def _read(reference: Reference, case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
-    named = {spec.name: tensor.numpy() for spec, tensor in zip(reference.specs, tensors, strict=True)}
-    return case.read(named, reference.specs)
+@contextmanager
+def _first_output_where_judged(reference: Reference, case: Case) -> Iterator[None]:
+    """Within it the linear layer that makes the first output of ``reference``, such as logits of a vocabulary, makes
+    it of the positions that are compared alone; where there is no such layer, what it made is dropped behind it."""
+    dims, (rows, *tokens) = reference.specs[0].dims, next(iter(case.feeds.values())).shape
+    size = dims[2] if dims[:2] == ("batch", "sequence") and len(dims) == 3 else None
+    alone = not any(spec.dims[:2] == ("batch", "sequence") for spec in reference.specs[1:])
+    places = judged_places(tokens[0], rows * size) if alone and tokens and isinstance(size, int) else ()
+    heads = [m for m in reference.module.modules() if isinstance(m, torch.nn.Linear) and len(m.weight) == size]
+    if len(heads) != 1 or not tokens or not 0 < len(places) < tokens[0]:
+        yield
+        return
+
+    def pick(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden, *others = inputs
+        return (hidden[:, list(places)] if tuple(hidden.shape[:-1]) == (rows, tokens[0]) else hidden, *others)
+
+    hook = heads[0].register_forward_pre_hook(pick)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _of_gaps(exact: JudgedRoutes, float32: JudgedRoutes) -> Rounding:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
-from nestforge.compiler.parity import cached_cases
+from nestforge.compiler.parity import cases
 from nestforge.compiler.parity.cached_cases import (
     cached_batches,
     cases_of,
-    judged_places,
-    unjudged_logits,
+    judged_specs,
     unproven_window,
 )
+from nestforge.compiler.parity.cases import judged_places, unjudged
 from nestforge.exporters.parts import MOST_NEW_TOKENS
 
 
@@ -77,18 +77,19 @@ def test_no_text_is_longer_than_the_model_takes(positions: int) -> None:
 
 
 def test_of_a_long_text_and_many_words_some_logits_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every one of the models and texts that there are; else the last ones, where a run ends and steps are taken."""
-    assert judged_places(521, 32_000) == range(521)
-    few = judged_places(521, 262_144)
+    """All where they are not too many; else half are the last ones, where a run ends and steps are taken."""
+    assert judged_places(521, 8_000) == range(521)
+    few = judged_places(521, 65_536)
     assert (len(few), few[0], few[-32:]) == (64, 0, [*range(489, 521)])
     assert list(few) == sorted(set(few))
     assert max(np.diff(few)) <= 16
+    assert len(judged_places(521, 2**20)) == 16
     batches = cached_batches(entry(60), long=True)
     longest = max(len(row.ids) for batch in batches for row in batch)
-    assert unjudged_logits(entry(60), batches) is None
-    monkeypatch.setattr(cached_cases, "_MOST_LOGITS_JUDGED", 1)
-    assert unjudged_logits(entry(60), batches) == f"logits of 2 of the {longest} positions of the longest text"
-    assert judged_places(48, 50) == [0, 47]
+    assert unjudged(cases_of(batches), judged_specs(entry(60))) is None
+    monkeypatch.setattr(cases, "_MOST_JUDGED", 1)
+    note = f"logits of 16 of the {longest} positions of the longest input"
+    assert unjudged(cases_of(batches), judged_specs(entry(60))) == note
 
 
 def test_they_are_always_the_same() -> None:

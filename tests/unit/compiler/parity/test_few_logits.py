@@ -1,19 +1,22 @@
 """Of a text whose logits are too many some are judged, and what all of them show these show too: the faults of record
-0020, in the last layer, whose keys and values are those of a sound one."""
+0020, in the last layer, whose keys and values are those of a sound one. So do the fewer cases of a large model."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.compiler.engines.cached_gate import cached_reference, judge_rows
-from nestforge.compiler.parity import cached_cases
-from nestforge.compiler.parity.cached_cases import cached_batches, cases_of, judged_places
+from nestforge.compiler.parity import cases
+from nestforge.compiler.parity.cached_cases import cached_batches, cases_of
+from nestforge.compiler.parity.cases import Case, judged_places, parity_cases
 from nestforge.compiler.parity.compare import tolerance_for
-from nestforge.compiler.parity.reference import replayed
+from nestforge.compiler.parity.judge import JudgedOutputs, judge
+from nestforge.compiler.parity.reference import Reference, replayed
 from nestforge.compiler.parity.references import References
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
@@ -61,28 +64,38 @@ def sound(_layer: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", [sound, bias_dropped, epsilon_changed, heads_swapped, mask_wrong])
-@pytest.mark.parametrize("most", [cached_cases._MOST_LOGITS_JUDGED, FEW * VOCABULARY], ids=["all", "few"])
+@pytest.mark.parametrize("most", [cases._MOST_JUDGED, FEW * VOCABULARY], ids=["all", "few"])
 def test_faults_of_the_last_layer_are_found(
     universal: UniversalModel, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], None], most: int
 ) -> None:
-    monkeypatch.setattr(cached_cases, "_MOST_LOGITS_JUDGED", most)
-    form = universal.source.cached
+    monkeypatch.setattr(cases, "_MOST_JUDGED", most)
+    form, signature = universal.source.cached, universal.source.signature
     assert form is not None
     batches = cached_batches(form.entry, long=True)
-    whole = universal.spec.universal()
-    reference = References(universal, {}).of(whole)
+    texts, whole = cases_of(batches), parity_cases(signature, Bucket(1, 512, 1, 1), None, cases._LARGE)
+    assert len(whole) == 10
+    reference, limit = References(universal, {}).of(universal.spec.universal()), tolerance_for("fp32", 2)
     broken = copy.deepcopy(reference.module)
     fault(broken.get_submodule("model.model.layers")[-1])  # type: ignore[index]
-    engine = cached_reference(reference.viewed(lambda _: broken, ()), form)
-    found: list[Arrays] = []
-    for case in cases_of(batches):
-        tensors, _ = engine.run(case.feeds)
-        found.append({spec.name: tensor.numpy() for spec, tensor in zip(engine.specs, tensors, strict=True)})
+    heads: list[int] = []
+    head = broken.get_submodule("model.lm_head")
+    head.register_forward_hook(lambda _module, _inputs, logits: heads.append(logits.shape[1]))
+    engine = reference.viewed(lambda _: broken, reference.specs)
+
+    found = answers(cached_reference(engine, form), texts)
+    for case, arrays in zip(texts, found, strict=True):
         tokens = case.feeds["input_ids"].shape[1]
-        assert found[-1]["logits"].shape[1] == len(judged_places(tokens, form.vocabulary))
-        assert found[-1]["key_0"].shape[2] == tokens
-    limit = tolerance_for("fp32", universal.spec.depth)
-    expected = replayed(cached_reference(reference, form), cases_of(batches))
-    verdict = judge_rows(expected, form, batches, found, limit)
+        assert arrays["logits"].shape[1] == len(judged_places(tokens, form.vocabulary))
+        assert arrays["key_0"].shape[2] == tokens
+    verdict = judge_rows(replayed(cached_reference(reference, form), texts), form, batches, found, limit)
     assert ("longer than a run" in verdict.broken_cases) == (fault is not sound)
     assert (verdict.broken is None) == (fault is sound)
+
+    verdict = judge(replayed(reference, whole), answers(engine, whole), whole, JudgedOutputs(signature.outputs), limit)
+    assert (whole[-1].name in verdict.broken_cases) == (fault is not sound)
+    assert (verdict.broken is None) == (fault is sound)
+    assert max(heads) == (FEW if most == FEW * VOCABULARY else 521)  # no others were made
+
+
+def answers(reference: Reference, asked: Sequence[Case]) -> list[Arrays]:
+    return [reference.run_judged(case, None, None)[0] for case in asked]
