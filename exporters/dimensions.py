@@ -39,7 +39,8 @@ def with_dimensions(
         return signature
     width, where = int(spec.dims[1]), str(checkpoint.folder / "config.json")
     if requested is not None and not (requested and all(1 <= number <= width for number in requested)):
-        raise InputError(f"`dimensions`: expected numbers from 1 to {width}, the width of {spec.name}, got {requested}")
+        got = list(requested)
+        raise InputError(f"`dimensions`: expected numbers from 1 to {width}, the width of {spec.name}, got {got}")
     stated = structure(_Matryoshka, known_keys(_Matryoshka, checkpoint.config), where, CheckpointError)
     listed = stated.matryoshka_dimensions if requested is None else requested
     if listed is None and stated.is_matryoshka is False:

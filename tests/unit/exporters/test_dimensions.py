@@ -46,8 +46,8 @@ def test_other_models_have_none() -> None:
 @pytest.mark.parametrize(
     ("config", "requested", "error", "message"),
     [
-        ({}, (), InputError, r"`dimensions`: expected numbers from 1 to 16, the width of vector, got \(\)"),
-        ({}, (8, 17), InputError, r"`dimensions`: expected numbers from 1 to 16, the width of vector, got \(8, 17\)"),
+        ({}, (), InputError, r"`dimensions`: expected numbers from 1 to 16, the width of vector, got \[\]"),
+        ({}, (8, 17), InputError, r"`dimensions`: expected numbers from 1 to 16, the width of vector, got \[8, 17\]"),
         ({"matryoshka_dimensions": [8, 0]}, None, CheckpointError, "matryoshka_dimensions: expected numbers of at l"),
         ({"matryoshka_dimensions": 8}, None, CheckpointError, "matryoshka_dimensions: expected a list"),
         ({"is_matryoshka": "yes"}, None, CheckpointError, "is_matryoshka: expected"),
