@@ -15,7 +15,7 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import SelectionError
 from nestforge.profiles.device_profile import profile_data
 from nestforge.profiles.load_profile import load_profile
-from nestforge.runtime.engines.measure import LatencyStats
+from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
 from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.model import ElasticModel
 from nestforge.tools import bundle_bench, traffic_bench
@@ -58,6 +58,7 @@ def test_engines_of_a_range_run_where_budgets_are_judged_or_as_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_bench, "_SECONDS", 0.0)
+    monkeypatch.setattr(bundle_bench, "memory_use", lambda *_: MemoryUse(1, 1))
     device = board(buckets=["1..2x1..8", "4x8"], budget_at="1x4", budgets={"full": {}})
     compile_bundle(save_tiniest(tmp_path / "model"), device, tmp_path / "b", include="budgets")
     bundle = open_bundle(tmp_path / "b")

@@ -132,7 +132,11 @@ def test_nothing_is_looked_up_or_written(tiny_bundle: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("precision", run_by("openvino"))
 def test_the_gate_runs_in_openvino_and_the_bundle_answers(
-    source: ModelSource, tmp_path: Path, precision: Precision, monkeypatch: pytest.MonkeyPatch
+    source: ModelSource,
+    tmp_path: Path,
+    precision: Precision,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     if said := module.problem([precision]):
         pytest.skip(said)
@@ -152,6 +156,7 @@ def test_the_gate_runs_in_openvino_and_the_bundle_answers(
         for array in outputs.values():
             array *= -1
 
+    request.getfixturevalue("blatant")
     monkeypatch.setattr(module.OpenVinoRunner, "_run", wrong)
     again = builder_in(tmp_path / "again", universal, template_of(universal), builder.profile)
     with pytest.raises(ParityError):

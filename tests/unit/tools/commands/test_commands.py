@@ -20,7 +20,8 @@ from nestforge.compiler import compile as compile_module
 from nestforge.compiler import job, mix_n_match
 from nestforge.compiler import verify as verify_module
 from nestforge.compiler.verify import EngineVerdict, VerifyReport
-from nestforge.profiles.device_profile import profile_data
+from nestforge.profiles import measure_rates
+from nestforge.profiles.device_profile import Rates, profile_data
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
@@ -282,6 +283,7 @@ def test_bench_leaves_the_cache_of_mapped_engines_as_it_was(
 
 def test_profile_is_what_the_option_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure_rates, "measure_host_rates", lambda _cores: Rates(10.0, 5.0, 5.0, 5.0, 1.0))
     path = tmp_path / "my.yaml"
     data = json_of("profile", "--force", "--output", path)
     assert data["name"] == "host-cpu"
