@@ -31,7 +31,7 @@ _FEW = 8
 # Tokens of what is asked again of a written engine.
 _MOST_AGAIN = 128
 # Numbers that are judged of an output that has some of every position, 32 MB in float64, but of no fewer positions.
-_MOST_JUDGED, _LEAST_PLACES = 2**22, 16
+MOST_JUDGED, _LEAST_PLACES = 2**22, 16
 # Weights from which a model is large: of such a one no shape of a range between so many tokens and its largest.
 _LARGE, _MOST_BETWEEN = 2**28, 64
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
@@ -87,7 +87,7 @@ def judged_places(tokens: int, numbers: int) -> Sequence[int]:
     not too many; else half are the last ones, where a text is given token by token and a run ends, and half lie evenly
     before. Keys and values are judged of every token, so that what is left out is what follows the last layer's.
     """
-    most = max(_LEAST_PLACES, _MOST_JUDGED // max(numbers, 1))
+    most = max(_LEAST_PLACES, MOST_JUDGED // max(numbers, 1))
     if tokens <= most:
         return range(tokens)
     last = tokens - most // 2

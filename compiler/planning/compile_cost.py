@@ -16,10 +16,12 @@ from pathlib import Path
 from ...bucket import Bucket
 from ...elastic import Submodel
 from ...errors import BuildError
+from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import INT4, INT8, PRECISIONS, TRACED
 from ...profiles.probe_host import free_memory_bytes
+from ..parity.cases import MOST_JUDGED
 from ..work.staging import staging_folder
 
 # Python, torch, transformers, ONNX Runtime, and the traces of a model.
@@ -55,10 +57,7 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
     universal, backend = source.spec.universal(), profile.backend
     in_fp32 = 4 * source.parameters(universal)
     disk = written_bytes(source, profile, chosen)
-    outputs = max(
-        _SHAPES * sum(prod(spec.shape(_proven(bucket))) for spec in source.signature.outputs)
-        for bucket in profile.buckets
-    )
+    outputs = max(_output_bytes(source.signature, _proven(bucket)) for bucket in profile.buckets)
     largest = max(prod(shape) for shape in source.shapes.values())
     packed = max(source.weight_bytes(submodel, backend).held for submodel in chosen)
     forms = 2 if source.generates else 1
@@ -70,11 +69,18 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
     )
     layers = source.spec.depth * len(profile.buckets) * len({submodel.structure for submodel in chosen})
     return CompileCost(
-        memory_mb=(_PROGRAMS_BYTES + packed + _OUTPUT_BYTES * outputs + 8 * largest) / 1e6,
+        memory_mb=(_PROGRAMS_BYTES + packed + outputs + 8 * largest) / 1e6,
         mapped_mb=max(disk, in_fp32) / 1e6,
         disk_mb=disk / 1e6,
         cpu_seconds=_FIXED_SECONDS + forms * (_SECONDS_A_LAYER * layers + _SECONDS_A_GFLOP * gflops),
     )
+
+
+def _output_bytes(signature: Signature, longest: Bucket) -> int:
+    """What is kept of the outputs of all shapes, and those that an engine makes of the ``longest``."""
+    made = [prod(spec.shape(longest)) for spec in signature.outputs]
+    judged = made if signature.mask is not None else [min(numbers, MOST_JUDGED) for numbers in made]
+    return _SHAPES * _OUTPUT_BYTES * sum(judged) + 4 * sum(made)
 
 
 def _proven(bucket: Bucket) -> Bucket:

@@ -87,7 +87,7 @@ def test_of_a_long_text_and_many_words_some_logits_are_judged(monkeypatch: pytes
     batches = cached_batches(entry(60), long=True)
     longest = max(len(row.ids) for batch in batches for row in batch)
     assert unjudged(cases_of(batches), judged_specs(entry(60))) is None
-    monkeypatch.setattr(cases, "_MOST_JUDGED", 1)
+    monkeypatch.setattr(cases, "MOST_JUDGED", 1)
     note = f"logits of 16 of the {longest} positions of the longest input"
     assert unjudged(cases_of(batches), judged_specs(entry(60))) == note
 

@@ -64,11 +64,11 @@ def sound(_layer: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", [sound, bias_dropped, epsilon_changed, heads_swapped, mask_wrong])
-@pytest.mark.parametrize("most", [cases._MOST_JUDGED, FEW * VOCABULARY], ids=["all", "few"])
+@pytest.mark.parametrize("most", [cases.MOST_JUDGED, FEW * VOCABULARY], ids=["all", "few"])
 def test_faults_of_the_last_layer_are_found(
     universal: UniversalModel, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], None], most: int
 ) -> None:
-    monkeypatch.setattr(cases, "_MOST_JUDGED", most)
+    monkeypatch.setattr(cases, "MOST_JUDGED", most)
     form, signature = universal.source.cached, universal.source.signature
     assert form is not None
     batches = cached_batches(form.entry, long=True)
