@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from math import exp
 from pathlib import Path
 from statistics import median
 from time import sleep
@@ -19,17 +20,22 @@ from torch.export import Dim
 from ..bucket import Bucket
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..compiler.compile import compile_bundle
+from ..compiler.examples.corpus import read_corpus
 from ..examples.encoder.corpus import demo_checkpoint, write_corpus
+from ..examples.matformer.fit import Run, train
+from ..examples.matformer.train import TASKS
 from ..exporters.source import open_source
 from ..exporters.universal import load_universal
 from ..profiles.budget import BudgetSpec
 from ..profiles.precision import Precision
+from ..runtime.consistency.measure import check_consistency
 from ..runtime.engines.measure import memory_use
 from ..runtime.engines.runner import runner_for
 from ..runtime.inputs.arrays import Array
 from ..runtime.load import load
 from .harness import CACHE, Row, benchmark, interleaved, milliseconds, speed_row
 from .subjects import (
+    BUCKET,
     CORES,
     Subject,
     bert_base,
@@ -87,13 +93,14 @@ _ROUNDS = 25
 
 @benchmark
 def bench_precision() -> list[Row]:
-    """Integer engines of the real MiniLM against its fp32 engine: time, bytes of weights, and what is lost on texts."""
+    """Integer engines of the real MiniLM against its fp32 engine: time, bytes of weights, and what is lost on texts;
+    and what 4 bits cost a language model."""
     rows: list[Row] = []
     for precision in _SPEED:
         bundle = open_bundle(_bundle(precision))
         rows += [_speed(bundle, precision, bucket) for bucket in _BUCKETS]
         rows.append(_weight(bundle, precision))
-    return [*rows, _against_eager()]
+    return [*rows, _against_eager(), _perplexity()]
 
 
 def _bundle(precision: Precision) -> Path:
@@ -149,6 +156,32 @@ def _against_eager() -> Row:
     how = f"median ratio of {_ROUNDS} interleaved rounds, {CORES} threads each"
     figure = "MiniLM in int8-dynamic against PyTorch eager in fp32, 1 x 128"
     return speed_row(figure, times, "eager", "ours", 2, how)
+
+
+def _perplexity() -> Row:
+    """A model that `make demo-matformer` trains (some minutes), at one width: 4 bits as its texts choose them, and as
+    they are without."""
+    folder, file = CACHE / "writer", CACHE / "writer.txt"
+    if not file.exists():
+        task = next(task for task in TASKS if task.name == "writer")
+        train(task, Run(0, None, folder))
+        file.write_bytes(task.held_out_file(task.data()))
+    held_out, nats = read_corpus(file).held_out, dict[str, float]()
+    for kind, text in (("chosen", file), ("plain", None)):
+        path = CACHE / f"writer-{kind}.bundle"
+        if not path.exists():
+            profile = replace(elsewhere(), buckets=(BUCKET,), budgets={"full": BudgetSpec()})
+            compile_bundle(folder, profile, path, text=text, levels={"ffn": (1.0,)}, precisions=("fp32", "int4"))
+        for one in check_consistency(open_bundle(path), text=held_out, threads=CORES).submodels:
+            nats[kind if one.submodel.endswith("int4") else "fp32"] = one.figures["loss"]
+    chosen, plain = (exp(nats[kind] - nats["fp32"]) for kind in ("chosen", "plain"))
+    return Row(
+        "perplexity of a language model in int4 over fp32, weights chosen on texts",
+        f"{chosen:.4f}x (plainly rounded {plain:.4f}x; fp32 {exp(nats['fp32']):.3f} a byte)",
+        "<= plainly rounded",
+        chosen <= plain,
+        f"MatLM of 13 M parameters, bytes of Python; {len(held_out)} held-out lines",
+    )
 
 
 _TEXTS = 300

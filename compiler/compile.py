@@ -134,7 +134,7 @@ def _templates(
     with clock("store"):  # every weight once in each precision, elastic dimension first
         for key in keys:
             templates.get(key)
-        write = partial(write_store, universal, templates.weights(), templates.tables())
+        write = partial(write_store, universal, templates.weights(), templates.tables(), chosen=templates.rounded)
         weights = stage.once(stage.folder / WEIGHTS_NAME, write)
         if fp32 is None:  # whose store the model shares, since this one has lower precisions
             share_store(universal, weights)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,8 +19,9 @@ from ...bundle.entries.engine_entry import EngineEntry, Whole
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BuildError
+from ...exporters.checkpoints.tensor_file import write_tensors
 from ...profiles.backends import ONNXRUNTIME
-from ...profiles.precision import PRECISIONS, Precision
+from ...profiles.precision import INT4, INT4_SCALE, PRECISIONS, Precision
 from ...runtime.consistency.samples import Batch, Samples, TextSamples
 from ...runtime.inputs.arrays import Arrays
 from ...runtime.inputs.text import TextEncoder
@@ -26,8 +29,9 @@ from ..examples.corpus import ArrayCorpus, Corpus
 from ..graph.emit import emit, private_bytes
 from ..graph.precision.calibrate import calibrate, overflowing
 from ..graph.precision.derive import exit_heads
+from ..graph.precision.error_feedback import rounded, seen_moments
 from ..graph.precision.fp32_nodes import fp32_products
-from ..graph.store import read_store, share_store, write_store
+from ..graph.store import read_store, share_store, stored_arrays, write_store
 from ..graph.template import Template
 from ..parity.cases import parity_cases
 from ..work.clock import Clock
@@ -36,6 +40,7 @@ from .templates import TemplateKey, Templates
 
 _GRAPH_FILE = "universal.onnx"
 _FOLDER = "fp32-reference"
+_ROUNDED_FILE = "int4.safetensors"
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,8 @@ def calibrated(
     corpus: Corpus | ArrayCorpus | None,
     clock: Clock,
 ) -> Templates:
-    """``templates`` with the scales that their precisions need, found on the part of ``corpus`` that calibrates; an
-    interrupted compile finds them once.
+    """``templates`` with the scales that their precisions need, and the weights of 4 bits, found on the part of
+    ``corpus`` that calibrates; an interrupted compile finds them once. Without a corpus weights are rounded plainly.
 
     Raises BuildError where a value would not fit a float16, or a layer sees nothing in all of ``corpus``.
     """
@@ -99,10 +104,19 @@ def calibrated(
     for precision in _needing("range", precisions):
         cases = feeds or [c.feeds for c in parity_cases(templates.universal.source.signature, engine.bucket, encoder)]
         _refuse_overflow(templates, reference, precision, clock.each(cases))
-    if not _needing("scales", precisions):
-        return templates
     in_fp32 = fp32_products(reference.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
+    if "int4" in precisions and feeds:
+        names = templates.derived(reference.template, "int4", None).weights
+        seen = partial(seen_moments, reference.graph, reference.bundle.path, feeds, in_fp32, counted, names)
+
+        def write(path: Path) -> None:
+            write_tensors(rounded(seen(), templates.universal.stored(), clock.tick), path)
+
+        path = stage.once(stage.work / _ROUNDED_FILE, write)
+        templates = replace(templates, rounded=stored_arrays(path, templates.universal.spec, INT4, INT4_SCALE))
+    if not _needing("scales", precisions):
+        return templates
 
     def found() -> dict[str, float]:
         return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), in_fp32, counted)

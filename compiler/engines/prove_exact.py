@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ...bundle.entries.engine_entry import EngineEntry
@@ -31,11 +32,15 @@ _GRAPH_FILE = "exact.onnx"
 
 @dataclass(frozen=True)
 class ExactProof:
-    """Proves engines of ``universal`` by graphs in ``folder``; ``run`` returns what one makes of sets of inputs."""
+    """Proves engines of ``universal`` by graphs in ``folder``; ``run`` returns what one makes of sets of inputs.
+
+    Of weights in 4 bits ``chosen`` are the scales, and of those that examples chose the integers too.
+    """
 
     universal: UniversalModel
     folder: Path
     run: Callable[[EngineEntry, Sequence[Arrays]], list[Arrays]]
+    chosen: Mapping[str, np.ndarray] = field(default_factory=dict)
     # The universal model with the numbers that stored integers stand for, by the names of those.
     stored_weights: dict[frozenset[str], StoredModel] = field(default_factory=dict)
 
@@ -91,7 +96,7 @@ class ExactProof:
         names = frozenset(chain.from_iterable(map(parts_of, engine.template.weights)))
         if names not in self.stored_weights:
             path = self.folder / f"rounded{len(self.stored_weights)}.safetensors"
-            self.stored_weights[names] = with_stored_weights(self.universal, names, path)
+            self.stored_weights[names] = with_stored_weights(self.universal, names, path, self.chosen)
         return self.stored_weights[names]
 
     def graph(self, engine: Emitted) -> tuple[EngineEntry, bytes]:

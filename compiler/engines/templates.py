@@ -56,7 +56,8 @@ class _Interface:
 class Templates:
     """Every template of ``universal`` for ``profile``; one that is not ``known`` yet is traced, or derived from one.
 
-    ``scales`` are those of the inputs of products, by weight, where calibration gave any.
+    ``scales`` are those of the inputs of products, by weight, where calibration gave any, and ``rounded`` the tensors
+    of 4 bits that it chose, by name.
     """
 
     universal: UniversalModel
@@ -64,6 +65,7 @@ class Templates:
     profile: DeviceProfile
     known: dict[TemplateKey, Template] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
+    rounded: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def keys(self, submodels: Iterable[Submodel], buckets: Iterable[Bucket]) -> list[TemplateKey]:
         """The templates that the engines of ``submodels`` in the place of ``buckets`` need."""

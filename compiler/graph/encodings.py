@@ -76,8 +76,9 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(part + encoding for part in joined_parts(plain))
 
 
-def encode(array: np.ndarray, name: str) -> np.ndarray:
-    """The bytes of the encoded tensor ``name``, made from the float32 ``array`` as the store lays it out."""
+def encode(array: np.ndarray, name: str, scale: np.ndarray | None = None) -> np.ndarray:
+    """The bytes of the encoded tensor ``name``, made from the float32 ``array`` as the store lays it out; in 4 bits by
+    ``scale``, where that is known, since it is searched for."""
     plain, encoding = split_encoding(name)
     match encoding:
         case ".fp16":
@@ -97,24 +98,29 @@ def encode(array: np.ndarray, name: str) -> np.ndarray:
         case ".int4" | ".int4-scale":
             assert not plain.endswith(TRANSPOSED), name
             blocks = _blocks(array)
-            scale = _int4_scale(blocks)
-            return scale if encoding == INT4_SCALE else _packed(_int4(blocks, scale))
+            scale = int4_scale(blocks) if scale is None else scale
+            return scale if encoding == INT4_SCALE else packed(_int4(blocks, scale))
         case _:
             return array
 
 
-def decoded(array: np.ndarray, name: str) -> np.ndarray:
+def decoded(array: np.ndarray, name: str, scale: np.ndarray | None = None) -> np.ndarray:
     """The float32 numbers that the tensor ``name`` stands for, made of ``array`` as ``encode`` does."""
     plain, encoding = split_encoding(name)
     if encoding == INT4:
         blocks = _blocks(array)
-        scale = _int4_scale(blocks)
-        whole: np.ndarray = _int4(blocks, scale).astype(np.float32) * np.expand_dims(scale, -1)
-        return whole.reshape(*array.shape[:-1], -1)[..., : array.shape[-1]]
+        scale = int4_scale(blocks) if scale is None else scale
+        return _spread(_int4(blocks, scale), scale)[..., : array.shape[-1]]
     numbers: np.ndarray = encode(array, name).astype(np.float32)
     if encoding == INT8:
         numbers *= np.expand_dims(encode(array, plain + INT8_SCALE), -2 if plain.endswith(TRANSPOSED) else -1)
     return numbers
+
+
+def unpacked(integers: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The numbers ``[..., in]`` that the tensors INT4 and INT4_SCALE stand for; ``in`` are whole blocks."""
+    halves = np.stack([integers & 15, integers >> 4], axis=-1).reshape(*scale.shape, INT4_BLOCK)
+    return _spread(halves.astype(np.int8) - 8, scale)
 
 
 def table_name(array: np.ndarray) -> str:
@@ -136,7 +142,7 @@ def _blocks(array: np.ndarray) -> np.ndarray:
     return whole.reshape(*array.shape[:-1], -1, INT4_BLOCK)
 
 
-def _int4_scale(blocks: np.ndarray) -> np.ndarray:
+def int4_scale(blocks: np.ndarray) -> np.ndarray:
     """One scale for each block, the one of a few that leaves the least squared error; 1 where all weights are 0.
 
     The weight of the largest magnitude becomes -8, the only value of that magnitude, or is clipped a little.
@@ -158,11 +164,17 @@ def _squared_error(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return error
 
 
+def _spread(integers: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    whole: np.ndarray = integers.astype(np.float32) * np.expand_dims(scale, -1)
+    return whole.reshape(*scale.shape[:-1], -1)
+
+
 def _int4(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
     integers: np.ndarray = np.clip(np.rint(blocks / np.expand_dims(scale, -1)), -8, 7).astype(np.int8)
     return integers
 
 
-def _packed(values: np.ndarray) -> np.ndarray:
+def packed(values: np.ndarray) -> np.ndarray:
+    """Integers ``[..., blocks, 32]`` from -8 to 7 as the encoding INT4."""
     halves = (values + 8).astype(np.uint8)
     return halves[..., 0::2] | (halves[..., 1::2] << 4)

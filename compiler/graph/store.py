@@ -17,6 +17,7 @@ from functools import cache, partial
 from itertools import chain
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,15 @@ from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.checkpoints.tensor_file import METADATA, Unmade, map_file, release_pages, write_tensors
 from ...exporters.universal import PREFIX, UniversalModel
-from ...profiles.precision import FP32, INT8, WEIGHT_BITS, encoded_shape
-from .encodings import DTYPES, PER_OUTPUT, decoded, encode, parts_of, split_encoding
+from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
+from .encodings import DTYPES, PER_OUTPUT, decoded, encode, parts_of, split_encoding, unpacked
 from .passes.contract import TRANSPOSED
 
 # In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone.
 _ROWS = "rows"
 # Weights that are encoded at once, so that what choosing scales takes, several times their bytes, stays in caches.
 _BLOCK = 2**18
+_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -95,46 +97,72 @@ def joinable_parameters(model: UniversalModel) -> frozenset[str]:
     return frozenset(model.stored_shapes().keys() - ordered)
 
 
-def write_store(model: UniversalModel, names: Collection[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
+def write_store(
+    model: UniversalModel,
+    names: Collection[str],
+    tables: Mapping[str, np.ndarray],
+    path: Path,
+    chosen: Mapping[str, np.ndarray] = _NOTHING,
+) -> None:
     """Writes the tensors ``names`` of the universal model (a parameter, that with ``.T``, or several joined, encoded or
-    not), and ``tables``, one after the other. What lies in a joined one is not written again. Raises OSError."""
-    stored, shapes = model.stored(), model.stored_shapes()
+    not), and ``tables``, one after the other; those of 4 bits as they are ``chosen`` already, if they are. What lies in
+    a joined one is not written again. Raises OSError."""
+    stored, shapes, known = model.stored(), model.stored_shapes(), dict(chosen)
     joined = [parts for name in names if len(parts := parts_of(name)) > 1]
     within = {part for parts in joined for part in parts}
-    tensors = {name: _unmade(stored, shapes, name) for name in set(names) - within}
+    tensors = {name: _unmade(stored, shapes, name, known) for name in set(names) - within}
     rows = {plain: shapes[plain][0] for plain in sorted({split_encoding(part)[0] for part in within})}
     write_tensors({**tensors, **tables}, path, {_ROWS: json.dumps(rows)} if rows else METADATA)
 
 
-def _unmade(stored: Callable[[str], torch.Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> Unmade:
+def _unmade(
+    stored: Callable[[str], torch.Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    name: str,
+    known: dict[str, np.ndarray],
+) -> Unmade:
     parts, (_, encoding) = [split_encoding(part)[0] for part in parts_of(name)], split_encoding(name)
     turned = parts[0].endswith(TRANSPOSED)
     first, *others = [encoded_shape(shapes[part.removesuffix(TRANSPOSED)], encoding) for part in parts]
     shape = (first[0] + sum(other[0] for other in others), *first[1:])
     if turned and encoding not in PER_OUTPUT:
         shape = shape[::-1]
-    return Unmade(DTYPES[encoding], shape, partial(_blocks, stored, name))
+    return Unmade(DTYPES[encoding], shape, partial(_blocks, stored, name, known))
 
 
 def laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
     """The tensor ``name`` of the store, made from what is ``stored`` under its plain name."""
-    first, *others = _blocks(stored, name)
+    first, *others = _blocks(stored, name, {})
     return np.concatenate([first, *others]) if others else first
 
 
 def _blocks(
-    stored: Callable[[str], torch.Tensor], name: str, made: Callable[[np.ndarray, str], np.ndarray] | None = None
+    stored: Callable[[str], torch.Tensor], name: str, known: dict[str, np.ndarray], decode: bool = False
 ) -> Iterator[np.ndarray]:
-    """The rows of the tensor ``name``, some at a time where no scale spans them all: encoded, or ``made`` of them."""
-    make = made or encode
+    """The rows of the tensor ``name``, some at a time where no scale spans them all: encoded, or what they stand for.
+
+    ``known`` are tensors of 4 bits; scales are added to them when they are found, before the integers in a store's
+    order, since the search for them takes longer than all else.
+    """
+    make = decoded if decode else encode
     for part in parts_of(name):
         plain, encoding = split_encoding(part)
         data, turned = stored(plain.removesuffix(TRANSPOSED)).numpy(), plain.endswith(TRANSPOSED)
         whole = data.ndim < 2 or (turned and encoding in (INT8, *PER_OUTPUT))
         data = data.T if turned else data
-        step = len(data) if whole else _BLOCK // max(prod(data.shape[1:]), 1)
-        for first in range(0, len(data), max(step, 1)):
-            yield make(np.ascontiguousarray(data[first : first + max(step, 1)]), part)
+        step = max(len(data) if whole else _BLOCK // max(prod(data.shape[1:]), 1), 1)
+        scale, integers = known.get(plain + INT4_SCALE), known.get(part) if encoding == INT4 else None
+        found = []
+        for rows in (slice(first, first + step) for first in range(0, len(data), step)):
+            own = None if scale is None or encoding not in (INT4, INT4_SCALE) else scale[rows]
+            if integers is not None and own is not None:
+                yield unpacked(integers[rows], own) if decode else integers[rows]
+                continue
+            made = make(np.ascontiguousarray(data[rows]), part, own)
+            found += [made] if encoding == INT4_SCALE and own is None else []
+            yield made
+        if found:
+            known[part] = np.concatenate(found)
 
 
 def read_store(path: Path, spec: ElasticSpec) -> Store:
@@ -188,6 +216,8 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
             stored = [(name, cut) for name, cut in found if name is not None]
             if not stored or (len(stored) < len(cuts) and not made):
                 raise _other_model(model, f"weights of {order.name} have other names in {path}")
+            # Integers of 4 bits may be chosen on examples, and are then no function of a step's weights alone.
+            stored = [pair for pair in stored if split_encoding(pair[0])[1] != INT4] or stored
             ours = _step_keys((laid_out(of_model, name), name, cut) for name, cut in stored)
             theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
             places: dict[bytes, list[int]] = {}
@@ -250,16 +280,18 @@ class StoredModel:
         return lowered
 
 
-def with_stored_weights(model: UniversalModel, names: Collection[str], path: Path) -> StoredModel:
-    """``model`` with the numbers that the tensors ``names`` of the store stand for, some of them rounded: those are
-    written to ``path``, and read from there."""
-    stored, shapes, rounded = model.stored(), model.stored_shapes(), dict[str, Unmade]()
+def with_stored_weights(
+    model: UniversalModel, names: Collection[str], path: Path, chosen: Mapping[str, np.ndarray] = _NOTHING
+) -> StoredModel:
+    """``model`` with the numbers that the tensors ``names`` of the store stand for, some of them rounded, in 4 bits as
+    they are ``chosen``: those are written to ``path``, and read from there."""
+    stored, shapes, rounded, known = model.stored(), model.stored_shapes(), dict[str, Unmade](), dict(chosen)
     for name in chain.from_iterable(map(parts_of, names)):
         plain, encoding = split_encoding(name)
         is_rounded = encoding in WEIGHT_BITS and encoding != FP32
         if is_rounded or (encoding == FP32 and plain not in rounded and plain in model.spec.folded):
-            form = _unmade(stored, shapes, plain)
-            rounded[plain] = Unmade(form.dtype, form.shape, partial(_blocks, stored, name, decoded))
+            form = _unmade(stored, shapes, plain, known)
+            rounded[plain] = Unmade(form.dtype, form.shape, partial(_blocks, stored, name, known, decode=True))
     made = path.with_name(f"{path.name}.writing")  # an earlier one of that name may be mapped
     write_tensors(rounded, made)
     made.replace(path)
@@ -290,13 +322,20 @@ def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _views(path: Path, spec: ElasticSpec) -> dict[str, torch.Tensor]:
     """The float32 tensors of a store, by the names of what they are, as views of its file."""
-    pages, views = map_file(path), dict[str, torch.Tensor]()
+    views = dict[str, torch.Tensor]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch cannot protect what nothing may write to
-        for name, tensor in read_store(path, spec).items():
-            plain, encoding = split_encoding(name)
-            if encoding == FP32 and tensor.itemsize == DTYPES[FP32].itemsize:
-                array = np.frombuffer(pages, np.float32, prod(tensor.shape), tensor.offset).reshape(tensor.shape)
-                view = torch.from_numpy(array.T if plain.endswith(TRANSPOSED) else array)
-                views[plain.removesuffix(TRANSPOSED)] = view
+        for plain, array in stored_arrays(path, spec, FP32).items():
+            view = torch.from_numpy(array.T if plain.endswith(TRANSPOSED) else array)
+            views[plain.removesuffix(TRANSPOSED)] = view
     return views
+
+
+def stored_arrays(path: Path, spec: ElasticSpec, *encodings: Encoding) -> dict[str, np.ndarray]:
+    """The tensors of a store in ``encodings``, by their names, as views of its file; no tables of integers."""
+    pages, arrays = map_file(path), dict[str, np.ndarray]()
+    for name, tensor in read_store(path, spec).items():
+        dtype = DTYPES[split_encoding(name)[1]]
+        if split_encoding(name)[1] in encodings and tensor.itemsize == dtype.itemsize:
+            arrays[name] = np.frombuffer(pages, dtype, prod(tensor.shape), tensor.offset).reshape(tensor.shape)
+    return arrays

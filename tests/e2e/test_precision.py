@@ -18,6 +18,7 @@ from nestforge.compiler import compile as compile_module
 from nestforge.compiler import job
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph import store
+from nestforge.compiler.graph.encodings import encode, unpacked
 from nestforge.compiler.graph.precision import quantize
 from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
 from nestforge.compiler.planning.plan import Plan, make_plan
@@ -26,7 +27,7 @@ from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
 from nestforge.exporters import source
 from nestforge.profiles.load_profile import dump_profile
-from nestforge.profiles.precision import HALF_ENCODINGS, PRECISIONS, TRACED, Precision, run_by
+from nestforge.profiles.precision import HALF_ENCODINGS, INT4, INT4_SCALE, PRECISIONS, TRACED, Precision, run_by
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
@@ -64,6 +65,18 @@ def every(tmp_path_factory: pytest.TempPathFactory, wide: Path, text: Path) -> B
 def test_every_precision_stands_in_one_bundle_which_verifies(every: Bundle, wide: Path) -> None:
     assert {engine.precision for engine in every.manifest.engines} == {TRACED, *LOWER}
     assert verify_bundle(every.path, wide)
+
+
+def test_texts_choose_the_integers_of_4_bits(every: Bundle, wide: Path) -> None:
+    name = "encoder.layer.1.intermediate.dense.weight"
+    with (
+        safe_open(wide / "model.safetensors", framework="np") as model,
+        safe_open(every.path / WEIGHTS_NAME, framework="np") as bundle,
+    ):
+        weight, integers = model.get_tensor(name), bundle.get_tensor(name + INT4)
+        chosen = unpacked(integers, bundle.get_tensor(name + INT4_SCALE))
+    assert (integers != encode(weight, name + INT4)).any()
+    assert np.corrcoef(chosen.ravel(), weight.ravel())[0, 1] > 0.98
 
 
 @pytest.mark.parametrize("low", LOWER)
@@ -171,7 +184,9 @@ def test_a_value_beyond_float16_is_named(tmp_path: Path) -> None:
 def test_a_wrong_scale_of_weights_fails_the_gate(tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = store.encode
     monkeypatch.setattr(
-        store, "encode", lambda array, name: honest(array, name) * (np.float32(2) if name.endswith("-scale") else 1)
+        store,
+        "encode",
+        lambda array, name, scale: honest(array, name, scale) * (np.float32(2) if name.endswith("-scale") else 1),
     )
     message = r"without the rounding of activations: .*first to diverge: embeddings"
     with pytest.raises(ParityError, match=message):

@@ -61,7 +61,7 @@ def calibrate(
         if not np.isfinite(array).all():
             problem = "is not finite for an example; leave out what the float32 engine cannot answer"
             raise BuildError(f"calibration: the input of {weights[value]} {problem}")
-        seen[value].see(array if counted is None else _counted(array, counted[number]))
+        seen[value].see(array if counted is None else counted_rows(array, counted[number]))
 
     observe(graph, folder, list(seen), feeds, see)
     joined: dict[str, Magnitudes] = {}
@@ -206,7 +206,7 @@ class Magnitudes:
             self.limit *= 2
 
 
-def _counted(array: np.ndarray, counted: np.ndarray) -> np.ndarray:
+def counted_rows(array: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """The rows of ``array`` that stand for positions which count; all of one that has no row for each position."""
     if array.ndim > 2 and array.shape[:2] == counted.shape:
         chosen: np.ndarray = array[counted]

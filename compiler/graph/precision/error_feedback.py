@@ -1,0 +1,126 @@
+"""Weights of 4 bits chosen on examples: later inputs' weights make up for what rounding those before is wrong by.
+
+GPTQ (Frantar et al., 2023, algorithm 1): an output of a product is wrong by ``e.T H e``, with ``e`` the errors of its
+weights and ``H = x.T x`` the second moments of the product's inputs. Inputs are rounded in their order, each block of
+32 by the scale that it would have without examples (encodings.py), and each error is spread over the inputs behind it
+so that least is left. Outputs know nothing of each other: the first of them are those of a submodel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from ....profiles.precision import INT4, INT4_BLOCK, INT4_SCALE
+from ....runtime.inputs.arrays import Arrays
+from ..encodings import int4_scale, packed, parts_of
+from .calibrate import counted_rows, observe
+from .quantize import products
+
+# Of the mean of the diagonal, added to it: a few thousand rows say nothing of some directions.
+_DAMPING = 0.01
+# Bytes of second moments that are held at once; what is more is seen in another pass over the examples.
+_MOMENTS_BYTES = 1 << 30
+# Numbers of a weight that are rounded at once, so that they stay in the processor's caches.
+_AT_ONCE = 2**20
+
+# Weights, and the second moments [in, in] of the inputs that all of them are multiplied with.
+_Seen = tuple[Sequence[str], np.ndarray]
+
+
+def seen_moments(
+    graph: onnx.ModelProto,
+    folder: Path,
+    feeds: Sequence[Arrays],
+    in_fp32: Collection[str],
+    counted: Sequence[np.ndarray],
+    names: Collection[str],
+) -> Iterator[_Seen]:
+    """The second moments of the inputs of every weight whose 4-bit encoding is among ``names``, if it has whole blocks
+    and is no row of a stack; of several products of a weight the sum. Arguments else are those of ``calibrate``."""
+    read: dict[str, dict[str, int]] = {}  # values and their widths, by the weight that they are multiplied with
+    for product in products(graph.graph, in_fp32).values():
+        for part in parts_of(product.weight):
+            if part + INT4 in names and not product.transposed and product.inputs % INT4_BLOCK == 0:
+                read.setdefault(part, {})[product.x] = product.inputs
+    alike: dict[tuple[str, ...], list[str]] = {}
+    widths: dict[tuple[str, ...], int] = {}
+    for weight, values in read.items():
+        alike.setdefault(tuple(values), []).append(weight)
+        widths[tuple(values)] = max(values.values())
+    for group in _groups(widths):
+        moments = {values: np.zeros((widths[values],) * 2, np.float32) for values in group}
+
+        def see(value: str, array: np.ndarray, number: int) -> None:
+            rows = counted_rows(array, counted[number]).reshape(-1, array.shape[-1])
+            for total in [total for values, total in moments.items() if value in values]:  # noqa: B023  (called at once)
+                total += rows.T @ rows
+
+        observe(graph, folder, [value for values in group for value in values], feeds, see)
+        yield from ((alike[values], total) for values, total in moments.items())
+
+
+def rounded(
+    seen: Iterable[_Seen], stored: Callable[[str], torch.Tensor], tick: Callable[[int, int], None]
+) -> dict[str, np.ndarray]:
+    """The encodings INT4 and INT4_SCALE of all weights that were ``seen``, made of what is ``stored``; of one whose
+    inputs are 0 in every example none."""
+    found: dict[str, np.ndarray] = {}
+    for done, (weights, moments) in enumerate(seen):
+        tick(done, done + 1)
+        if moments.any():
+            factor = _factor(moments)
+            for name in weights:
+                found[name + INT4], found[name + INT4_SCALE] = round_on(stored(name).numpy(), factor)
+    return found
+
+
+def round_on(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``weight`` ``[out, in]`` as its encodings INT4 and INT4_SCALE, by the ``factor`` of its inputs' moments."""
+    step = max(1, _AT_ONCE // weight.shape[1])
+    made = [_rows(weight[first : first + step], factor) for first in range(0, len(weight), step)]
+    integers, scales = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    return packed(integers), scales
+
+
+def _rows(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers ``[out, blocks, 32]`` and their scales ``[out, blocks]``."""
+    left = np.array(weight.T, order="C")  # [in, out]: what is to be rounded, the errors before it made up for
+    integers, scales = np.empty(left.shape, np.int8), []
+    for first in range(0, len(left), INT4_BLOCK):
+        last = first + INT4_BLOCK
+        scale, errors = int4_scale(left[first:last].T), np.empty_like(left[first:last])
+        for row in range(first, last):
+            integers[row] = np.clip(np.rint(left[row] / scale), -8, 7)
+            errors[row - first] = (left[row] - integers[row] * scale) / factor[row, row]
+            left[row + 1 : last] -= np.outer(factor[row, row + 1 : last], errors[row - first])
+        left[last:] -= factor[first:last, last:].T @ errors
+        scales.append(scale)
+    return integers.T.reshape(len(weight), -1, INT4_BLOCK), np.stack(scales, axis=1)
+
+
+def _factor(moments: np.ndarray) -> np.ndarray:
+    """The upper triangular ``U``, float32, with ``U.T U`` the inverse of the damped ``moments``."""
+    damped = torch.from_numpy(moments).double()
+    damped.diagonal().add_(_DAMPING * float(damped.diagonal().mean()))
+    lower = torch.linalg.cholesky(damped.flip(0, 1))  # in reverse order: the inverse itself is never made
+    identity = torch.eye(len(lower), dtype=lower.dtype)
+    factor: np.ndarray = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1).float().numpy()
+    return factor
+
+
+def _groups(widths: Mapping[tuple[str, ...], int]) -> list[list[tuple[str, ...]]]:
+    """Values in groups whose moments take at most _MOMENTS_BYTES together, or that hold those of one alone."""
+    groups: list[list[tuple[str, ...]]] = []
+    total = _MOMENTS_BYTES
+    for values, width in widths.items():
+        total += 4 * width**2
+        if total > _MOMENTS_BYTES:
+            groups.append([])
+            total = 4 * width**2
+        groups[-1].append(values)
+    return groups

@@ -1,0 +1,51 @@
+"""Weights of 4 bits that were chosen on examples."""
+
+import numpy as np
+import pytest
+import torch
+from nestforge.compiler.graph.encodings import decoded, unpacked
+from nestforge.compiler.graph.precision import error_feedback
+from nestforge.compiler.graph.precision.error_feedback import rounded
+
+RANDOM = np.random.default_rng(0)
+# Inputs that follow from fewer numbers, some of them large, as those of a layer do.
+ROWS = RANDOM.normal(size=(400, 12)) @ RANDOM.normal(size=(12, 96)) + RANDOM.normal(size=(400, 96)) / 4
+ROWS[:, 7] *= 20
+MOMENTS = (ROWS.T @ ROWS).astype(np.float32)
+W = RANDOM.normal(size=(40, 96)).astype(np.float32)
+
+
+def chosen(weight: np.ndarray, moments: np.ndarray = MOMENTS) -> dict[str, np.ndarray]:
+    return rounded([(["w"], moments)], {"w": torch.from_numpy(weight)}.__getitem__, lambda done, total: None)
+
+
+def error(weight: np.ndarray) -> float:
+    return float(np.square(ROWS @ (weight - W).T).sum())
+
+
+def test_products_of_the_examples_are_nearer_than_with_plain_rounding() -> None:
+    found = chosen(W)
+    assert (found["w.int4"].shape, found["w.int4"].dtype) == ((40, 3, 16), np.uint8)
+    assert error(unpacked(found["w.int4"], found["w.int4-scale"])) < 0.5 * error(decoded(W, "w.int4"))
+
+
+def test_inputs_without_relations_are_rounded_plainly() -> None:
+    found = chosen(W, np.eye(96, dtype=np.float32))
+    np.testing.assert_array_equal(unpacked(found["w.int4"], found["w.int4-scale"]), decoded(W, "w.int4"))
+
+
+def test_the_first_outputs_are_those_of_a_submodel(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, first = chosen(W), chosen(W[:16].copy())
+    monkeypatch.setattr(error_feedback, "_AT_ONCE", 96 * 3)
+    for found in (first, chosen(W)):
+        numbers = unpacked(found["w.int4"], found["w.int4-scale"])
+        expected = unpacked(whole["w.int4"], whole["w.int4-scale"])[: len(numbers)]
+        np.testing.assert_allclose(numbers, expected, rtol=1e-5)  # products of other shapes sum otherwise
+
+
+def test_an_input_that_is_always_0_costs_no_other_and_a_weight_without_examples_is_left_out() -> None:
+    dead = MOMENTS.copy()
+    dead[5], dead[:, 5] = 0, 0
+    found = chosen(W, dead)
+    assert np.isfinite(found["w.int4-scale"]).all()
+    assert chosen(W, np.zeros_like(MOMENTS)) == {}
