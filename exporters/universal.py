@@ -249,12 +249,15 @@ def _zeros(model: UniversalModel) -> dict[str, torch.Tensor]:
 
 
 def _consumers(model: UniversalModel) -> dict[str, tuple[PrefixSlice, torch.nn.Module]]:
-    """Per order, the layer that reads it: the one whose weight is sliced along its input dimension, if there is one."""
-    found = {order.name: cut for order in model.spec.orders for cut in order.slices if cut.dim == 1}
-    return {
-        name: (cut, model.module.get_submodule(PREFIX + cut.parameter.rpartition(".")[0]))
-        for name, cut in found.items()
-    }
+    """Per order, the layer that reads it: the linear one whose weight is sliced along its input dimension, if there is
+    one; a table of biases has a column for each head too, and reads none."""
+    found: dict[str, tuple[PrefixSlice, torch.nn.Module]] = {}
+    for order in model.spec.orders:
+        for cut in order.slices:
+            part = model.module.get_submodule(PREFIX + cut.parameter.rpartition(".")[0])
+            if cut.dim == 1 and isinstance(part, torch.nn.Linear):
+                found[order.name] = cut, part
+    return found
 
 
 @contextmanager

@@ -212,14 +212,14 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def carry(self, tensor: torch.Tensor, dims: Iterable[Iterable[Factor]]) -> None:
         self._dims[tensor] = tuple(map(tuple, dims))
 
-    def origin(self, tensor: torch.Tensor) -> list[Place] | None:
-        found: list[Place] | None = self._origins.get(tensor)
+    def origin(self, tensor: torch.Tensor) -> list[Place | None] | None:
+        found: list[Place | None] | None = self._origins.get(tensor)
         return found
 
-    def carry_origin(self, before: torch.Tensor, after: torch.Tensor, order: Sequence[int]) -> None:
+    def carry_origin(self, before: torch.Tensor, after: torch.Tensor, order: Sequence[int | None]) -> None:
         places = self.origin(before)
         if places is not None:
-            self._origins[after] = [places[at] for at in order]
+            self._origins[after] = [None if at is None else places[at] for at in order]
 
 
 _Tensors = Sequence[torch.Tensor]
@@ -262,9 +262,11 @@ def _permute(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _G
 
 
 def _expand(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _Given) -> None:
+    """Whoever multiplies a stack of rows by one weight makes a stack of that."""
     _elementwise(follower, inputs, outputs, given)
-    if inputs[0].shape == outputs[0].shape:
-        follower.carry_origin(inputs[0], outputs[0], range(inputs[0].ndim))
+    added = outputs[0].ndim - inputs[0].ndim
+    if inputs[0].shape == outputs[0].shape[added:]:
+        follower.carry_origin(inputs[0], outputs[0], (*(None,) * added, *range(inputs[0].ndim)))
 
 
 def _parts(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _Given) -> None:
@@ -305,6 +307,30 @@ def _join(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _Give
                     _unify(dim, dims[place])
                 else:
                     block([dim], "it is joined with others")
+    follower.carry(outputs[0], dims)
+
+
+def _stacked(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _Given) -> None:
+    at, dims = given.get("dim", 0) % outputs[0].ndim, follower.dims(inputs[0])
+    for tensor in inputs[1:]:
+        for one, other in zip(dims, follower.dims(tensor), strict=True):
+            _unify(one, other)
+    follower.carry(outputs[0], (*dims[:at], (Factor(len(inputs)),), *dims[at:]))
+
+
+def _repeated(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _Given) -> None:
+    """The whole of a dimension so many times, one behind the other."""
+    times = given["repeats"]
+    dims = ((),) * (len(times) - inputs[0].ndim) + follower.dims(inputs[0])
+    follower.carry(outputs[0], ((Factor(int(n)), *dim) for n, dim in zip(times, dims, strict=True)))
+
+
+def _padded(follower: _Follower, inputs: _Tensors, outputs: _Tensors, _: _Given) -> None:
+    dims: list[Dim] = []
+    for dim, before, after in zip(follower.dims(inputs[0]), inputs[0].shape, outputs[0].shape, strict=True):
+        if before != after:
+            block([dim], "it is padded")
+        dims.append(dim if before == after else (Factor(int(after)),))
     follower.carry(outputs[0], dims)
 
 
@@ -368,14 +394,19 @@ def _product(follower: _Follower, inputs: _Tensors, outputs: _Tensors, _: _Given
     for weight, made, read in ((left, -2, -1), (right, -1, -2)):
         places = follower.origin(weight)
         if places is not None:
-            follower.found.made.add(places[made])
-            follower.found.read.add(places[read])
-            block(a[:-2], "weights lie one behind the other in it")
+            follower.found.made |= {place for place in places[made:][:1] if place is not None}
+            follower.found.read |= {place for place in places[read:][:1] if place is not None}
+            stacked = (dim for dim, place in zip(a, places[:-2], strict=False) if place is not None)
+            block(stacked, "weights lie one behind the other in it")
     if follower.origin(left) is None and follower.origin(right) is None:
         follower.found.batched += a[:-2]
         block([a[-1], a[-2], b[-1]], WITHIN)
     for tensor in added:
         _elementwise(follower, [tensor, outputs[0]], outputs, {})
+
+
+def _new(*_: Any) -> None:
+    """A tensor of the type of another."""
 
 
 def _convolved(follower: _Follower, inputs: _Tensors, outputs: _Tensors, _: _Given) -> None:
@@ -392,9 +423,14 @@ def _resized(follower: _Follower, inputs: _Tensors, outputs: _Tensors, _: _Given
     follower.carry(outputs[0], (*dims[:2], *((Factor(int(size)),) for size in outputs[0].shape[2:])))
 
 
+# Those that torch does not call pointwise.
+_ELEMENTWISE = (
+    *("native_dropout", "zeros_like", "ones_like", "full_like", "empty_like", "copy_"),
+    *("masked_fill", "masked_fill_", "fill_", "zero_"),
+)
 _RULES: Mapping[str, Callable[[_Follower, _Tensors, _Tensors, _Given], None]] = {
     **dict.fromkeys(("clone", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "contiguous"), _same),
-    **dict.fromkeys(("native_dropout", "zeros_like", "ones_like", "full_like", "empty_like", "copy_"), _elementwise),
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze"), _view),
     **dict.fromkeys(("permute", "t", "transpose"), _permute),
     **dict.fromkeys(("slice", "split", "split_with_sizes", "glu"), _parts),
@@ -413,7 +449,11 @@ _RULES: Mapping[str, Callable[[_Follower, _Tensors, _Tensors, _Given], None]] = 
     ),
     "embedding": _looked_up,
     "index": _indexed,
+    **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), _new),
     "expand": _expand,
     "cat": _join,
+    "stack": _stacked,
+    "repeat": _repeated,
+    "constant_pad_nd": _padded,
     "convolution": _convolved,
 }

@@ -172,7 +172,9 @@ def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[s
         else:
             config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         config.return_dict = True  # outputs are read by their names
-        config.use_cache = False  # one pass, whose keys and values nobody asks for
+        for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+            if part is not None:
+                part.use_cache = False  # one pass, whose keys and values nobody asks for
         config.chunk_size_feed_forward = 0  # memory saved by computing the same in pieces
         if loading.surveyed:  # no graph has loops over the experts that tokens chose
             config._experts_implementation = "batched_mm"

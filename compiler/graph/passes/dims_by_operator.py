@@ -138,6 +138,16 @@ def _gather(node: ir.Node, inputs: list[Dims]) -> Dims:
     return (*data[:axis], *indices, *data[axis + 1 :])
 
 
+def _gather_nd(node: ir.Node, inputs: list[Dims]) -> Dims:
+    """Looked up by the numbers of the last dimension of ``indices``, one for each of the first dimensions."""
+    data, (*indices, numbers) = inputs
+    count = extent_of(numbers)
+    if node.attributes.get_int("batch_dims", 0) or not isinstance(count, int):
+        raise slice_error(node, "GatherND by rows, or by how many numbers is not known")
+    _refuse_elastic(node, [*data[:count], *indices], "from, or by,")
+    return (*indices, *data[count:])
+
+
 def _concat(node: ir.Node, inputs: list[Dims]) -> Dims:
     """Joined along a dimension that does not shrink; of the others, all inputs shrink alike."""
     axis = node.attributes.get_int("axis", 0) % len(inputs[0])
@@ -235,6 +245,7 @@ DIMS_BY_OPERATOR: dict[str, Callable[[ir.Node, list[Dims]], Dims]] = {
     "Split": _split,
     "Slice": _slice,
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "Concat": _concat,
     "Shape": _shape,
     "Squeeze": _squeeze,

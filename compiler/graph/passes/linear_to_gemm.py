@@ -18,12 +18,12 @@ import onnx_ir as ir
 
 from ....errors import SliceError
 from .contract import TRANSPOSED
-from .matching import extents, new_weight, producer, product, reshape_target
+from .matching import extents, new_weight, producer, product, reshape_target, typed_node
 
 
 def linear_to_gemm(model: ir.Model, store_transposed: Collection[str]) -> bool:
     """Rewrites every linear layer; weights named in ``store_transposed`` are used as ``[in, out]``, under their name
-    with ``.T``."""
+    with ``.T``, and by other nodes through a Transpose."""
     graph = model.graph
     transposed: dict[str, ir.Value] = {}
     changed = False
@@ -43,7 +43,25 @@ def linear_to_gemm(model: ir.Model, store_transposed: Collection[str]) -> bool:
         else:
             _replace_matmul(graph, node, weight, transpose_b)
         changed = True
+    for name in store_transposed:
+        changed |= name in graph.initializers and _read_turned(graph, graph.initializers[name], transposed.get(name))
     return changed
+
+
+def _read_turned(graph: ir.Graph, weight: ir.Value, transposed: ir.Value | None) -> bool:
+    """Lets what else reads ``weight``, such as a table of biases with a column for each head, read the transpose of
+    what is stored."""
+    live = [use for use in weight.uses() if any(out.uses() or out.is_graph_output() for out in use.node.outputs)]
+    if not live:
+        return False
+    dims = extents(weight)
+    assert dims is not None
+    stored = transposed or _transposed(graph, weight)
+    turned = typed_node("Transpose", [stored], {"perm": [1, 0]}, dims, weight.type)
+    graph.insert_before(graph[0], [turned])
+    for use in live:
+        use.node.replace_input_with(use.idx, turned.outputs[0])
+    return True
 
 
 def rows_as_weights(model: ir.Model, parameters: Collection[str]) -> bool:

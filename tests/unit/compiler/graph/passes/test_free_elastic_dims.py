@@ -184,6 +184,7 @@ def test_nothing_elastic_nothing_changed() -> None:
         ("h = Gemm <transB=1> (x, w)  y = Gather <axis=1> (h, a)", "Gather from, or by, an elastic dimension"),
         ("y = Gather (x, t)  h = Gather (w, t)", "Gather from, or by, an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  r = Cast <to=7> (h)  y = Gather (x, r)", "Gather from, or by, an elastic dim"),
+        ("y = GatherND (w, k)", "GatherND from, or by, an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  y = Tile (h, t2)", "Tile of an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  y = Expand (h, t2)", "Expand of an elastic dimension"),
         ("h = Gemm <transB=1> (x, w)  y = Expand (h, one)", "input 1 is not constant, or changes the number of dim"),
@@ -197,7 +198,7 @@ def test_what_it_cannot_follow_is_named(body: str, problem: str) -> None:
     graph (float[6, 32] x) => (float y)
     <float[64, 32] w, float[64] g, float[6, 64] c, float[64, 5] v, float[16, 2] e, int64[2] cut = {{24, 16}},
      int64 a = {{1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[2] t = {{0, 1}},
-     int64[2] t2 = {{1, 2}}>
+     int64[2] t2 = {{1, 2}}, int64[2, 1] k = {{0, 1}}>
     {{ {body} }}
     """)
     with pytest.raises(SliceError, match=problem):
@@ -211,6 +212,7 @@ FOLLOWED = [
     f"m = {name} <keepdims=1> (h, last)  a = Sub (h, m)"
     for name in ("ReduceMean", "ReduceMax")
 ]
+FOLLOWED.append("a = GatherND (h, rows)")
 
 
 @pytest.mark.parametrize("body", FOLLOWED)
@@ -218,7 +220,7 @@ def test_what_works_on_elements_alone_or_on_any_number_of_them_is_followed(body:
     text = f"""
 <ir_version: 10, opset_import: ["" : 20]>
 ffn (float[6, 32] x) => (float[6, 32] y)
-<float[64, 32] up, float[64, 32] down, int64[1] last = {{-1}}>
+<float[64, 32] up, float[64, 32] down, int64[1] last = {{-1}}, int64[6, 1] rows = {{5, 4, 3, 2, 1, 0}}>
 {{ h = Gemm <transB=1> (x, up)  {body}  y = Gemm (a, down) }}
 """
     assert not free_elastic_dims(_model(text), {"up": (Elastic(FFN),), "down": (Elastic(FFN),)})

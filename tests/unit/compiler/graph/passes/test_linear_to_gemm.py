@@ -60,6 +60,19 @@ def test_a_gemm_of_rank_two_only_changes_its_layout() -> None:
     np.testing.assert_allclose(_run(ir.to_proto(model), x=x), _run(proto, x=x), rtol=1e-6)
 
 
+def test_a_table_that_is_stored_transposed_is_read_through_a_transpose() -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    table (int64[2, 3] x) => (float[2, 3, 4] y) { y = Gather <axis=0> (w, x) }
+    """
+    proto, x = _model(text, w=W), np.array([[0, 4, 1], [2, 2, 3]])
+    model = ir.from_proto(proto)
+    assert linear_to_gemm(model, {"w"})
+    RemoveUnusedNodesPass()(model)
+    assert [*model.graph.initializers] == ["w.T"]
+    np.testing.assert_array_equal(_run(ir.to_proto(model), x=x), _run(proto, x=x))
+
+
 def test_a_product_of_activations_is_left_alone() -> None:
     text = """
     <ir_version: 10, opset_import: ["" : 20]>
