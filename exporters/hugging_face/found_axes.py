@@ -205,7 +205,7 @@ def _misfit(
         return "its parameters lie in no layer, or in several"
     if twice := next((name for name in names if names.count(name) > 1 or name in taken), None):
         return f"{twice} would be cut in two dimensions"
-    if deep := next((name for (name, dim), _ in cuts if dim > 1 or module.get_parameter(name).ndim > 2), None):
+    if deep := next((name for (name, dim), _ in cuts if dim and module.get_parameter(name).ndim > 2), None):
         return f"{deep} has three dimensions or more"
     return None
 
