@@ -13,11 +13,12 @@ import json
 import multiprocessing
 import random
 import re
+import resource
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import click
@@ -35,6 +36,7 @@ _PAGE = _ROOT / "docs" / "architectures.md"
 _PART = re.compile(r"<!-- zoo -->\n.*<!-- end -->\n", re.DOTALL)
 _SECONDS = 150
 _MOST_PARAMETERS = 30_000_000
+_PASSING = ("range", "batch", "length")
 _RANGE, _LENGTH = "1..2x1..40", "2x33"
 
 # Sizes of a small model by the names that configurations give them; each counts where the type has it.
@@ -158,9 +160,9 @@ def board(bucket: str) -> DeviceProfile:
     return read_profile({**data, **rest, "buckets": [bucket], "budgets": {"full": {}}}, "board")
 
 
-def compiled(model_type: str) -> dict[str, str]:
-    """What became of a type: ``result`` is ``range``, ``batch`` (it reads no tokens), ``length`` (one alone), or the
-    stage that refused it, with the ``reason``."""
+def tried(model_type: str, read_alone: bool) -> dict[str, str]:
+    """What became of a type: ``result`` is ``range``, ``batch`` (it reads no tokens), ``length`` (one alone), ``read``
+    where nothing more was asked, or the stage that refused it, with the ``reason``; ``axes`` are the kinds found."""
     with tempfile.TemporaryDirectory() as made:
         folder, said = Path(made) / "m", {"type": model_type}
         try:
@@ -169,7 +171,9 @@ def compiled(model_type: str) -> dict[str, str]:
             return {**said, "result": "no small model", "reason": _line(failure, folder)}
         try:
             source = open_source(folder)
-            said["family"] = source.family.name
+            said |= {"family": source.family.name, "axes": " ".join(source.spec.kinds)}
+            if read_alone:
+                return {**said, "result": "read"}
             has_tokens = source.signature.max_sequence is not None
             try:
                 compile_bundle(model=folder, output=folder / "out", profile=board(_RANGE))
@@ -196,26 +200,24 @@ def _line(failure: Exception, folder: Path) -> str:
     ]
 
 
-def _apart(model_type: str) -> dict[str, str]:
-    """``compiled`` in a process of its own, within its time."""
-    context = multiprocessing.get_context("fork")
-    results: Any = context.Queue()
+def _apart(model_type: str, read_alone: bool) -> dict[str, str]:
+    """``tried`` in a process of its own, within so many seconds of a processor."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
 
     def work() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS + 1))
         with contextlib.redirect_stderr(None), contextlib.redirect_stdout(None):
-            results.put(compiled(model_type))
+            sender.send(tried(model_type, read_alone))
 
-    process = context.Process(target=work)
+    process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
-    try:
-        found: dict[str, str] = results.get(timeout=_SECONDS)
-    except Empty:  # too long, or the process was ended
-        found = {"type": model_type, "result": "time", "reason": f"more than {_SECONDS} s"}
-        if not process.is_alive():
-            found = {"type": model_type, "result": "fault", "reason": f"the process ended with {process.exitcode}"}
-    process.terminate()
     process.join()
-    return found
+    if receiver.poll():
+        found: dict[str, str] = receiver.recv()
+        return found
+    if process.exitcode == -signal.SIGXCPU:
+        return {"type": model_type, "result": "time", "reason": f"more than {_SECONDS} s"}
+    return {"type": model_type, "result": "fault", "reason": f"the process ended with {process.exitcode}"}
 
 
 def read_found() -> dict[str, dict[str, str]]:
@@ -229,17 +231,22 @@ def tables(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
     by_result: dict[str, list[Mapping[str, str]]] = {}
     for one in sorted(found, key=lambda each: each["type"]):
         by_result.setdefault(one["result"], []).append(one)
-    passing = sum(len(by_result.get(kind, ())) for kind in ("range", "batch", "length"))
+    passing = sum(len(by_result.get(kind, ())) for kind in _PASSING)
     made = len(found) - len(by_result.get("no small model", ()))
     titles = {
         "range": "any length in one engine",
         "batch": "inputs of one size, any batch",
         "length": "one engine per length (`--buckets 1x128`)",
+        "read": "read, and not compiled yet",
     }
+    read = [one for one in found if "axes" in one]
+    asked = made - len(by_result.get("read", ()))
+    ffn, heads = (sum(kind in one["axes"].split() for one in read) for kind in ("ffn", "heads"))
     lines = [
-        f"transformers {version}, {len(found)} of {types} types tried: of {made} small models that could be made "
-        f"{passing} compile and pass the gate ({100 * passing / max(1, made):.0f} %).",
-        *("", "| what compiles | types | |", "|---|---|---|"),
+        f"transformers {version}, {len(found)} of {types} types: small models of {made} could be made, of which "
+        f"{len(read)} are read ({100 * len(read) / max(1, made):.0f} %); FFNs were found in {ffn}, heads in {heads}. "
+        f"Of {asked} that were compiled, or refused before, {passing} pass the gate.",
+        *("", "| result | types | |", "|---|---|---|"),
     ]
     for kind, title in titles.items():
         names = ", ".join(f"`{one['type']}`" for one in by_result.get(kind, ()))
@@ -255,7 +262,8 @@ def tables(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
 @click.command()
 @click.argument("types", nargs=-1)
 @click.option("--minutes", type=float, default=600, help="Begin no type after so many.")
-def main(types: tuple[str, ...], minutes: float) -> None:
+@click.option("--read", "read_alone", is_flag=True, help="Read what the classes are, and compile nothing.")
+def main(types: tuple[str, ...], minutes: float, read_alone: bool) -> None:
     """Compile a small model of each of TYPES, or of all that were not yet, and write docs/architectures.md."""
     import torch
 
@@ -271,8 +279,8 @@ def main(types: tuple[str, ...], minutes: float) -> None:
     for number, model_type in enumerate(types or every):
         if time.monotonic() > end:
             break
-        if types or model_type not in found:
-            found[model_type] = _apart(model_type)
+        if types or model_type not in found or (found[model_type]["result"] == "read" and not read_alone):
+            found[model_type] = _apart(model_type, read_alone)
             with _FOUND.open("a") as stream:
                 stream.write(json.dumps(found[model_type]) + "\n")
             click.echo(f"{number} {found[model_type]}")
