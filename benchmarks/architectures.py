@@ -239,13 +239,15 @@ def tables(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
         "length": "one engine per length (`--buckets 1x128`)",
         "read": "read, and not compiled yet",
     }
-    read = [one for one in found if "axes" in one]
-    asked = made - len(by_result.get("read", ()))
-    ffn, heads = (sum(kind in one["axes"].split() for one in read) for kind in ("ffn", "heads"))
+    read = [one for one in found if one["result"] in ("read", *_PASSING) or "axes" in one]
+    searched = [one["axes"].split() for one in read if "axes" in one]
+    failed = made - passing - sum(len(by_result.get(kind, ())) for kind in ("read", "not understood"))
+    ffn, heads = (sum(kind in axes for axes in searched) for kind in ("ffn", "heads"))
     lines = [
         f"transformers {version}, {len(found)} of {types} types: small models of {made} could be made, of which "
-        f"{len(read)} are read ({100 * len(read) / max(1, made):.0f} %); FFNs were found in {ffn}, heads in {heads}. "
-        f"Of {asked} that were compiled, or refused before, {passing} pass the gate.",
+        f"{len(read)} are read ({100 * len(read) / max(1, made):.0f} %); FFNs were found in {ffn}, heads in {heads} of "
+        f"{len(searched)}. "
+        f"{passing} were compiled and pass the gate, {failed} failed.",
         *("", "| result | types | |", "|---|---|---|"),
     ]
     for kind, title in titles.items():
@@ -254,7 +256,7 @@ def tables(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
     lines += ["", "| type | refused by | reason |", "|---|---|---|"]
     for kind, ones in sorted(by_result.items()):
         for one in ones if kind not in titles else ():
-            shown = one.get("reason", "").replace("|", "\\|").replace("<", "&lt;")
+            shown = one.get("reason", "")[:160].replace("|", "\\|").replace("<", "&lt;")
             lines.append(f"| `{one['type']}` | {kind} | {shown} |")
     return "\n".join(lines)
 
