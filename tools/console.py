@@ -23,8 +23,8 @@ from ..outside import printable
 from ..progress import Bytes, Progress
 from ..strict import finite, unstructure
 
-# Of a log, about a stage that takes long.
-_SECONDS_BETWEEN_LINES = 30.0
+# Of a log, about a stage that takes long; what is left of it, once so much is done.
+_SECONDS_BETWEEN_LINES, _LEAST_SHARE_JUDGED = 30.0, 0.05
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%| ±[\d.]+)?|-|")
 
 
@@ -156,7 +156,8 @@ def _plain_progress() -> Progress:
             line = f"{name}: {stage.count}"
         elif 0 < stage.share < 1 and now - stage.said >= _SECONDS_BETWEEN_LINES:
             left = (now - stage.began) * (1 / stage.share - 1)
-            line = f"{name}: {stage.share:.0%} ({stage.count}), about {left:,.0f} s left"
+            line = f"{name}: {stage.share:.0%} ({stage.count})"
+            line += f", about {left:,.0f} s left" if stage.share >= _LEAST_SHARE_JUDGED else ""
         if line is not None:
             stage.said = now
             with contextlib.suppress(OSError):  # no reason to stop the job
