@@ -25,14 +25,14 @@ from ..parity.cases import MOST_JUDGED
 from ..work.staging import staging_folder
 
 # Python, torch, transformers, ONNX Runtime, and the traces of a model.
-_PROGRAMS_BYTES = 5e8
+_PROGRAMS_BYTES = 7e8
 # Its tokens at most, of one shape of a range, on which engines are proven; the outputs of all shapes of a range are
 # together some five times those of the longest, in float64 beside the engine's own in float32.
 _LONGEST_PROVEN, _SHAPES, _OUTPUT_BYTES = 512, 5, 8 + 4
 # Measured compiles took 0.8 to 1.2 times the memory of this rule: what is less than the least of it is refused.
 _LEAST_SHARE = 0.75
 # CPU seconds: what does not grow; a trace of a layer; a GFLOP of an engine's longest run, for all that it is proven by.
-_FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_A_GFLOP = 10, 0.7, 0.17
+_FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_A_GFLOP = 15, 0.7, 0.14
 
 
 @dataclass(frozen=True)

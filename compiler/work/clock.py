@@ -20,13 +20,13 @@ class Clock:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self._stage, self._at, self._told = "", (0, 1), 0.0
+        self._stage, self._at, self._told = "", (0, 0), 0.0
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        self._stage, self._at = stage, (0, 1)
+        self._stage, self._at = stage, (0, 0)  # without parts, until it counts some
         with self.unreported(stage), heard_by(self._within):
             self.tick(0, 1)
             yield
@@ -57,5 +57,5 @@ class Clock:
         (index, parts), now = self._at, time.perf_counter()
         if done < total and now - self._told >= _SECONDS_BETWEEN:
             self._told = now
-            bytes_alone = parts == 1 and isinstance(total, Bytes)
-            self.progress(self._stage, *((done, total) if bytes_alone else (index + done / total, parts)))
+            bytes_alone = parts == 0 and isinstance(total, Bytes)
+            self.progress(self._stage, *((done, total) if bytes_alone else (index + done / total, parts or 1)))

@@ -38,6 +38,12 @@ def test_what_a_long_part_tells_is_a_share_of_the_stage(monkeypatch: pytest.Monk
     with clock("store"):
         now[0] += 1
         tell(Bytes(2), Bytes(8))
+    with clock("generate"):
+        for _ in clock.each("a"):
+            now[0] += 1
+            tell(Bytes(2), Bytes(8))  # of what is no stage of bytes
+    assert events[-2:] == [("generate", 0.25, 1), ("generate", 1, 1)]
+    del events[-4:]
     assert events[:2] + events[-2:] == [("build", 0, 1), ("build", 0, 2), ("store", 2, 8), ("store", 1, 1)]
     assert events[2:-3] == [("build", 0.25, 2), ("build", 1, 2), ("build", 1.25, 2), ("build", 1, 1)]
     assert [type(total) for _, _, total in events].count(Bytes) == 1
