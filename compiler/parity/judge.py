@@ -120,16 +120,28 @@ def judge(
     """The outputs ``found`` of an engine on ``cases``, by the rules of compare.py and reference.py.
 
     Where they break a limit, PyTorch's own rounding of that case is measured again, before that is believed; not where
-    values are no numbers or of another shape, which no rounding allows.
+    values are no numbers or of another shape, which no rounding allows. The first such case is asked alone before all
+    of them are: one that no pass explains is enough.
     """
     got = [case.read(arrays, outputs.specs) for case, arrays in zip(cases, found, strict=True)]
-    verdict = _judge(reference, got, cases, outputs, limit)
-    while verdict.broken is not None and not verdict.unprovable and reference.again is not None:
-        if not _are_comparable(reference.outputs, got):
-            break
-        reference = reference.again(verdict.broken_cases)
-        verdict = _judge(reference, got, cases, outputs, limit)
-    return verdict
+
+    def judged(reference: Replayed) -> Verdict:
+        return _judge(reference, got, cases, outputs, limit)
+
+    def explained(verdict: Verdict, only: frozenset[str]) -> Verdict:
+        """After further passes of float32 on the cases in ``only`` that break the rule, until none does."""
+        known = reference
+        while (asked := verdict.broken_cases & only) and not verdict.unprovable and known.again is not None:
+            known = known.again(asked)
+            verdict = judged(known)
+        return verdict
+
+    verdict = judged(reference)
+    if not verdict.broken_cases or not _are_comparable(reference.outputs, got):
+        return verdict
+    first = next(case.name for case in cases if case.name in verdict.broken_cases)
+    alone = explained(verdict, frozenset((first,)))
+    return alone if first in alone.broken_cases else explained(verdict, frozenset(case.name for case in cases))
 
 
 def _judge(

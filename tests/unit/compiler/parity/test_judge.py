@@ -62,19 +62,29 @@ def test_more_passes_of_float32_are_asked_before_a_failure_is_believed() -> None
     assert verdict(near, reference=replace(REFERENCE, again=lambda _: again)).broken is None
 
 
-def test_more_passes_are_made_on_the_cases_that_break_the_rule() -> None:
+def test_one_case_that_no_pass_explains_is_enough_and_else_all_that_break_the_rule_are_passed_again() -> None:
     asked: list[set[str]] = []
-
-    def again(cases: Collection[str]) -> Replayed:
-        asked.append(set(cases))
-        return reference if len(asked) < 3 else replace(reference, again=None)
-
-    reference = Replayed([{"y": EXPECTED}] * 3, [{}] * 3, again=again)
     cases = [Case(name, {"mask": MASK}) for name in ("one", "two", "three")]
-    found = [{"y": array.astype(np.float32)} for array in (off_at(0), EXPECTED, off_at(1))]
-    verdict = judge(reference, found, cases, JudgedOutputs([SPEC], mask="mask"), LIMIT)
-    assert asked == [{"one", "three"}] * 3
-    assert verdict.broken is not None
+    explained = {"y": Rounding(max_abs=0.01, rms=0.005)}
+
+    def reference(explains: Collection[str], left: int = 3) -> Replayed:
+        def again(only: Collection[str]) -> Replayed:
+            asked.append(set(only))
+            own = [explained if case.name in explains and case.name in only else {} for case in cases]
+            return replace(reference(explains, left - 1), roundings=own)
+
+        return Replayed([{"y": EXPECTED}] * 3, [{}] * 3, again=again if left else None)
+
+    found = [{"y": array.astype(np.float32)} for array in (EXPECTED + 0.004, EXPECTED, EXPECTED + 0.004)]
+    outputs = JudgedOutputs([SPEC], mask="mask")
+    assert judge(reference(()), found, cases, outputs, LIMIT).broken is not None
+    assert asked == [{"one"}] * 3
+    asked.clear()
+    assert judge(reference(("one", "three")), found, cases, outputs, LIMIT).broken is None
+    assert asked == [{"one"}, {"one", "three"}]
+    asked.clear()
+    assert judge(reference(("one",)), found, cases, outputs, LIMIT).broken is not None
+    assert asked[:2] == [{"one"}, {"one", "three"}]
 
 
 def test_what_rounds_too_much_in_pytorch_itself_is_unprovable() -> None:
