@@ -71,7 +71,8 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """Whether ``export`` answers as ``against`` does, graph by graph."""
+    """Whether ``export`` answers as ``against`` does, graph by graph. ``not_checked`` are graphs that ``against`` has
+    nothing to hold against, each with what it would take."""
 
     export: str
     against: str
@@ -80,6 +81,7 @@ class ParityReport:
     files: tuple[str, ...]
     model_files: tuple[str, ...]
     verdict: bool
+    not_checked: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
@@ -109,10 +111,8 @@ def check_parity(request: ParityRequest) -> ParityReport:
     require_names(opened, request.map or {})
     opened[0].ready()  # while no model lies in memory yet
     model, universal = open_model(request.against), None
-    if model.folder is None:
-        opened = [export for export in opened if export.submodel is None] or opened
-    if not has_library(model):
-        opened = [export for export in opened if not isinstance(export, BundleTexts)]
+    lacking = {export.label: lack for export in opened if (lack := _lack(export, model)) is not None}
+    opened = [export for export in opened if export.label not in lacking] or opened
     graphs = []
     for number, export in enumerate(opened):
         request.progress("graphs", number, len(opened))
@@ -130,7 +130,15 @@ def check_parity(request: ParityRequest) -> ParityReport:
         tuple(dict.fromkeys(str(file) for export in opened for file in export.files)),
         tuple(str(file) for file in model.files),
         all(graph.is_right for graph in graphs),
+        tuple(f"{label}: {lack}" for label, lack in lacking.items()),
     )
+
+
+def _lack(export: Export, model: Model) -> str | None:
+    """What it would take to check ``export``, where it is not there."""
+    if isinstance(export, BundleTexts) and not has_library(model):
+        return "needs the folder of sentence-transformers, and that library"
+    return "needs the model's folder" if export.submodel is not None and model.folder is None else None
 
 
 def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nestforge
+import pytest
 from nestforge.parity.receipt import as_receipt
 from support.sentence_folders import HIDDEN, Layout
 from support.tiny_compile import board
@@ -16,9 +17,12 @@ PROMPTS = {"prompts": {"query": "time budget ", "passage": "a "}, "default_promp
 
 
 def test_a_bundles_receipt_is_of_texts_too(
-    tmp_path: Path, edit_manifest: Callable[[Path, Callable[[dict[str, Any]], object]], None]
+    tmp_path: Path,
+    edit_manifest: Callable[[Path, Callable[[dict[str, Any]], object]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tokenizer, case, length, prompts that are not pooled, Dense, Normalize and a cut; then another default prompt."""
+    """Tokenizer, case, length, prompts that are not pooled, Dense, Normalize and a cut; then another default prompt,
+    and the library missing."""
     folder = Layout(
         "all of it",
         lambda m: [m.Pooling(HIDDEN, include_prompt=False), m.Dense(HIDDEN, 12), m.Normalize()],
@@ -40,3 +44,8 @@ def test_a_bundles_receipt_is_of_texts_too(
     wrong = nestforge.check_parity(bundle, folder)
     assert [graph.is_right for graph in wrong.graphs] == [False, True]
     assert "first wrong: texts; it looks like another tokenizer, prompt or longest text" in wrong.line
+
+    monkeypatch.setattr("nestforge.parity.texts.find_spec", lambda _: None)
+    without = nestforge.check_parity(bundle, folder)
+    assert len(without.graphs) == 1
+    assert without.not_checked == (f"{texts.export}: needs the folder of sentence-transformers, and that library",)

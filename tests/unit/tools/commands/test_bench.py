@@ -224,7 +224,8 @@ def test_a_compile_that_measured_noise_warns(
 ) -> None:
     quiet[0] = 0.6
     shown("measure", bundle, "--force")
-    monkeypatch.setattr("nestforge.compiler.compile.compile_bundle", lambda *_, **__: bundle)
+    monkeypatch.setattr("nestforge.compiler.compile.prepare", lambda *_: None)
+    monkeypatch.setattr("nestforge.compiler.compile.compile_job", lambda *_: bundle)
     printed = shown("compile", tmp_path / "model", "--output", tmp_path / "out")
     *others, line = [line for line in printed.splitlines() if line.startswith("warning: ")]
     assert re.match(r"warning: \d+ of \d+ measured latencies, in ", line)
