@@ -92,8 +92,8 @@ def parity_command(
     else:
         for graph in report.graphs:
             _print_graph(graph)
-        for graph in report.not_checked:
-            say(f"not checked: {graph}")
+        for left_out in report.not_checked:
+            say(f"not checked: {left_out}")
         say(report.line)
     if not report.is_right:
         raise click.exceptions.Exit(_WRONG)
