@@ -20,7 +20,7 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.entries.generation_entry import GenerationEntry
 from ..bundle.entries.task_entry import TasksEntry
 from ..bundle.figures import meanings, present
-from ..bundle.files import FileIdentity, identity_at, sealed_json, to_json
+from ..bundle.files import FileIdentity, sealed_json, to_json
 from ..bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -83,11 +83,11 @@ def tool_versions(backend: BackendName = "onnxruntime") -> dict[str, str]:
 def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
     """The checkpoint's files, by path inside its folder."""
     folder = source.checkpoint.folder
-    return tuple(_entry(folder, path, identity_at(path)) for path in source.source_files())
+    return tuple(_entry(folder, path, FileIdentity.of(path.stat())) for path in source.source_files())
 
 
 @lru_cache(maxsize=1024)
-def _entry(folder: Path, path: Path, _identity: FileIdentity | None) -> FileEntry:
+def _entry(folder: Path, path: Path, _identity: FileIdentity) -> FileEntry:
     """That of a file in a state, which is read once."""
     return FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
 

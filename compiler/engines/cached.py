@@ -250,7 +250,7 @@ def judge_generating(
         form = form.within(engine.capacity)
     batches = cached_batches(form.entry, long=submodel.is_universal and references.of_all)
     if not references.of_all:
-        batches = batches[-1:]  # rows: read at once and taken on together, as every other text is
+        batches = batches[-1:]  # rows, read at once and taken on together; drafts and longer runs were the gate's
     encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
         with _packed(bundle, encoder, task) as runner:

@@ -32,7 +32,7 @@ _FEW = 8
 _MOST_AGAIN = 128
 # Numbers that are judged of an output that has some of every position, 32 MB in float64, but of no fewer positions.
 MOST_JUDGED, _LEAST_PLACES = 2**22, 16
-# Weights from which a model is large: of such a one no shape of a range between so many tokens and its largest.
+# Weights from which a model is large: of such a one no shape of a range of more tokens but its largest and its longest.
 _LARGE, _MOST_BETWEEN = 2**28, 64
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8
@@ -72,10 +72,10 @@ class Case:
 
     def judged(self, outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
         """The ``outputs``, perhaps of more than ``specs`` describe, at the positions that are compared."""
-        found = dict(outputs)
+        found, rows = dict(outputs), len(next(iter(self.feeds.values())))  # of the filled bucket, whoever answered
         for spec in specs if self.picks else ():
             if spec.name in found and spec.dims[:2] == ("batch", "sequence"):
-                rows, tokens, *rest = found[spec.name].shape
+                _, tokens, *rest = found[spec.name].shape
                 places = judged_places(tokens, rows * math.prod(rest))
                 if len(places) < tokens:
                     found[spec.name] = found[spec.name][:, list(places)]
@@ -95,16 +95,17 @@ def judged_places(tokens: int, numbers: int) -> Sequence[int]:
 
 
 def unjudged(cases: Sequence[Case], specs: Sequence[TensorSpec]) -> str | None:
-    """Receipt's note where some positions of the longest case were not judged; else None."""
-    longest = max(cases, key=lambda case: case.tokens)
-    rows, *tokens = next(iter(longest.feeds.values())).shape
-    for spec in specs if longest.picks and tokens else ():
-        if spec.dims[:2] == ("batch", "sequence"):
-            numbers = math.prod(dim for dim in spec.dims[2:] if isinstance(dim, int))
-            judged = len(judged_places(tokens[0], rows * numbers))
-            if judged < tokens[0]:
-                return f"{spec.name} of {judged} of the {tokens[0]} positions of the longest input"
-    return None
+    """Receipt's note where some positions of a case were not judged, of the case with the least share; else None."""
+    notes: list[tuple[float, str]] = []
+    for case in cases:
+        rows, *tokens = next(iter(case.feeds.values())).shape
+        for spec in specs if case.picks and tokens else ():
+            if spec.dims[:2] == ("batch", "sequence"):
+                numbers = math.prod(dim for dim in spec.dims[2:] if isinstance(dim, int))
+                judged = len(judged_places(tokens[0], rows * numbers))
+                note = f"{spec.name} of {judged} of {tokens[0]} positions where fewest are judged"
+                notes += [(judged / tokens[0], note)] if judged < tokens[0] else []
+    return min(notes, default=(1.0, None))[1]
 
 
 def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None, weights: int = 0) -> list[Case]:
@@ -147,7 +148,8 @@ def shapes_to_prove(bucket: Bucket, weights: int = 0) -> list[Bucket]:
     lengths are one in each of as many parts of the range that are equal on a logarithmic scale.
 
     Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. A model of many ``weights``, whose every
-    token is dear, has none of those between short ones and the largest. Always the same for the same range and model.
+    token is dear, has of those that are not short the ones at its longest sequence and of most rows alone. Always the
+    same for the same range and model.
     """
     least, most = bucket.smallest, bucket.largest
     shapes = [Bucket(least.batch, sequence) for sequence in bucket.doublings]
@@ -158,9 +160,11 @@ def shapes_to_prove(bucket: Bucket, weights: int = 0) -> list[Bucket]:
         length = least.sequence * span ** ((number + rng.random()) / _RANDOM_SHAPES)
         shapes.append(Bucket(batch, min(int(length), _longest(bucket, batch))))
     last = Bucket(most.batch, _longest(bucket, most.batch))
-    found = dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)])
-    limit = _MOST_BETWEEN if weights >= _LARGE else last.tokens
-    return [*(shape for shape in found if shape != last and shape.tokens <= max(limit, least.tokens)), last]
+    found = [*dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)])]
+    if weights >= _LARGE:
+        limit = max(_MOST_BETWEEN, least.tokens)
+        found = [shape for shape in found if shape.tokens <= limit or shape.sequence == most.sequence]
+    return [*(shape for shape in found if shape != last), last]
 
 
 def _longest(bucket: Bucket, batch: int) -> int:

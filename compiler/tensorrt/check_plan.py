@@ -34,7 +34,7 @@ from ...runtime.engines.runner import Runner
 from ...runtime.generation.device_cache import prompt_read
 from ...runtime.inputs.arrays import Array, random_feeds
 from ..parity.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs, read_prompts, run_batches
-from ..parity.cases import Case, shapes_to_prove
+from ..parity.cases import Case, shapes_to_prove, unjudged
 from ..parity.compare import Rounding, Roundings, Tolerance
 from ..parity.judge import JudgedOutputs, Replayed, judge
 
@@ -157,9 +157,10 @@ def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: D
             if verdict.broken is not None:
                 raise ParityError(f"engine {engine.id}: its plan: {verdict.broken.describe()}; allowed {limit.rule}")
             kept += verdict.outputs
+    note = unjudged(cases_of(batches), judged_specs(entry))
     return PlanParity(
         reference=compared_with,
-        rule=limit.rule,
+        rule=limit.rule if note is None else f"{limit.rule}; {note}",
         cases=len(cases_of(batches)),
         max_abs=max(output.max_abs for output in kept),
         min_cosine=min(output.min_cosine for output in kept),

@@ -88,7 +88,7 @@ def test_of_a_long_text_and_many_words_some_logits_are_judged(monkeypatch: pytes
     longest = max(len(row.ids) for batch in batches for row in batch)
     assert unjudged(cases_of(batches), judged_specs(entry(60))) is None
     monkeypatch.setattr(cases, "MOST_JUDGED", 1)
-    note = f"logits of 16 of the {longest} positions of the longest input"
+    note = f"logits of 16 of {longest} positions where fewest are judged"
     assert unjudged(cases_of(batches), judged_specs(entry(60))) == note
 
 

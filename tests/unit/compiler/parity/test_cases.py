@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import RowNeed, TensorSpec
-from nestforge.compiler.parity.cases import few, parity_cases, shapes_to_prove
+from nestforge.compiler.parity import cases as cases_module
+from nestforge.compiler.parity.cases import Case, few, parity_cases, shapes_to_prove
 from nestforge.errors import InputError
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
@@ -120,6 +121,27 @@ def test_a_range_is_proven_at_its_ends_and_all_over() -> None:
     assert all(1 <= shape.batch <= 8 and 1 <= shape.sequence <= 512 for shape in shapes)
     assert shapes == shapes_to_prove(Bucket(8, 512, 1, 1))
     assert len({shape.batch for shape in shapes}) >= 3
+
+
+@pytest.mark.parametrize("bucket", [Bucket(8, 512, 1, 1), Bucket(128, 512, 1, 1), Bucket(1, 2048, 1, 1)])
+def test_a_large_model_is_proven_at_the_longest_sequence_too(bucket: Bucket) -> None:
+    """Where a window or a table of positions that ends too early shows, which short rows do not have."""
+    shapes, every = shapes_to_prove(bucket, cases_module._LARGE), shapes_to_prove(bucket)
+    assert Bucket(1, bucket.sequence) in shapes
+    assert Bucket(1, 1) in shapes
+    assert shapes[-1] == every[-1]
+    assert set(shapes) < set(every)
+
+
+def test_the_positions_that_are_judged_are_those_of_the_filled_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference answers all of its rows, the runtime those of the request."""
+    monkeypatch.setattr(cases_module, "MOST_JUDGED", 2 * 4 * 20)
+    case = Case("padded", {"input_ids": np.zeros((2, 64), np.int64)}, rows=1, picks=True)
+    specs = [TensorSpec("logits", "float32", ("batch", "sequence", 4))]
+    logits = np.arange(2 * 64 * 4.0).reshape(2, 64, 4)
+    reference, answered = case.read({"logits": logits}, specs), case.judged({"logits": logits[:1]}, specs)
+    assert answered["logits"].shape == (1, 20, 4)
+    assert np.array_equal(reference["logits"], answered["logits"])
 
 
 def test_few_cases_are_the_smaller_ones_and_the_largest_that_is_not_long(model: UniversalModel) -> None:
