@@ -256,8 +256,8 @@ def tables(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
     lines += ["", "| type | refused by | reason |", "|---|---|---|"]
     for kind, ones in sorted(by_result.items()):
         for one in ones if kind not in titles else ():
-            shown = one.get("reason", "")[:160].replace("|", "\\|").replace("<", "&lt;")
-            lines.append(f"| `{one['type']}` | {kind} | {shown} |")
+            shown = one.get("reason", "")[:160].replace("|", "\\|").replace("`", "'")
+            lines.append(f"| `{one['type']}` | {kind} | `{shown}` |")
     return "\n".join(lines)
 
 

@@ -68,8 +68,8 @@ def prepare(request: CompileRequest, clock: Clock) -> Job:
 def compile_job(job: Job, clock: Clock, begin: Callable[[], None] = lambda: None) -> Path:
     """``compile_bundle`` of what was prepared; calls ``begin`` once its output is known to be free."""
     with staged(job.output, resume_key(job), (MANIFEST_NAME, BUILD_NAME) if job.overwrite else ()) as stage:
-        begin()
         if not stage.is_published:  # by an earlier call that was stopped after that
+            begin()
             _compile(job, stage, clock)
             publish(stage, job.output)
         if not BACKENDS[job.profile.backend].runs_graphs and not job.emit_only:

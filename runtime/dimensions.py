@@ -61,5 +61,6 @@ def listed(dimensions: Sequence[int]) -> str:
 
 def normalized(vectors: Array) -> Array:
     """``vectors`` ``[N, D]`` at length 1, as ``torch.nn.functional.normalize`` has it."""
-    found: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _LEAST_LENGTH)
+    lengths = np.linalg.norm(vectors.astype(np.float32, copy=False), axis=1, keepdims=True)
+    found: Array = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(vectors.dtype, copy=False)
     return found

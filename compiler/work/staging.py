@@ -236,7 +236,8 @@ def _has_finished(stage: Stage) -> bool:
     """Whether anything but the key is whole; the rest is removed."""
     with contextlib.suppress(OSError):
         _remove_unfinished(stage)
-        return any(place.name != _KEY_FILE for place in (*stage.folder.glob("*"), *stage.work.glob("*")))
+        places = (*stage.folder.rglob("*"), *stage.work.rglob("*"))
+        return any(place.name != _KEY_FILE and not place.is_dir() for place in places)
     return False
 
 

@@ -5,8 +5,8 @@ nothing between is measured along it, and it is the slowest factor wherever it s
 prefix of every parameter. It is one of ``heads`` where attention multiplies along it, else of an ``ffn``. Groups of
 queries that share keys and values are one step.
 
-Each axis must stand the slice proof before it is offered: the part of the model that holds it, cut to half of its
-steps, must answer as the whole with the weights of the rest set to zero.
+Each axis must stand the slice proof before it is offered: the part of the model that holds it must answer alike with
+its steps in another order, and cut to half of them as the whole with the weights of the rest set to zero.
 """
 
 from __future__ import annotations
@@ -277,14 +277,18 @@ def _prove(module: torch.nn.Module, owner: str, candidate: _Candidate, followed:
     generator = torch.Generator().manual_seed(0)
     drawn = {id(tensor): _drawn(tensor, generator) for tensor in (*part.parameters(), *part.buffers())}
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: _drawn(tensor, generator), followed.calls[owner])
-    own = {name: drawn[id(parameter)] for name, parameter in part.named_parameters()}
+    full = {name: drawn[id(parameter)] for name, parameter in part.named_parameters()}
+    own, turned = dict(full), dict(full)
     for (name, dim), unit in cuts.items():
-        own[name] = own[name].clone()
+        own[name] = full[name].clone()
         own[name].narrow(dim, kept * unit, (candidate.size - kept) * unit).zero_()
+        turned[name] = full[name].unflatten(dim, (candidate.size, unit)).flip(dim).flatten(dim, dim + 1)
     try:
-        whole = _answers(_copied(part, drawn, own), args, kwargs)
+        whole, ranked, as_it_is = (_answers(_copied(part, drawn, each), args, kwargs) for each in (own, turned, full))
     except ExportError as failure:
         return f"{type(part).__name__} by itself {failure}"
+    if (off := _difference(as_it_is, ranked)) > _SLICE_LIMIT:  # ranking puts them in another order
+        return f"its steps differ by their place: turned around it is another function (off by {off:.2g})"
     views, problem = dict(own), ""
     for (name, dim), unit in cuts.items():
         views[name] = views[name].narrow(dim, 0, kept * unit)

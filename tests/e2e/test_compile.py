@@ -233,8 +233,8 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def count(module: Any, name: str) -> None:
         real = getattr(module, name)
 
-        def counted(*arguments: Any) -> Any:
-            result = real(*arguments)
+        def counted(*arguments: Any, **named: Any) -> Any:
+            result = real(*arguments, **named)
             counts[name] += 1  # what was interrupted was not done
             return result
 
@@ -318,8 +318,10 @@ def test_a_wrong_weight_stops_everything_and_is_named(
 ) -> None:
     real = compile.write_store
 
-    def damaged(universal: UniversalModel, names: set[str], tables: Mapping[str, np.ndarray], path: Path) -> None:
-        real(universal, names, tables, path)
+    def damaged(
+        universal: UniversalModel, names: set[str], tables: Mapping[str, np.ndarray], path: Path, **named: Any
+    ) -> None:
+        real(universal, names, tables, path, **named)
         raw = bytearray(path.read_bytes())
         struct.pack_into("<f", raw, read_store(path, universal.spec)[tensor].offset, 1.5)
         path.write_bytes(raw)

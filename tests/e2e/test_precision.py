@@ -97,7 +97,8 @@ def test_another_precision_is_smaller_and_answers_nearly_alike(every: Bundle, lo
     assert near.submodel == narrow.id
     name = every.manifest.outputs[0].name
     assert not np.array_equal(exact.outputs[name], near.outputs[name])
-    np.testing.assert_allclose(exact.outputs[name], near.outputs[name], atol=0.75)
+    e, n = exact.outputs[name].ravel(), near.outputs[name].ravel()  # of tokens that no example has
+    assert e @ n > 0.9 * np.linalg.norm(e) * np.linalg.norm(n)
 
 
 def test_all_submodels_share_the_weights_of_a_precision(tmp_path: Path, wide: Path) -> None:

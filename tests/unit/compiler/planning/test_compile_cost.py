@@ -47,9 +47,9 @@ def test_a_compile_that_memory_cannot_hold_is_refused_before_the_work(
     (tmp_path / "membership").write_text("0::/\n")
     monkeypatch.setattr(host_load, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(host_load, "_CGROUP_ROOT", tmp_path)
-    (tmp_path / "memory.max").write_text(str(int(0.76e6 * job.cost.memory_mb)))
+    (tmp_path / "memory.max").write_text(str(int(0.56e6 * job.cost.memory_mb)))
     job.validate()
-    (tmp_path / "memory.max").write_text(str(int(0.74e6 * job.cost.memory_mb)))
+    (tmp_path / "memory.max").write_text(str(int(0.54e6 * job.cost.memory_mb)))
     with pytest.raises(
         BuildError, match=r"made\.bundle: a compile of it holds about \d+ MB in memory, at least \d+, and"
     ):

@@ -161,6 +161,14 @@ class Scaled(Ffn):
         return self.down(inner / inner.shape[-1])
 
 
+class Slanted(Ffn):
+    """A prefix is the same function, but neurons in another order are another."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.up(x).relu()
+        return self.down(inner * 0.9 ** torch.arange(inner.shape[-1]))
+
+
 class Residual(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + super().forward(x)
@@ -238,6 +246,7 @@ def test_what_may_shrink_is_found_with_all_that_follows(layer: Any, size: int, s
         ([Ffn(inner=nn.LayerNorm(F))], "ffn of layers.*: a norm runs over it"),
         ([Ffn(inner=Residual(F, F))], "ffn of layers.*: layers.*.inner.weight would be cut in two dimensions"),
         ([Scaled()], "ffn of layers.*: cut to 10 of 20 it is another function"),
+        ([Slanted()], "ffn of layers.*: its steps differ by their place"),
     ],
     ids=[
         "qkv",
@@ -251,6 +260,7 @@ def test_what_may_shrink_is_found_with_all_that_follows(layer: Any, size: int, s
         "norm",
         "mixed",
         "scaled",
+        "slanted",
     ],
 )
 def test_what_may_not_is_refused_with_the_reason(layers: list[nn.Module], reason: str) -> None:
