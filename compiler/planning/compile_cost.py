@@ -29,8 +29,8 @@ _PROGRAMS_BYTES = 7e8
 # Its tokens at most, of one shape of a range, on which engines are proven; the outputs of all shapes of a range are
 # together some five times those of the longest, in float64 beside the engine's own in float32.
 _LONGEST_PROVEN, _SHAPES, _OUTPUT_BYTES = 512, 5, 8 + 4
-# Measured compiles took 0.57 (a tiny BERT) to 1.1 times the memory of this rule (30 M and 400 M, to which it was fitted;
-# 0.85 at 1,236 M): what is less than the least of it is refused.
+# Measured compiles took 0.57 (a tiny BERT), 0.85 (1,236 M) to 1.1 times (30 M and 400 M, to which it was fitted) the
+# memory of this rule: what is less than the least of it is refused.
 _LEAST_SHARE = 0.55
 # CPU seconds: what does not grow; a trace of a layer; a GFLOP of an engine's longest run, for all that it is proven by.
 _FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_A_GFLOP = 15, 0.7, 0.14

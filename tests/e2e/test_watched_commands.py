@@ -59,7 +59,8 @@ def commands_in(work: Path) -> list[list[str]]:
     model, adapters = save_tiniest(work / "model"), work / "peft" / "bert"
     add_pooling(adapters / "base")
     # Without it transformers makes a tokenizer of BERT's own in the place of the file's, which parity would say.
-    (adapters / "base" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}')
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    (adapters / "base" / "tokenizer_config.json").write_text(json.dumps(settings))
     text, profile = corpus(work / "text.txt", 200), ("--profile", work / "board.yaml", "--levels", "ffn=1")
     bundle, base = work / "bundle", adapters / "base"
     search_ways = ("--budget", "parameters<=100 %", "--evaluations", "4")
