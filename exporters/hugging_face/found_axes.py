@@ -282,7 +282,8 @@ def _prove(module: torch.nn.Module, owner: str, candidate: _Candidate, followed:
     for (name, dim), unit in cuts.items():
         own[name] = full[name].clone()
         own[name].narrow(dim, kept * unit, (candidate.size - kept) * unit).zero_()
-        turned[name] = full[name].unflatten(dim, (candidate.size, unit)).flip(dim).flatten(dim, dim + 1)
+        steps = torch.arange(candidate.size * unit).reshape(candidate.size, unit).flip(0).flatten()
+        turned[name] = full[name].index_select(dim, steps)
     try:
         whole, ranked, as_it_is = (_answers(_copied(part, drawn, each), args, kwargs) for each in (own, turned, full))
     except ExportError as failure:
