@@ -12,7 +12,6 @@ import numpy as np
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry, EngineKind, Segment, Whole
-from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import BuildError, ParityError
@@ -21,7 +20,7 @@ from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import INT4_SCALE, PRECISIONS, TRACED, Precision
+from ...profiles.precision import PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runner_for
@@ -30,7 +29,7 @@ from ...workload import Op
 from ..graph.emit import emit, private_bytes, weight_bytes
 from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
-from ..graph.store import Store, stored_arrays
+from ..graph.store import Store
 from ..graph.template import Template, without_pairs
 from ..parity.cases import Case, unjudged
 from ..parity.compare import max_difference
@@ -96,8 +95,7 @@ class EngineBuilder:
     @cached_property
     def prove_exact(self) -> ExactProof:
         """The tight half of the gate of integer engines."""
-        scales = stored_arrays(self.stage.folder / WEIGHTS_NAME, self.universal.spec, INT4_SCALE)
-        return ExactProof(self.universal, self.proofs.path, self.run, {**scales, **self.templates.rounded})
+        return ExactProof(self.universal, self.proofs.path, self.run, self.templates.rounded)
 
     @cached_property
     def proofs(self) -> Bundle:

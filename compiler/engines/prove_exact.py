@@ -34,7 +34,8 @@ _GRAPH_FILE = "exact.onnx"
 class ExactProof:
     """Proves engines of ``universal`` by graphs in ``folder``; ``run`` returns what one makes of sets of inputs.
 
-    Of weights in 4 bits ``chosen`` are the scales, and of those that examples chose the integers too.
+    PyTorch's numbers never come from the integers and scales of the store: they are rounded anew from the model's
+    weights, or stand for those ``chosen`` on examples, tensors of 4 bits by name.
     """
 
     universal: UniversalModel

@@ -3,7 +3,9 @@
 GPTQ (Frantar et al., 2023, algorithm 1): an output of a product is wrong by ``e.T H e``, with ``e`` the errors of its
 weights and ``H = x.T x`` the second moments of the product's inputs. Inputs are rounded in their order, each block of
 32 by the scale that it would have without examples (encodings.py), and each error is spread over the inputs behind it
-so that least is left. Outputs know nothing of each other: the first of them are those of a submodel.
+so that least is left. Outputs know nothing of each other: the first of them are those of a submodel. A weight whose
+chosen numbers are further from it than those of plain rounding, by that measure, is rounded plainly: what is chosen
+cannot be the numbers of another weight, which no proof of an engine would tell, since it goes by what is chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 
 from ....profiles.precision import INT4, INT4_BLOCK, INT4_SCALE
 from ....runtime.inputs.arrays import Arrays
-from ..encodings import int4_scale, packed, parts_of
+from ..encodings import decoded, int4_scale, packed, parts_of, unpacked
 from .calibrate import counted_rows, observe
 from .quantize import products
 
@@ -30,6 +32,8 @@ _AT_ONCE = 2**20
 
 # Weights, and the second moments [in, in] of the inputs that all of them are multiplied with.
 _Seen = tuple[Sequence[str], np.ndarray]
+# Encodings INT4 and INT4_SCALE of some outputs.
+_Encoded = tuple[np.ndarray, np.ndarray]
 
 
 def seen_moments(
@@ -68,23 +72,31 @@ def rounded(
     seen: Iterable[_Seen], stored: Callable[[str], torch.Tensor], tick: Callable[[int, int], None]
 ) -> dict[str, np.ndarray]:
     """The encodings INT4 and INT4_SCALE of all weights that were ``seen``, made of what is ``stored``; of one whose
-    inputs are 0 in every example none."""
+    inputs are 0 in every example, or that plain rounding leaves nearer, none."""
     found: dict[str, np.ndarray] = {}
     for done, (weights, moments) in enumerate(seen):
         tick(done, done + 1)
         if moments.any():
-            factor = _factor(moments)
+            damping = _DAMPING * float(np.diagonal(moments).mean(dtype=np.float64))
+            factor = _factor(moments, damping)
             for name in weights:
-                found[name + INT4], found[name + INT4_SCALE] = round_on(stored(name).numpy(), factor)
+                if (made := _rounded_by(stored(name).numpy(), moments, damping, factor)) is not None:
+                    found[name + INT4], found[name + INT4_SCALE] = made
     return found
 
 
-def round_on(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``weight`` ``[out, in]`` as its encodings INT4 and INT4_SCALE, by the ``factor`` of its inputs' moments."""
-    step = max(1, _AT_ONCE // weight.shape[1])
-    made = [_rows(weight[first : first + step], factor) for first in range(0, len(weight), step)]
+def _rounded_by(weight: np.ndarray, moments: np.ndarray, damping: float, factor: np.ndarray) -> _Encoded | None:
+    """``weight`` ``[out, in]`` by the ``moments`` of its inputs and their ``factor``; None where plain rounding leaves
+    a smaller sum of ``e.T H e`` over the outputs."""
+    step, made, more = max(1, _AT_ONCE // weight.shape[1]), list[_Encoded](), 0.0
+    for rows in (weight[first : first + step] for first in range(0, len(weight), step)):
+        integers, scales = _rows(rows, factor)
+        made.append((packed(integers), scales))
+        chosen, plain = unpacked(*made[-1]), decoded(rows, INT4)
+        apart = plain - chosen  # by which the two errors differ: of squares the difference is that times their sum
+        more += float(((apart @ moments + damping * apart) * (2 * rows - chosen - plain)).sum())
     integers, scales = (np.concatenate(parts) for parts in zip(*made, strict=True))
-    return packed(integers), scales
+    return (integers, scales) if more <= 0 else None
 
 
 def _rows(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -103,10 +115,10 @@ def _rows(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return integers.T.reshape(len(weight), -1, INT4_BLOCK), np.stack(scales, axis=1)
 
 
-def _factor(moments: np.ndarray) -> np.ndarray:
+def _factor(moments: np.ndarray, damping: float) -> np.ndarray:
     """The upper triangular ``U``, float32, with ``U.T U`` the inverse of the damped ``moments``."""
     damped = torch.from_numpy(moments).double()
-    damped.diagonal().add_(_DAMPING * float(damped.diagonal().mean()))
+    damped.diagonal().add_(damping)
     lower = torch.linalg.cholesky(damped.flip(0, 1))  # in reverse order: the inverse itself is never made
     identity = torch.eye(len(lower), dtype=lower.dtype)
     factor: np.ndarray = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1).float().numpy()

@@ -16,12 +16,16 @@ from nestforge.bundle.read_manifest import is_plain_name
 from nestforge.compiler.engines import build_engine as module
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.emitted import engine_names, short
+from nestforge.compiler.graph import store
 from nestforge.compiler.graph.emit import emit
+from nestforge.compiler.graph.encodings import encode
+from nestforge.compiler.graph.precision.error_feedback import rounded
 from nestforge.compiler.parity.references import References
 from nestforge.elastic import ElasticSpec, Submodel
 from nestforge.errors import BuildError, ParityError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.profiles.precision import INT4, INT4_SCALE
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.strict import unstructure
 from support.tiny_compile import BUCKET, board, builder_in, save_tiniest, template_of
@@ -111,6 +115,42 @@ def test_a_wrong_weight_stops_the_build_and_names_the_module(builder: EngineBuil
     assert "; first to diverge: encoder.layer.1.intermediate.dense (max abs " in message
     assert "\n" not in message
     assert not list(builder.stage.work.glob("*b2-s8.json")), "no receipt for what failed"
+
+
+@pytest.mark.usefixtures("blatant")
+def test_4_bits_that_are_not_those_of_the_model_fail_the_exact_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch takes none of them from the store: neither where they are rounded plainly, nor where examples chose."""
+    folder = save_tiniest(tmp_path / "model", hidden_size=32, intermediate_size=64)  # whole blocks
+    universal, name = load_universal(open_source(folder)), "encoder.layer.1.intermediate.dense.weight"
+    honest, whole = store.encode, universal.spec.universal()
+
+    def wrong(array: np.ndarray, name: str, scale: np.ndarray | None = None) -> np.ndarray:
+        return honest(array, name, scale) * (np.float32(1.3) if name.endswith(INT4_SCALE) and scale is None else 1)
+
+    with monkeypatch.context() as context:
+        context.setattr(store, "encode", wrong)  # the integers that are written follow from it
+        builder = builder_in(tmp_path / "stage", universal, template_of(universal), board(precision=["int4"]))
+    with pytest.raises(ParityError, match=r"without the rounding of activations: .*first to diverge: "):
+        builder.build(whole, BUCKET)
+
+    rows = np.random.default_rng(0).normal(size=(400, 12)) @ np.random.default_rng(1).normal(size=(12, 32))
+    seen = [([name], (rows.T @ rows).astype(np.float32))]
+    chosen = rounded(seen, universal.stored(), lambda done, total: None)
+    assert (chosen[name + INT4] != encode(universal.parameters()[name].numpy(), name + INT4)).any()
+    builder = replace(builder, templates=replace(builder.templates, rounded=chosen))
+    path, templates = builder.stage.folder / WEIGHTS_NAME, builder.templates
+    for fault in (
+        {name + INT4: np.full_like(chosen[name + INT4], 0x88)},  # zeros
+        {name + INT4: np.roll(chosen[name + INT4], 1, axis=0)},
+        {name + INT4_SCALE: chosen[name + INT4_SCALE] * np.float32(1.3)},
+    ):
+        store.write_store(universal, templates.weights(), templates.tables(), path, {**chosen, **fault})
+        with pytest.raises(ParityError, match=r"rounding of activations: .*first to diverge: encoder\.layer\.1\.inter"):
+            builder.build(whole, BUCKET)
+    store.write_store(universal, templates.weights(), templates.tables(), path, chosen)
+    assert builder.build(whole, BUCKET).parity
 
 
 def test_an_engine_of_another_submodel_is_not_passed_off(

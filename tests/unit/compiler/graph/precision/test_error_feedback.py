@@ -1,5 +1,7 @@
 """Weights of 4 bits that were chosen on examples."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,21 @@ def test_products_of_the_examples_are_nearer_than_with_plain_rounding() -> None:
 def test_inputs_without_relations_are_rounded_plainly() -> None:
     found = chosen(W, np.eye(96, dtype=np.float32))
     np.testing.assert_array_equal(unpacked(found["w.int4"], found["w.int4-scale"]), decoded(W, "w.int4"))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda integers, scales: (np.roll(integers, 1, axis=0), scales),
+        lambda integers, scales: (integers * np.int8(0), scales),
+        lambda integers, scales: (integers, scales * np.float32(1.3)),
+    ],
+    ids=["other outputs", "zeros", "scales"],
+)
+def test_numbers_of_other_weights_are_not_chosen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = error_feedback._rows
+    monkeypatch.setattr(error_feedback, "_rows", lambda weight, factor: fault(*honest(weight, factor)))
+    assert chosen(W) == {}
 
 
 def test_the_first_outputs_are_those_of_a_submodel(monkeypatch: pytest.MonkeyPatch) -> None:
