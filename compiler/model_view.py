@@ -42,7 +42,7 @@ class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
     ``variants`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the
     highest. ``cache`` is stated of a model that can generate, ``kept_whole`` of one whose axes were found: what
-    else was, and why it cannot shrink."""
+    else was, and why it cannot shrink; ``left_out`` says which inputs and outputs of its class engines do not have."""
 
     kind: str
     name: str
@@ -57,6 +57,7 @@ class ModelView:
     variants: tuple[VariantView, ...]
     cache: tuple[CacheSize, ...] = ()
     kept_whole: tuple[str, ...] = ()
+    left_out: str | None = None
 
 
 def cache_of(source: ModelSource, device: DeviceProfile) -> tuple[CacheSize, ...]:
@@ -109,4 +110,5 @@ def view_model(request: CompileRequest) -> ModelView:
         variants=variant_views(source, [level.submodel for level in steps], device),
         cache=cache_of(source, device),
         kept_whole=source.architecture.kept_whole,
+        left_out=source.signature.left_out,
     )

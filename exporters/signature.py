@@ -24,8 +24,8 @@ class Signature:
     ``mask`` names the input that says which positions count; ``text`` says how text feeds the inputs. ``max_sequence``
     is None where no input has a sequence. ``bound`` names what takes ``max_sequence`` tokens and no others, if a part
     of the model does. ``static`` says why the model is another one at every shape, so that buckets leave none free.
-    ``shortened`` says why ``max_sequence`` is less than the model's configuration states, ``left_out`` which inputs of
-    the class engines do not take, and why.
+    ``shortened`` says why ``max_sequence`` is less than the model's configuration states, ``left_out`` which inputs
+    and outputs of the class engines do not have, and why.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -20,15 +20,20 @@ _LIMIT = 1e-9
 
 def prove_padding(references: References) -> Iterator[Proof]:
     """One row by itself, shorter than its bucket, against the same row in the filled bucket, of every bucket that
-    requests are filled up to. Raises ParityError where the answers differ."""
+    requests are filled up to, and of every range of several rows and lengths. Raises ParityError where the answers
+    differ."""
     source = references.universal.source
     whole = references.of(source.spec.universal())
     for bucket, cases in references.cases.items():
-        shape = bucket.smallest
-        if shape.tokens == 1 or any(spec.pad is None for spec in source.signature.inputs):
+        shape, inputs = bucket.smallest, source.signature.inputs
+        if any(spec.pad is None for spec in inputs):
             continue
-        case = min(cases, key=lambda one: one.tokens)
-        alone, filled, kept = _row(source.signature.inputs, case.feeds)
+        # In a range, rows of one request that differ in length fill each other.
+        some = [one for one in cases if _mixes_lengths(inputs, one.feeds)] or (cases if shape.tokens > 1 else [])
+        if not some:
+            continue
+        case = min(some, key=lambda one: one.tokens)
+        alone, filled, kept = _row(inputs, case.feeds)
         with in_float64(whole.module):
             own, together = whole.run(alone)[0], whole.run(filled)[0]
         worst = 0.0
@@ -36,13 +41,19 @@ def prove_padding(references: References) -> Iterator[Proof]:
             difference = float(np.abs(first.numpy() - _first(spec, second.numpy(), kept)).max())
             scale = max(1.0, float(np.sqrt(np.mean(np.square(first.numpy())))))
             if not difference <= _LIMIT * scale:  # no number fails too
-                free = Bucket(bucket.batch, bucket.sequence, 1 if bucket.batch > 1 else None, 1)
+                one_row = Bucket(1, bucket.sequence, None, 1)
+                free = one_row if bucket.sequence > 1 else Bucket(bucket.batch, 1, 1)
                 raise ParityError(
                     f"bucket {bucket}: what fills a request up to it changes output {spec.name} by {difference:.3g}: "
-                    f"the class lets padding through; ask for a range, in which nothing is filled, such as {free}"
+                    f"the class lets padding through; ask for shapes that nothing fills, such as {free}"
                 )
             worst = max(worst, difference / scale)
         yield Proof("padding", bucket.label, 1, worst, _LIMIT)
+
+
+def _mixes_lengths(inputs: tuple[TensorSpec, ...], feeds: Arrays) -> bool:
+    tokens = [feeds[spec.name].shape for spec in inputs if spec.dims[:2] == ("batch", "sequence")]
+    return any(rows > 1 and length > 1 for rows, length, *_ in tokens)
 
 
 def _row(inputs: tuple[TensorSpec, ...], feeds: Arrays) -> tuple[dict[str, Array], dict[str, Array], int]:

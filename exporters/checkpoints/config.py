@@ -122,7 +122,7 @@ def refuse_unhonoured(checkpoint: Checkpoint, encoder_decoder: bool = False) -> 
 
 def refuse_foreign(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError, one line that names the key, for what no class of transformers honours by itself: code to
-    run or fetch, quantized weights, adapters."""
+    run or fetch, quantized weights, adapters, heads that are gone."""
     for problem in _foreign(checkpoint.config):
         raise checkpoint.misfit(problem)
     adapter = checkpoint.folder / "adapter_config.json"
@@ -153,21 +153,27 @@ def read_classes(checkpoint: Checkpoint) -> int:
     return read_number(checkpoint, "num_labels", default=len(labels) if isinstance(labels, Mapping) else 2)
 
 
-def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
+def _foreign(config: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """Of a configuration and of those of its parts, which stand ``at`` keys of it."""
     if config.get("auto_map"):
         yield (
-            "auto_map: the folder brings code of its own, which is never run; remove the key if transformers' own "
+            f"{at}auto_map: the folder brings code of its own, which is never run; remove the key if transformers' own "
             "class is the same model"
         )
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
-            yield f"{key}: quantized weights are not supported; save the model in float32 or bfloat16"
+            yield f"{at}{key}: quantized weights are not supported; save the model in float32 or bfloat16"
     for key in ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"):
         if config.get(key) not in _ATTENTION_IMPLEMENTATIONS:
             yield (
-                f"{key}: expected eager or sdpa, got {config[key]!r:.80}; other kernels are neither fetched nor run: "
-                "remove the key"
+                f"{at}{key}: expected eager or sdpa, got {config[key]!r:.80}; other kernels are neither fetched nor "
+                "run: remove the key"
             )
+    if config.get("pruned_heads"):
+        yield f"{at}pruned_heads: heads that are gone from some layers are not supported"
+    for key, part in config.items():
+        if isinstance(part, Mapping):
+            yield from _foreign(part, f"{at}{key:.80}.")
 
 
 def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]:
@@ -185,8 +191,6 @@ def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]
     for key in ("add_cross_attention", "is_encoder_decoder"):
         if config.get(key) and not encoder_decoder:
             yield f"{key}: a second sequence to attend to is not supported"
-    if config.get("pruned_heads"):
-        yield "pruned_heads: heads that are gone from some layers are not supported"
     for key in ("hidden_act", "hidden_activation", "activation_function"):
         if config.get(key) in LEARNED:
             yield f"{key}: {config[key]} has parameters of its own (a learned activation), which is not supported"

@@ -38,6 +38,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
     """
     refuse_foreign(checkpoint)
     _require_known(checkpoint)
+    if checkpoint.config.get("add_cross_attention"):
+        raise checkpoint.misfit("add_cross_attention: a second sequence to attend to is not supported")
     pools = not checkpoint.has_weights or any(".pooler." in f".{name}" for name in checkpoint.tensors)
     loading = Loading(without_pooler=not pools, surveyed=True)
     found = survey.survey(checkpoint, loading)
@@ -51,7 +53,8 @@ def read(checkpoint: Checkpoint) -> Architecture:
     def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
         shape = bucket.largest
         if shape not in counted:
-            counted[shape] = found.ops(shape), found.ops(shape, axes.half)
+            with survey.refused(checkpoint, type(found.module.model).__name__):
+                counted[shape] = found.ops(shape), found.ops(shape, axes.half)
         return found.between(*counted[shape], submodel)
 
     whole = describe(checkpoint, parameters, {}, signature, workload, loading, width)
@@ -72,7 +75,7 @@ def _require_known(checkpoint: Checkpoint) -> None:
 
     known: Mapping[str, Any] = offline_transformers().models.auto.CONFIG_MAPPING
     model_type = checkpoint.config.get("model_type")
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         own = ", ".join(name for family in families() for name in family.model_types)
         raise UnsupportedModelError(
             f"{checkpoint.folder / 'config.json'}: model_type {model_type!r:.80} is not supported; supported are "

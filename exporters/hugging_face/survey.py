@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import Role, TensorSpec
 from ...elastic import Submodel
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
 from ...workload import Op, OpKind
 from ..checkpoints.checkpoint import Checkpoint
 from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS, Signature
@@ -93,15 +95,16 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
     """The class that ``config.json`` names. Raises UnsupportedModelError, one line, for one whose inputs or outputs are
     not understood and for one that does not run; CheckpointError for a configuration that makes no sense."""
     config, cls, options = class_of(checkpoint, loading)
-    with _refused(checkpoint, cls.__name__):
+    with refused(checkpoint, cls.__name__):
         with torch.device("meta"):
             model = cls(config, **options)
+        _require_honoured(checkpoint, model)
         model.tie_weights()
         base_model_first(model)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         model = _faked(model, fake).eval().requires_grad_(False)
-    with _refused(checkpoint, cls.__name__):
+    with refused(checkpoint, cls.__name__):
         signature = _first_that_runs(model, fake, loading)
     if not signature.outputs:
         given = ", ".join(spec.name for spec in signature.inputs)
@@ -110,16 +113,38 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
             "tensors with the batch in front"
         )
     example = _inputs(fake, signature.inputs, Bucket(_MORE_ROWS, min(12, signature.max_sequence or 1)))
-    axes = find_axes(model, (), example)
+    with refused(checkpoint, cls.__name__):
+        axes = find_axes(model, (), example)
     module = TransformersModule(model, signature, None, loading)
     return Survey(module, fake, shapes, signature, _depth(model), axes)
 
 
+def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
+    """Raises CheckpointError for an input without which the answers are another model's, and for a kind of positions
+    that no module of ``model`` reads."""
+    if "bbox" in inspect.signature(model.forward).parameters:
+        raise checkpoint.misfit(f"{type(model).__name__} reads places of words (bbox), which are not supported")
+    if getattr(model.config, "type_vocab_sizes", None) is not None:
+        raise checkpoint.misfit("type_vocab_sizes: several types of each token are not supported")
+    key = "position_embedding_type"
+    stated = {part.get(key) for part in (checkpoint.config, *checkpoint.config.values()) if isinstance(part, Mapping)}
+    if stated <= {None, "absolute"}:
+        return
+    files = {type(module).__module__ for module in model.modules()}
+    if not any(key in inspect.getsource(sys.modules[name]) for name in files if ".models." in name):
+        raise checkpoint.misfit(
+            f"{key}: {', '.join(sorted(str(kind) for kind in stated if kind))[:80]} is not supported: the model's "
+            "class would pass over it and use its own"
+        )
+
+
 @contextmanager
-def _refused(checkpoint: Checkpoint, name: str) -> Iterator[None]:
+def refused(checkpoint: Checkpoint, name: str) -> Iterator[None]:
     """Whatever the class raises, as one line that says where in the model."""
     try:
         yield
+    except CheckpointError:
+        raise
     except Exception as failure:  # of any kind: the code of hundreds of models
         raise UnsupportedModelError(
             f"{checkpoint.folder / 'config.json'}: {name} does not run without numbers{_where(failure)}: "
@@ -158,12 +183,20 @@ def _inputs(fake: FakeTensorMode, specs: Sequence[TensorSpec], bucket: Bucket) -
         return {s.name: torch.ones(s.shape(bucket), dtype=getattr(torch, s.dtype)) for s in specs}
 
 
+# Parameters of ``forward`` that carry nothing of a request's own.
+_WITHOUT_DATA = re.compile(
+    r"(.*_)?(labels|inputs_embeds|position_ids|past_key_values|head_mask|cache_params|cache_position|cache)"
+    r"|(output|return|use)_.*|logits_to_keep|interpolate_pos_encoding|vision_feature_.*|\w*encoder_outputs|mems|kwargs"
+)
 # Keys of configurations by what they say; the first that is there counts.
 _CHANNELS = ("num_channels", "in_channels", "in_chans")
 _SIDES = ("image_size", "img_size", "input_size")
 _FRAMES = ("num_frames", "frames_per_clip")
 _MELS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "num_mel_features", "n_mels", "input_dim")
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "max_seq_length", "n_ctx")
+_POSITIONS = (
+    *("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "max_seq_length", "n_ctx"),
+    "max_target_positions",
+)
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth")
 
 
@@ -173,21 +206,41 @@ def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Sign
         f"none of its inputs is known: {', '.join(inspect.signature(model.forward).parameters)}"
     )
     longest, every = _positions(model), tuple[TensorSpec, ...]()
+    data = list(_data_of(model))
     for inputs in _choices_of_inputs(model):
         has_sequence = any("sequence" in spec.dims for spec in inputs)
         mask = next((spec.name for spec in inputs if spec.row_needs is not None), None)
         every = every or inputs
-        without = ", ".join(spec.name for spec in every if spec.name not in [each.name for each in inputs])
+        taken = [spec.name for spec in inputs]
+        without = [spec.name for spec in every if spec.name not in taken]
         shortened = "config.json states no number of positions" if has_sequence and longest is None else None
         most = (longest or _USUAL_POSITIONS) if has_sequence else None
-        left_out = f"{without}: left out, since with it the class does not run: {reason(first)}" if without else None
-        signature = Signature(inputs, (), most, mask, shortened=shortened, left_out=left_out)
+        others = [name for name in data if name not in (*taken, *without)]
+        said = []
+        if without:
+            said.append(f"{', '.join(without)}: left out, since with it the class does not run: {reason(first)}")
+        if others:
+            said.append(f"inputs of the class that engines do not take: {', '.join(others)}")
+        signature = Signature(inputs, (), most, mask, shortened=shortened)
         module = TransformersModule(model, signature, None, loading)
         try:
-            return replace(signature, outputs=tuple(_output_specs(module, fake, signature, _is_causal(model))))
+            outputs, lost = _output_specs(module, fake, signature, _is_causal(model))
+            if lost:
+                said.append(f"outputs that engines do not have (not of float rows): {', '.join(lost)}")
+            return replace(signature, outputs=outputs, left_out="; ".join(said) or None)
         except Exception as failure:  # noqa: BLE001  (of any kind, and raised below)
             first = failure if inputs is every else first
     raise first
+
+
+def _data_of(model: Any) -> Iterator[str]:
+    """The parameters of ``forward`` that carry data of a request: tensors and lists, and what has no annotation, but
+    not what training, caches and callers that embed tokens themselves give."""
+    for name, parameter in inspect.signature(model.forward).parameters.items():
+        said = "Tensor" if parameter.annotation is parameter.empty else str(parameter.annotation)
+        named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if named and ("Tensor" in said or "list" in said.lower()) and not _WITHOUT_DATA.fullmatch(name):
+            yield name
 
 
 def _choices_of_inputs(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
@@ -238,33 +291,36 @@ def _text_specs(model: Any, taken: Mapping[str, Any], configs: Sequence[Any]) ->
     types = _value(configs, ("type_vocab_size",), 1)
     if TYPE_IDS in taken and types > 1:
         yield TensorSpec(TYPE_IDS, "int64", TOKENS, pad=0, high=types)
-    if "bbox" in taken:
-        yield TensorSpec("bbox", "int64", (*TOKENS, 4), pad=0, high=1)
 
 
 def _output_specs(
     module: TransformersModule, fake: FakeTensorMode, signature: Signature, follows: bool
-) -> Iterator[TensorSpec]:
-    """The float outputs that have rows; a dimension that grows with the tokens and is not their number leaves one
-    out."""
+) -> tuple[tuple[TensorSpec, ...], list[str]]:
+    """The float outputs that have rows, and the names of other tensors; a dimension that grows with the tokens and is
+    not their number leaves one out."""
     most = signature.max_sequence or 1
-    short, long = min(12, most), min(19, most)
+    short, long = 12 if most > 12 else max(1, most // 2), min(19, most)
 
     def shapes(bucket: Bucket) -> dict[str, Shape]:
         with fake, torch.no_grad(), caches_unused():
             found = module.answer(_inputs(fake, signature.inputs, bucket))
         tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
-        return {name: tuple(map(int, each.shape)) for name, each in tensors.items() if each.is_floating_point()}
+        return {n: tuple(map(int, each.shape)) if each.is_floating_point() else () for n, each in tensors.items()}
 
     few, more, longer = (shapes(Bucket(*at)) for at in ((_ROWS, short), (_MORE_ROWS, short), (_ROWS, long)))
+    specs, lost = [], []
     for name, shape in few.items():
-        dims = tuple(map(_dim, zip(shape, more.get(name, ()), longer.get(name, ()), strict=False)))
+        sizes = zip(shape, more.get(name, ()), longer.get(name, ()), strict=False)
+        dims = tuple(_dim(each, (short, long)) for each in sizes)
         if len(dims) == len(shape) and dims[:1] == ("batch",) and "batch" not in dims[1:] and None not in dims:
             role: Role | None = "next_tokens" if follows and name == "logits" else None
-            yield TensorSpec(name, "float32", tuple(dim for dim in dims if dim is not None), role=role)
+            specs.append(TensorSpec(name, "float32", tuple(dim for dim in dims if dim is not None), role=role))
+        else:
+            lost.append(name)
+    return tuple(specs), lost
 
 
-def _dim(sizes: tuple[int, int, int]) -> str | int | None:
+def _dim(sizes: tuple[int, int, int], lengths: tuple[int, int]) -> str | int | None:
     few, more, longer = sizes
     if (few, more, longer) == (_ROWS, _MORE_ROWS, _ROWS):
         return "batch"
@@ -272,7 +328,7 @@ def _dim(sizes: tuple[int, int, int]) -> str | int | None:
         return None
     if few == longer:
         return few
-    return "sequence" if (few, longer) == (12, 19) else None
+    return "sequence" if (few, longer) == lengths else None
 
 
 def _configs(config: Any) -> list[Any]:
@@ -315,8 +371,8 @@ def _positions(model: Any) -> int | None:
     if not isinstance(stated, int) or stated < 1:
         return None
     tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
-    behind = [table.padding_idx + 1 for table in tables if table.num_embeddings == stated and table.padding_idx]
-    return stated - max(behind, default=0)
+    own = [table for table in tables if table.num_embeddings == stated and table is not _tokens(model)]
+    return stated - max((table.padding_idx + 1 for table in own if table.padding_idx is not None), default=0)
 
 
 def _sees_all(model: Any) -> bool:
@@ -327,9 +383,12 @@ def _sees_all(model: Any) -> bool:
 
 
 def _is_causal(model: Any) -> bool:
+    """Whether logits are of the token behind each. Of types that transformers lists among causal models XLNet sees
+    every token, and so does BERT's own for generation where it is no decoder."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and not _sees_all(model)
+    listed = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return listed and not _sees_all(model) and model.config.model_type not in ("xlnet", "bert-generation")
 
 
 def _depth(model: Any) -> int:

@@ -138,7 +138,7 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
             )
     except Exception as failure:  # as above
         raise _unloadable(checkpoint, failure) from failure
-    _refuse_misfits(checkpoint, report, loading.surveyed and not checkpoint.has_modules)
+    _refuse_misfits(checkpoint, report, model if loading.surveyed else None)
     base_model_first(model)
     parameters = dict(model.named_parameters())
     read, total = 0, sum(parameter.nbytes for parameter in parameters.values())
@@ -179,6 +179,7 @@ def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[s
         if loading.surveyed:  # no graph has loops over the experts that tokens chose
             config._experts_implementation = "batched_mm"
         cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else named
+        cls = cls[0] if isinstance(cls, tuple) else cls
         has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
         options = {"add_pooling_layer": False} if loading.without_pooler and has_pooler else {}
         return config, cls if resized is None else _resized(cls, resized), options
@@ -229,15 +230,21 @@ def base_model_first(model: Any) -> None:
         model._modules = {model.base_model_prefix: parts[model.base_model_prefix], **parts}
 
 
-def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], whole: bool) -> None:
+def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], surveyed: Any) -> None:
+    """Of a ``surveyed`` model no tensor is passed over, but what modules of sentence-transformers do without: heads and
+    poolers, which lie outside the base model."""
     for name, found, expected in sorted(report["mismatched_keys"]):
         raise CheckpointError(
             f"{checkpoint.folder}: tensor {name} has shape {list(found)}; config.json says {list(expected)}"
         )
     for name in sorted(report["missing_keys"]):
         raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing from the weights")
-    for name in sorted(report["unexpected_keys"]) if whole else ():
-        raise checkpoint.has_no_place(name)
+    for name in sorted(report["unexpected_keys"]) if surveyed is not None else ():
+        own = name.removeprefix(f"{surveyed.base_model_prefix}.")
+        part = own.partition(".")[0]
+        inside = part in dict(surveyed.named_children()) or (own != name and part != "pooler")
+        if inside or not checkpoint.has_modules:
+            raise checkpoint.has_no_place(name)
 
 
 def _one_line(failure: Exception) -> str:

@@ -71,6 +71,7 @@ def _print_model(view: ModelView) -> None:
             ("model", f"{view.name} ({view.family}), {view.folder}"),
             ("axes", describe_axes(view.axes)),
             *(("kept whole", line) for line in view.kept_whole),
+            *([("left out", view.left_out)] if view.left_out else []),
             ("trained nested", "yes" if view.trained_nested else "no: a compile ranks its axes"),
             ("levels for", f"{view.profile}, widths in multiples of {view.width_multiple}"),
             ("precision", ", ".join(view.precisions)),

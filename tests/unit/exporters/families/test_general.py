@@ -17,6 +17,9 @@ from nestforge.compiler.parity.prove_padding import prove_padding
 from nestforge.compiler.parity.references import References
 from nestforge.elastic import Axis
 from nestforge.errors import CheckpointError, ParityError
+from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
+from nestforge.exporters.hugging_face.interface import Loading
+from nestforge.exporters.hugging_face.transformers_model import load_transformers
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from safetensors.torch import load_file, save_file
@@ -82,10 +85,10 @@ def test_texts_of_any_length_and_images_compile_with_what_shrinks(text: Path, tm
         manifest = open_bundle(folder).manifest
         assert [engine.submodel for engine in manifest.engines] == ["ffn16-heads1", "ffn32-heads2"]
         assert all((e.slice_problem, e.bucket) == (None, Bucket.parse(bucket)) for e in manifest.engines)
-        assert [proof.suite for proof in manifest.proofs] == [*(["padding"] if bucket == "2x1" else []), "slice"]
+        assert [proof.suite for proof in manifest.proofs] == ["padding", "slice"]
 
 
-def test_a_class_that_lets_padding_through_compiles_for_ranges_alone(text: Path, tmp_path: Path) -> None:
+def test_a_class_that_lets_padding_through_compiles_for_one_row_alone(text: Path, tmp_path: Path) -> None:
     """A mask that is passed over: the answers of a filled row are not its own."""
     source = open_source(text)
     load = source.architecture.load
@@ -95,15 +98,16 @@ def test_a_class_that_lets_padding_through_compiles_for_ranges_alone(text: Path,
         module.given = lambda inputs: {"input_ids": inputs["input_ids"]}
         return module
 
-    for loaded, bucket in ((load, "2x8"), (careless, "1..2x1..8"), (careless, "2x8")):
+    wrong = ("1..2x1..8", "2x1..8", "2x8")
+    for loaded, bucket in ((load, "1..2x1..8"), (careless, "1x1..8"), *((careless, each) for each in wrong)):
         universal = load_universal(replace(source, architecture=replace(source.architecture, load=loaded)))
         shape = Bucket.parse(bucket)
         references = References(universal, {shape: parity_cases(source.signature, shape, None)})
-        if loaded is careless and shape.is_static:
-            with pytest.raises(ParityError, match=r"bucket 2x8: .*changes output logits.*such as 1..2x1..8$"):
+        if loaded is careless and bucket in wrong:
+            with pytest.raises(ParityError, match=rf"bucket {bucket}: .*changes output logits.*such as 1x1\.\.8$"):
                 list(prove_padding(references))
         else:
-            assert [proof.subject for proof in prove_padding(references)] == (["b2-s8"] if shape.is_static else [])
+            assert [proof.subject for proof in prove_padding(references)] == ([shape.label] if loaded is load else [])
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,11 @@ def test_a_class_that_lets_padding_through_compiles_for_ranges_alone(text: Path,
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map: the folder brings code of its own, which is never"),
         ({"model_type": "distillery"}, "model_type 'distillery' is not supported; .*every type of the installed"),
         ({"architectures": ["pipeline"]}, "transformers has no class 'pipeline'"),
+        ({"model_type": ["distilbert"]}, r"model_type \['distilbert'\] is not supported"),
+        ({"add_cross_attention": True}, "add_cross_attention: a second sequence to attend to"),
+        ({"pruned_heads": {"0": [0]}}, "pruned_heads: heads that are gone"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type: relative_key is not supported"),
+        ({"text_config": {"quantization_config": {"bits": 4}}}, "text_config.quantization_config: quantized weights"),
     ],
 )
 def test_refusals(text: Path, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
@@ -126,3 +135,49 @@ def test_a_tensor_without_a_place(text: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((text / "config.json").read_bytes())
     with pytest.raises(CheckpointError, match=r"tensor 'extra.weight' has no place in the model"):
         open_source(tmp_path).architecture.load()
+
+
+WORDS = {**LAYERS, "vocab_size": 64, "max_position_embeddings": 24}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "model_type", "settings", "expected"),
+    [
+        ("TapasModel", "tapas", WORDS, "type_vocab_sizes: several types of each token"),
+        ("LayoutLMModel", "layoutlm", WORDS, r"LayoutLMModel reads places of words \(bbox\)"),
+    ],
+)
+def test_inputs_without_which_it_is_another_model(
+    tmp_path: Path, class_name: str, model_type: str, settings: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(CheckpointError, match=expected):
+        open_source(save_model(tmp_path / "m", class_name, model_type, **settings))
+
+
+def test_what_engines_do_not_take_is_named(tmp_path: Path) -> None:
+    sizes = {"pronunciation_vocab_size": 8, "shape_vocab_size": 8, "pronunciation_embed_dim": 4, "shape_embed_dim": 4}
+    signature = open_source(save_model(tmp_path / "r", "RoCBertModel", "roc_bert", **sizes, **WORDS)).signature
+    given = "input_shape_ids, input_pronunciation_ids, encoder_hidden_states, encoder_attention_mask"
+    assert signature.left_out == f"inputs of the class that engines do not take: {given}"
+    small = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32, "vocab_size": 64}
+    signature = open_source(save_model(tmp_path / "x", "XLNetLMHeadModel", "xlnet", **small)).signature
+    assert [spec.role for spec in signature.outputs] == [None]
+    assert "perm_mask, target_mapping" in str(signature.left_out)
+
+
+def test_a_type_of_several_base_models_without_a_class_is_the_first(tmp_path: Path) -> None:
+    small = {"vocab_size": 64, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1]}
+    folder = save_model(tmp_path / "m", "FunnelModel", "funnel", num_decoder_layers=1, **small)
+    assert open_source(edit_config(folder, architectures=None)).signature.outputs
+
+
+def test_beside_modules_of_sentence_transformers_heads_alone_are_passed_over(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "m", "DistilBertForMaskedLM", "distilbert", **TEXT)
+    loading = Loading(without_pooler=True, surveyed=True)
+    (folder / "modules.json").write_text("[]")
+    load_transformers(open_checkpoint(folder), loading)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["distilbert.embeddings.extra.weight"] = torch.zeros(2)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"embeddings.extra.weight' has no place"):
+        load_transformers(open_checkpoint(folder), loading)
