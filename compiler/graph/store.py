@@ -27,7 +27,7 @@ from safetensors import safe_open
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.checkpoints.tensor_file import METADATA, Unmade, map_file, release_pages, write_tensors
-from ...exporters.universal import PREFIX, UniversalModel
+from ...exporters.universal import PREFIX, UniversalModel, permuted_steps
 from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
 from .encodings import DTYPES, PER_OUTPUT, decoded, encode, parts_of, split_encoding, unpacked
 from .passes.contract import TRANSPOSED
@@ -36,6 +36,8 @@ from .passes.contract import TRANSPOSED
 _ROWS = "rows"
 # Weights that are encoded at once, so that what choosing scales takes, several times their bytes, stays in caches.
 _BLOCK = 2**18
+# How many times the squared error of plain rounding 4-bit weights that examples chose may have; they had up to 1.44.
+_CHOSEN_ERROR = 4.0
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
@@ -217,7 +219,8 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
             if not stored or (len(stored) < len(cuts) and not made):
                 raise _other_model(model, f"weights of {order.name} have other names in {path}")
             # Integers of 4 bits may be chosen on examples, and are then no function of a step's weights alone.
-            stored = [pair for pair in stored if split_encoding(pair[0])[1] != INT4] or stored
+            chosen = [pair for pair in stored if split_encoding(pair[0])[1] == INT4]
+            stored = [pair for pair in stored if pair not in chosen] or stored
             ours = _step_keys((laid_out(of_model, name), name, cut) for name, cut in stored)
             theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
             places: dict[bytes, list[int]] = {}
@@ -227,7 +230,17 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
                 orders[order.name] = torch.tensor([places[key].pop(0) for key in theirs])
             except (KeyError, IndexError):
                 raise _other_model(model, f"weights of {order.name} are not those in {path}") from None
+            for name, cut in chosen:
+                weight = split_encoding(name)[0]
+                ranked = permuted_steps(torch.from_numpy(laid_out(of_model, weight)), cut, orders[order.name]).numpy()
+                held = unpacked(file.get_tensor(name), file.get_tensor(weight + INT4_SCALE))
+                if _error(held, ranked) > _CHOSEN_ERROR * _error(decoded(ranked, INT4), ranked):
+                    raise _other_model(model, f"{weight} is not that in {path}")
     return orders
+
+
+def _error(rounded: np.ndarray, weight: np.ndarray) -> float:
+    return float(np.square(rounded - weight).sum())
 
 
 def _other_model(model: UniversalModel, problem: str) -> CheckpointError:
