@@ -130,6 +130,20 @@ def test_one_step_of_one_tensor_is_enough_to_tell_models_apart(builder: EngineBu
         recover_order(builder.stage.folder / WEIGHTS_NAME, builder.universal)
 
 
+def test_a_weight_in_4_bits_tells_models_apart_too(tmp_path: Path) -> None:
+    """Its integers may be chosen on examples: other tensors say the order, and in that it is near the model's."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    model = load_universal(open_source(save_tiniest(tmp_path / "wide", **sizes)))
+    up = "encoder.layer.1.intermediate.dense.weight"
+    names = {stored_name(name, model.spec) for name in model.parameters()} - {up} | {up + INT4, up + INT4_SCALE}
+    module.write_store(model, names, {}, tmp_path / "w")
+    assert len(recover_order(tmp_path / "w", model)) == len(model.spec.orders)
+    weight = model.parameters()[up].data
+    weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(CheckpointError, match=rf"{up} is not that in .*/w; the bundle was made from another model"):
+        recover_order(tmp_path / "w", model)
+
+
 def test_offsets_count_from_the_start_of_the_file(tmp_path: Path) -> None:
     write_tensors({"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 2), np.float32)}, tmp_path / "w")
     raw = (tmp_path / "w").read_bytes()
