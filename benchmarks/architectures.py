@@ -236,7 +236,7 @@ def tables(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
     titles = {
         "range": "any length in one engine",
         "batch": "inputs of one size, any batch",
-        "length": "one engine per length (`--buckets 1x128`)",
+        "length": "one engine per length (`--bucket 1x128`)",
         "read": "read, and not compiled yet",
     }
     read = [one for one in found if one["result"] in ("read", *_PASSING) or "axes" in one]

@@ -110,8 +110,11 @@ def calibrated(
         names = templates.derived(reference.template, "int4", None).weights
         seen = partial(seen_moments, reference.graph, reference.bundle.path, feeds, in_fp32, counted, names)
 
+        of_4_bits = sum(name.endswith(INT4) for name in names)
+
         def write(path: Path) -> None:
-            write_tensors(rounded(seen(), templates.universal.stored(), clock.tick), path)
+            tick = partial(clock.tick, total=of_4_bits)
+            write_tensors(rounded(seen(), templates.universal.stored(), tick), path)
 
         path = stage.once(stage.work / _ROUNDED_FILE, write)
         templates = replace(templates, rounded=stored_arrays(path, templates.universal.spec, INT4, INT4_SCALE))

@@ -39,6 +39,13 @@ _PART_BYTES = 64 << 20
 _ELEMENT_BYTES = 4
 
 
+def require_finite(array: np.ndarray, weight: str) -> None:
+    """Raises BuildError if the input ``array`` of ``weight`` has NaN or infinity."""
+    if not np.isfinite(array).all():
+        problem = "is not finite for an example; leave out what the float32 engine cannot answer"
+        raise BuildError(f"calibration: the input of {weight} {problem}")
+
+
 def calibrate(
     graph: onnx.ModelProto,
     folder: Path,
@@ -58,9 +65,7 @@ def calibrate(
     seen = {value: Magnitudes() for value in weights}
 
     def see(value: str, array: np.ndarray, number: int) -> None:
-        if not np.isfinite(array).all():
-            problem = "is not finite for an example; leave out what the float32 engine cannot answer"
-            raise BuildError(f"calibration: the input of {weights[value]} {problem}")
+        require_finite(array, weights[value])
         seen[value].see(array if counted is None else counted_rows(array, counted[number]))
 
     observe(graph, folder, list(seen), feeds, see)

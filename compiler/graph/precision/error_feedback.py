@@ -20,7 +20,7 @@ import torch
 from ....profiles.precision import INT4, INT4_BLOCK, INT4_SCALE
 from ....runtime.inputs.arrays import Arrays
 from ..encodings import decoded, int4_scale, packed, parts_of, unpacked
-from .calibrate import counted_rows, observe
+from .calibrate import counted_rows, observe, require_finite
 from .quantize import products
 
 # Of the mean of the diagonal, added to it: a few thousand rows say nothing of some directions.
@@ -61,6 +61,7 @@ def seen_moments(
 
         def see(value: str, array: np.ndarray, number: int) -> None:
             rows = counted_rows(array, counted[number]).reshape(-1, array.shape[-1])
+            require_finite(rows, next(alike[values][0] for values in moments if value in values))  # noqa: B023
             for total in [total for values, total in moments.items() if value in values]:  # noqa: B023  (called at once)
                 total += rows.T @ rows
 
@@ -69,13 +70,15 @@ def seen_moments(
 
 
 def rounded(
-    seen: Iterable[_Seen], stored: Callable[[str], torch.Tensor], tick: Callable[[int, int], None]
+    seen: Iterable[_Seen], stored: Callable[[str], torch.Tensor], tick: Callable[[int], None]
 ) -> dict[str, np.ndarray]:
     """The encodings INT4 and INT4_SCALE of all weights that were ``seen``, made of what is ``stored``; of one whose
-    inputs are 0 in every example, or that plain rounding leaves nearer, none."""
+    inputs are 0 in every example, or that plain rounding leaves nearer, none. ``tick`` is told how many were done."""
     found: dict[str, np.ndarray] = {}
-    for done, (weights, moments) in enumerate(seen):
-        tick(done, done + 1)
+    done = 0
+    for weights, moments in seen:
+        tick(done)
+        done += len(weights)
         if moments.any():
             damping = _DAMPING * float(np.diagonal(moments).mean(dtype=np.float64))
             factor = _factor(moments, damping)

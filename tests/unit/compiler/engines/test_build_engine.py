@@ -137,7 +137,7 @@ def test_4_bits_that_are_not_those_of_the_model_fail_the_exact_proof(
 
     rows = np.random.default_rng(0).normal(size=(400, 12)) @ np.random.default_rng(1).normal(size=(12, 32))
     seen = [([name], (rows.T @ rows).astype(np.float32))]
-    chosen = rounded(seen, universal.stored(), lambda done, total: None)
+    chosen = rounded(seen, universal.stored(), lambda done: None)
     assert (chosen[name + INT4] != encode(universal.parameters()[name].numpy(), name + INT4)).any()
     builder = replace(builder, templates=replace(builder.templates, rounded=chosen))
     path, templates = builder.stage.folder / WEIGHTS_NAME, builder.templates

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.graph.precision import calibrate as module
 from nestforge.compiler.graph.precision.calibrate import Magnitudes, Overflow, calibrate, observe, overflowing
+from nestforge.compiler.graph.precision.error_feedback import seen_moments
 from nestforge.compiler.graph.precision.half import half
 from nestforge.errors import BuildError
+from nestforge.profiles.precision import INT4
 from onnx import TensorProto
 from support.derived_engines import parsed
 
@@ -147,11 +149,14 @@ def test_a_layer_that_no_example_reaches_is_named(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_named(tmp_path: Path, bad: float) -> None:
     broken = X.copy()
     broken[1, 2] = bad
+    model, feeds = graph(tmp_path, TWO, {"a": square(0), "b": square(1)}), [{"x": X}, {"x": broken}]
+    said = "calibration: the input of a is not finite for an example; leave out what the float32 engine cannot answer"
     with pytest.raises(BuildError) as failure:
-        calibrate(graph(tmp_path, TWO, {"a": square(0), "b": square(1)}), tmp_path, [{"x": X}, {"x": broken}], ())
-    assert str(failure.value) == (
-        "calibration: the input of a is not finite for an example; leave out what the float32 engine cannot answer"
-    )
+        calibrate(model, tmp_path, feeds, ())
+    assert str(failure.value) == said
+    with pytest.raises(BuildError) as failure:
+        list(seen_moments(model, tmp_path, feeds, (), [np.ones((4, 1), bool)] * 2, {"a" + INT4, "b" + INT4}))
+    assert str(failure.value) == said
 
 
 def test_padding_has_no_say(tmp_path: Path) -> None:

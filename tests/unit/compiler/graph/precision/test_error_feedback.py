@@ -18,7 +18,7 @@ W = RANDOM.normal(size=(40, 96)).astype(np.float32)
 
 
 def chosen(weight: np.ndarray, moments: np.ndarray = MOMENTS) -> dict[str, np.ndarray]:
-    return rounded([(["w"], moments)], {"w": torch.from_numpy(weight)}.__getitem__, lambda done, total: None)
+    return rounded([(["w"], moments)], {"w": torch.from_numpy(weight)}.__getitem__, lambda done: None)
 
 
 def error(weight: np.ndarray) -> float:
@@ -29,6 +29,13 @@ def test_products_of_the_examples_are_nearer_than_with_plain_rounding() -> None:
     found = chosen(W)
     assert (found["w.int4"].shape, found["w.int4"].dtype) == ((40, 3, 16), np.uint8)
     assert error(unpacked(found["w.int4"], found["w.int4-scale"])) < 0.5 * error(decoded(W, "w.int4"))
+
+
+def test_progress_counts_weights() -> None:
+    done: list[int] = []
+    weights = {name: torch.from_numpy(W) for name in "abc"}
+    rounded([(["a", "b"], MOMENTS), (["c"], MOMENTS)], weights.__getitem__, done.append)
+    assert done == [0, 2]
 
 
 def test_inputs_without_relations_are_rounded_plainly() -> None:
