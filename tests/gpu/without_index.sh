@@ -59,6 +59,7 @@ rehearse() {  # in an environment of its own, in the versions that the machine h
   local pip=.gpu-rehearsal/bin/pip python=.gpu-rehearsal/bin/python
   $pip install -q "onnxruntime-gpu==$ORT" pytest pytest-timeout hypothesis psutil click rich PyYAML ml_dtypes "$@"
   $pip install -q --no-deps -e .
+  mkdir -p .gpu-rehearsal/plugins && older_torch .gpu-rehearsal/plugins && export PYTHONPATH=.gpu-rehearsal/plugins
   $python -m pytest -W default tests/gpu -rs                       # skips, and says why
   $python -m pytest -W default tests/gpu --gpu-rehearsal -rs       # on the processor, which plays a GPU
   $python -m pytest -W default tests/unit/runtime/engines/onnxruntime_gpu
@@ -80,6 +81,12 @@ environment() {
   ln -sfn "$("$PYTHON" -c 'import nvidia; print(list(nvidia.__path__)[0])')" "$SITE/site/nvidia"
   export PYTHONPATH=$SITE/site PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
   export XDG_CACHE_HOME=$SITE/cache && mkdir -p "$XDG_CACHE_HOME" "$OUT"
+  older_torch "$SITE/site"
+}
+
+older_torch() {  # a plugin of pytest in folder $1: PyTorch before 2.13 lacks a setting that traces switch
+  printf 'import torch.fx\ntorch.fx.config.do_not_emit_stack_traces = False\n' >"$1/older_torch.py"
+  export PYTEST_ADDOPTS="-p older_torch"
 }
 
 first() {

@@ -69,11 +69,11 @@ def on(provider: Provider, bundle: Bundle) -> ElasticModel:
 def verified_on(provider: Provider) -> Iterator[None]:
     """Within it, ``verify_bundle`` runs every engine's own graph on ``provider`` in place of the processor."""
     from nestforge.compiler import verify
-    from nestforge.compiler.engines import segments
+    from nestforge.compiler.engines import segments, whole
     from nestforge.runtime.engines.pool import EnginePool
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "ElasticModel", partial(ElasticModel, provider=provider))
+        patch.setattr(whole, "ElasticModel", partial(ElasticModel, provider=provider))
         patch.setattr(segments, "EnginePool", partial(EnginePool, provider=provider))
         patch.setattr(verify, "proof_bundle", nullcontext)
         yield
