@@ -17,6 +17,8 @@ from .errors import PlanError
 
 # The axis that counts the layers which run, of models that can answer after some of them.
 DEPTH = "depth"
+# Layers of a submodel, and a number to which its embedding may be cut.
+Pairs = tuple[tuple[int, int], ...]
 # The axis of the sequence that a submodel takes, of models that are another function at each.
 SEQUENCE = "sequence"
 # The id of the one submodel that a model without axes has.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..bucket import Bucket
-from ..elastic import SEQUENCE, Axis, ElasticSpec
+from ..elastic import DEPTH, SEQUENCE, Axis, ElasticSpec, Pairs
 from ..errors import InputError, PlanError, SelectionError
 from ..profiles.precision import Precision, highest_first, rank
 from ..strict import nearest
@@ -85,6 +85,11 @@ class SubmodelEntry:
     def sequence(self) -> int | None:
         """The sequence of its engines in the place of a bucket's, for models that are another function at each."""
         return self.values[SEQUENCE][0] if self.values.get(SEQUENCE) else None
+
+    @property
+    def depth(self) -> int | None:
+        """How many layers run, or None where every submodel has all of them."""
+        return self.values[DEPTH][0] if self.values.get(DEPTH) else None
 
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that this submodel has in the place of ``bucket``."""
@@ -197,7 +202,8 @@ class JobOptions:
     the ``submodels`` that were requested, of them the published ``slices``; whether examples were ``text`` or ``data``;
     the layers of the ``exits`` at which the model is cut, None for all; whether engines ``generate``, and tasks are
     ``mergeable``. ``whole_along`` are axes that no submodel shrinks: weights are not laid out along them.
-    ``dimensions`` are those to which the embedding may be cut, None for the model's own.
+    ``dimensions`` are those to which the embedding may be cut, None for the model's own, and ``pairs`` layers with
+    dimensions, None where each goes with the other.
     """
 
     include: Literal["budgets", "levels", "ladder"] = "levels"
@@ -210,6 +216,7 @@ class JobOptions:
     slices: tuple[str, ...] = ()
     whole_along: tuple[str, ...] = ()
     dimensions: tuple[int, ...] | None = None
+    pairs: Pairs | None = None
 
 
 @dataclass(frozen=True)

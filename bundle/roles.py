@@ -115,6 +115,8 @@ def role_problems(manifest: Manifest) -> Iterator[str]:
             not spec.is_vector or cuts[:1] != (width,) or list(cuts) != sorted({*cuts}, reverse=True) or cuts[-1] < 1
         ):
             yield f"output {spec.name}: dimensions {list(cuts)[:8]}; expected falling numbers from {width} on"
+        if spec.pairs is not None and not {number for _, number in spec.pairs} <= {*(cuts or ())}:
+            yield f"output {spec.name}: pairs {list(spec.pairs)[:8]}; expected dimensions of those listed"
         if spec.role is None:
             continue
         leading = {"tokens": [("batch", "sequence")], "next_tokens": [("batch", "sequence")]}.get(

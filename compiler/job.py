@@ -10,8 +10,9 @@ from pathlib import Path
 from ..argument_types import checked, takes_request
 from ..bucket import Bucket
 from ..bundle.manifest import JobOptions, Manifest
-from ..elastic import ElasticSpec, Submodel
+from ..elastic import DEPTH, ElasticSpec, Submodel
 from ..exporters.architecture import Task
+from ..exporters.dimensions import trained_by_layer
 from ..exporters.published_slice import read_slice
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_stated_tasks, with_tasks
@@ -126,6 +127,7 @@ def resolve(request: CompileRequest) -> Job:
         wanted.precisions,
         generates=request.generate,
         dimensions=request.dimensions,
+        pairs=request.layer_dimensions,
     )
     source, tasks = with_tasks(source, request.tasks, request.lora_rank) if request.tasks else (source, {})
     published = tuple(read_slice(source, Path(folder)) for folder in request.slices)
@@ -152,12 +154,13 @@ def resolve(request: CompileRequest) -> Job:
             submodels=tuple(submodel.id for submodel in (*by_id, *published)),
             text=request.text is not None,
             data=request.data is not None,
-            exits=None if request.exits is None else tuple(sorted(request.exits)),
+            exits=source.cut_at,
             generate=request.generate,
             mergeable=request.mergeable,
             slices=tuple(submodel.id for submodel in published),
             whole_along=tuple(sorted(source.whole_along)),
             dimensions=source.dimensions,
+            pairs=source.pairs,
         ),
         notes=_notes(source, wanted, profile, has_buckets=request.buckets is not None),
         tasks=tasks,
@@ -180,6 +183,7 @@ def stated_source(model: str | Path, manifest: Manifest) -> ModelSource:
         generates=options.generate,
         whole_along=options.whole_along,
         dimensions=options.dimensions,
+        pairs=options.pairs,
     )
     return source if manifest.tasks is None else with_stated_tasks(source, manifest.tasks)
 
@@ -200,6 +204,8 @@ def _notes(source: ModelSource, wanted: DeviceProfile, profile: DeviceProfile, h
     if source.signature.shortened is not None:
         notes.append(f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
     notes.append(source.signature.left_out)
+    if DEPTH not in source.spec.kinds and (loss := trained_by_layer(source.checkpoint)) is not None:
+        notes.append(f"its card says that it was trained with {loss}: name layers that it may end with as `exits`")
     shape_wanted, shape = profile.budget_at, profile.budget_shape
     if shape_wanted is not None and source.signature.max_sequence is None:
         shape_wanted = Bucket(shape_wanted.batch, 1)  # of such a model only batches differ

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import RoutingEntry
-from ..elastic import DEPTH, ElasticSpec, Submodel
+from ..elastic import DEPTH, ElasticSpec, Pairs, Submodel
 from ..errors import CheckpointError, PlanError
 from ..profiles.backends import BACKENDS
 from ..profiles.device_profile import DeviceProfile
@@ -35,7 +35,8 @@ from .architecture import Architecture, ParameterGroups, TaskSpec, Variants, par
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
 from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
 from .checkpoints.tokenizer_file import tokenizer_content
-from .dimensions import with_dimensions
+from .depth import with_depth
+from .dimensions import read_depths, with_dimensions
 from .family import PREFIX, Family, family_of, preset_checkpoint
 from .parts import CachedSpec, Exits, Part, chosen_exits
 from .sentence_transformers.read_modules import SentenceModules
@@ -50,7 +51,8 @@ class ModelSource:
     ``encodings(submodel)`` are the ones in which its engines read each parameter, known once graphs were traced.
     ``generates``: its submodels get KV-cache engines. ``tasks``: its engines take tasks, and these tensors of
     theirs as inputs. ``whole_along`` are the axes that no submodel of the bundle shrinks: weights need not be laid out
-    for them. ``dimensions`` are those to which its embedding may be cut, None as its folder has it.
+    for them. ``dimensions`` are those to which its embedding may be cut, None as its folder has it; ``pairs`` are
+    layers with dimensions, None where each goes with the other.
     """
 
     checkpoint: Checkpoint
@@ -63,6 +65,7 @@ class ModelSource:
     tasks: TaskSpec | None = None
     whole_along: frozenset[str] = frozenset()
     dimensions: tuple[int, ...] | None = None
+    pairs: Pairs | None = None
 
     @property
     def name(self) -> str:
@@ -79,8 +82,6 @@ class ModelSource:
         spec = self.architecture.spec.whole_along(self.whole_along)
         if self.cut_at is None:
             return spec
-        if DEPTH not in spec.kinds:
-            raise PlanError(f"{self.checkpoint.folder}: exits {list(self.cut_at)} requested, but this model has none")
         return replace(
             spec,
             axes=tuple(
@@ -130,7 +131,7 @@ class ModelSource:
 
     @cached_property
     def signature(self) -> Signature:
-        return with_dimensions(self.architecture.signature, self.checkpoint, self.modules, self.dimensions)
+        return with_dimensions(self.architecture.signature, self.checkpoint, self.modules, self.dimensions, self.pairs)
 
     @cached_property
     def tokenizer(self) -> bytes | None:
@@ -264,9 +265,10 @@ def open_source(
     generates: bool = False,
     whole_along: Iterable[str] = (),
     dimensions: Sequence[int] | None = None,
+    pairs: Pairs | None = None,
 ) -> ModelSource:
-    """Opens a model folder, or ``preset:NAME``; ``exits`` are the layers whose exits are used, by default all; the
-    others are fields of ``ModelSource``.
+    """Opens a model folder, or ``preset:NAME``; ``exits`` are the layers after which it may answer, by default those
+    that its folder states, of a model with exits all; the others are fields of ``ModelSource``.
 
     A model without weights (a preset, or a folder with ``config.json`` alone) can be described and planned where its
     configuration says everything; what needs the weights then raises CheckpointError.
@@ -280,7 +282,7 @@ def open_source(
     family = family_of(checkpoint)
     if checkpoint.missing is not None and not family.reads_config_alone:
         raise CheckpointError(checkpoint.missing)
-    cut_at = None if exits is None else tuple(exits)
+    cut_at, pairs = read_depths(checkpoint, exits, dimensions, pairs)
     architecture = family.read(checkpoint)
     if checkpoint.has_modules and architecture.modules is None:
         raise CheckpointError(
@@ -290,12 +292,13 @@ def open_source(
     return ModelSource(
         checkpoint,
         family,
-        architecture,
+        architecture if cut_at is None else with_depth(architecture, checkpoint, cut_at),
         cut_at,
         precisions,
         generates=generates,
         whole_along=frozenset(whole_along),
         dimensions=None if dimensions is None else tuple(dimensions),
+        pairs=pairs,
     )
 
 

@@ -139,7 +139,9 @@ class Embedder(TextModel):
 
     def _width(self, truncate_dim: int | None) -> int:
         cut = self.truncate_dim if truncate_dim is None else truncate_dim
-        return int(self._output.dims[1]) if cut is None else required(self._output, cut, "truncate_dim")
+        if cut is None:
+            return int(self._output.dims[1])
+        return required(self._output, cut, "truncate_dim", self.model.bundle.manifest.submodel(self.submodel))
 
 
 OutputValue = Literal["sentence_embedding", "token_embeddings"]

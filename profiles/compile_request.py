@@ -14,6 +14,7 @@ from typing import Literal
 
 from ..argument_types import again, document_fields, option, take_numbers, take_types
 from ..bucket import Bucket
+from ..elastic import Pairs
 from ..errors import InputError, PlanError
 from ..progress import Progress, silent
 from .backends import BackendName
@@ -25,6 +26,7 @@ from .probe_host import HOST_PROFILE_NAME
 Include = Literal["budgets", "levels", "ladder"]
 # Name of a task, part of a file's name on every platform.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_PAIR = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 # Fields of every request that makes a folder.
 MODEL = option("Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights.", MISSING)
 OUTPUT = option("Folder to write; must not exist.", MISSING, required=True, metavar="FOLDER")
@@ -81,10 +83,19 @@ class CompileRequest:
         "Shape at which budgets limit latency and FLOPs, such as 1x128. Default: the profile's."
     )
     exits: Sequence[int] | None = option(
-        "Layers after which a multi-exit model is cut, such as 3,6,9; the last always is one. Default: every exit."
+        "Layers after which the model may answer, such as 3,6,9: of its exits, or of a model that was trained for it "
+        "(AdaptiveLayer, LayerSkip). The last always is one. Default: every exit, or what its folder lists.",
+        option="exit_layers",
     )
     dimensions: Sequence[int] | None = option(
         "Numbers to which the embedding may be cut, such as 768,512,256. Default: those that the model lists, else any."
+    )
+    pairs: Sequence[str] = option(
+        "Layers with the numbers to which the embedding after them may be cut, such as 6:128, where training paired "
+        "them (Starbucks): in place of exit layers and dimensions.",
+        (),
+        option="pair",
+        metavar="LAYERS:DIMENSIONS",
     )
     variants: Mapping[str, str] | None = option(
         "Variant of a computation in engines, such as moe.combine=one_hot. Default: the profile's, else the "
@@ -134,6 +145,13 @@ class CompileRequest:
         require_names(self.tasks)
         if self.text is not None and self.data is not None:
             raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
+        if self.layer_dimensions and (self.exits is not None or self.dimensions is not None):
+            raise InputError("pairs: they name exit layers and dimensions; leave out `exits` and `dimensions`")
+
+    @property
+    def layer_dimensions(self) -> Pairs | None:
+        """``pairs`` as numbers; None where there are none. Raises InputError for one that is none."""
+        return tuple(map(_pair, self.pairs)) or None
 
     @property
     def shapes(self) -> tuple[Bucket, ...] | None:
@@ -164,6 +182,13 @@ def name_problem(name: str) -> str | None:
     if _NAME.fullmatch(name):
         return None
     return f"task {name!r:.80}: expected a name of at most 64 letters, digits, '.', '_' and '-', not '.' or '-' first"
+
+
+def _pair(given: str) -> tuple[int, int]:
+    found = _PAIR.fullmatch(given)
+    if found is None:
+        raise InputError(f"pairs: expected layers:dimensions, such as 6:128, got {given!r:.80}")
+    return int(found[1]), int(found[2])
 
 
 def _shape(given: str | Bucket) -> Bucket:

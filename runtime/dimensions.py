@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..bundle.entries.tensor_spec import TensorSpec
-from ..bundle.manifest import Manifest
-from ..bundle.roles import embedding_output
+from ..bundle.manifest import Manifest, SubmodelEntry
+from ..bundle.roles import embedding_of, embedding_output
 from ..errors import InputError
 from .inputs.arrays import Array
 
@@ -37,10 +37,30 @@ def cut_to(manifest: Manifest, dimensions: int) -> Cut:
     return Cut(output, required(output, dimensions))
 
 
-def required(output: TensorSpec, dimensions: int, name: str = "dimensions") -> int:
-    """``dimensions``, which messages call ``name``. Raises InputError for those to which ``output`` is not cut."""
+def paired(manifest: Manifest) -> dict[int, frozenset[str]]:
+    """Of a model that was trained in pairs of layers and dimensions, the submodels that have each number of those."""
+    output = embedding_of(manifest)
+    pairs = () if output is None or output.pairs is None else output.pairs
+    return {
+        number: frozenset(one.id for one in manifest.submodels if (one.depth, number) in pairs) for _, number in pairs
+    }
+
+
+def required(
+    output: TensorSpec, dimensions: int, name: str = "dimensions", submodel: SubmodelEntry | None = None
+) -> int:
+    """``dimensions``, which messages call ``name``. Raises InputError for those to which ``output`` is not cut, or not
+    that of ``submodel``."""
     if may_be_cut(output, dimensions):
-        return dimensions
+        pairs, width = output.pairs, output.dims[1]
+        if submodel is None or pairs is None or dimensions == width or (submodel.depth, dimensions) in pairs:
+            return dimensions
+        of_own, depth = [f"{number}" for layers, number in pairs if layers == submodel.depth], submodel.depth
+        others = [f"{layers}" for layers, number in pairs if number == dimensions]
+        raise InputError(
+            f"{name}: {dimensions} was trained with {', '.join(others)} layers, submodel {submodel.id} has {depth}, "
+            f"which go with {', '.join(of_own) or width}; ask for a submodel of those layers, or for {width}, all"
+        )
     allowed = f"1 to {output.dims[1]}" if output.dimensions is None else f"one of {listed(output.dimensions)}"
     why = "" if output.dimensions is None else ", which the model lists; compile with `dimensions` to list others"
     raise InputError(f"{name}: expected {allowed}, got {dimensions!r:.80}{why}")

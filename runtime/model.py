@@ -21,7 +21,7 @@ from .answer import Answer
 from .answering import Answering
 from .candidates import Choice
 from .description import Description, SubmodelInfo, describe, described_as_html
-from .dimensions import cut_to
+from .dimensions import cut_to, paired, required
 from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
 from .engines.memory import MemoryCap
@@ -75,6 +75,13 @@ class ElasticModel:
         known = host_latencies(bundle, threads, provider is not None)
         dispatcher = partial(Dispatcher, latencies=known.latencies, elsewhere=known.elsewhere)
         self._dispatcher = dispatcher(manifest, residencies)
+        of = {engine.id: engine.submodel for engine in manifest.engines}
+        # Requests that name no submodel are answered by one that was trained with their dimensions.
+        self._by_dimensions = {
+            number: dispatcher(manifest, {id_: how for id_, how in residencies.items() if of[id_] in submodels})
+            for number, submodels in paired(manifest).items()
+            if any(of[id_] in submodels for id_ in residencies)
+        }
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
         self._merged = {name: EnginePool(one, packed(one), threads, None, affinity) for name, one in merged.items()}
         self.tasks = Tasks(bundle, self._pool, self._merged, dispatcher)
@@ -281,15 +288,17 @@ class ElasticModel:
 
     def _admit(self, context: RequestContext) -> Choice:
         """The choice for a request, which is in flight from here on."""
-        request, shape, dispatcher = context.request, context.shape, self._dispatcher_of(context.task_name)
+        request, shape, dispatcher = context.request, context.shape, self._dispatcher_for(context)
         if request.deadline_ms is None:
             choice = dispatcher.choose(request, shape.batch, shape.sequence, context.lengths)
+            self._require_cut(context, choice)
             self._in_flight.enter(context.owner, choice.latency_ms)
             return choice
 
         def in_time(load: LoadEstimate) -> tuple[Choice, float]:
             spent_ms = 1e3 * (perf_counter() - context.started)
             choice = dispatcher.choose_in_time(request, shape.batch, shape.sequence, load, spent_ms, context.lengths)
+            self._require_cut(context, choice)
             return choice, choice.latency_ms
 
         due = context.started + request.limit("deadline_ms") / 1e3
@@ -317,7 +326,7 @@ class ElasticModel:
         """
         request, shape = context.request, context.shape
         busy = self._in_flight.load().remaining_ms
-        dispatcher = self._dispatcher_of(context.task_name)
+        dispatcher = self._dispatcher_for(context)
         choice = None if busy else dispatcher.to_try(request, shape.batch, shape.sequence, context.lengths)
         if choice is None or context.is_late or self._answering.leaves_early(context, choice):
             raise refusal
@@ -329,6 +338,19 @@ class ElasticModel:
             if not context.is_late and (request.latency_ms is None or took <= request.latency_ms):
                 return answer
         raise SelectionError(f"{refusal}; {choice.engine.submodel} was tried and took {took:.3g} ms")
+
+    def _dispatcher_for(self, context: RequestContext) -> Dispatcher:
+        """That of its task or, where it names no submodel, of its dimensions."""
+        cut, request = context.cut, context.request
+        if cut is None or context.task is not None or request.budget is not None or request.submodel is not None:
+            return self._dispatcher_of(context.task_name)
+        return self._by_dimensions.get(cut.dimensions, self._dispatcher)
+
+    def _require_cut(self, context: RequestContext, choice: Choice) -> None:
+        """Raises InputError for a submodel that was not trained with the dimensions requested."""
+        if context.cut is not None:
+            submodel = self.bundle.manifest.submodel(choice.engine.submodel)
+            required(*context.cut, submodel=submodel)
 
     def _dispatcher_of(self, task: str | None) -> Dispatcher:
         return self._dispatcher if task is None else self.tasks.open(task).dispatcher

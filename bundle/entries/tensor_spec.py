@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ...bucket import Bucket
+from ...elastic import Pairs
 
 # The whole numbers that an array of each dtype holds.
 RANGES = {
@@ -42,7 +43,8 @@ class TensorSpec:
     answer to be defined: a ``token`` somewhere (attention over nothing is no number that implementations agree on), or
     one at the start, ``first_token``, where positions see only those before them.
     An embedding ``[batch, width]`` may be cut to its first numbers: to the ``dimensions`` listed, which fall from
-    ``width`` on, or to any number where none are. ``normalisation``: the model brings its rows to length 1.
+    ``width`` on, or to any number where none are; of ``pairs`` submodels of so many layers to those numbers alone.
+    ``normalisation``: the model brings its rows to length 1.
     """
 
     name: str
@@ -53,6 +55,7 @@ class TensorSpec:
     role: Role | None = None
     row_needs: RowNeed | None = None
     dimensions: tuple[int, ...] | None = None
+    pairs: Pairs | None = None
     normalisation: Literal["l2"] | None = None
 
     @property

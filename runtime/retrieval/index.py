@@ -150,8 +150,9 @@ class Index:
     ) -> Index:
         bundle = model.bundle
         spec = embedding_output(bundle.manifest, embedding)
-        width = int(spec.dims[1]) if dimensions is None else required(spec, dimensions)
-        universal = universal_of(bundle.manifest).id
+        built_by = universal_of(bundle.manifest)
+        width = int(spec.dims[1]) if dimensions is None else required(spec, dimensions, submodel=built_by)
+        universal = built_by.id
         if ids is not None and rows.texts is not None:
             raise InputError("ids: texts are kept as they are; ids are for arrays")
         entries = rows.texts if ids is None else tuple(ids)
@@ -266,6 +267,7 @@ class Index:
                 longest = min(longest, model.longest_sequence(1, submodel))
             choice = model.choose(1, longest, **request._asdict())
             request, reason = Request(submodel=choice.engine.submodel), choice.reason
+            required(spec, self.identity.width, submodel=model.bundle.manifest.submodel(choice.engine.submodel))
         encoded = encode(model, rows, spec, request, self.identity.width, truncate=truncate)
         encoded_at = perf_counter()
         ids, scores = nearest(self.embeddings, encoded.vectors, k)

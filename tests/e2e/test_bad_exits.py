@@ -276,9 +276,11 @@ def test_models(tmp_path: Path, profile: Path, damage: Callable[[Path], object],
 
 
 def test_compiling_at_a_layer_without_an_exit(tmp_path: Path, profile: Path) -> None:
-    start = ["compile", save_tiny(tmp_path / "m"), "--profile", profile, "--output", tmp_path / "out", "--exits"]
+    start = ["compile", save_tiny(tmp_path / "m"), "--profile", profile, "--output", tmp_path / "out", "--exit-layers"]
     for asked in ("2", "-1", "3,2"):
         layer = asked.split(",")[-1]
         expected = f"exits: this model has no exit after layer {layer}; it has 1, 3, 4"
         assert refused(tmp_path, *start, asked) == expected
-    assert "'--exits': '1,,3': expected whole numbers with commas between" in refused(tmp_path, *start, "1,,3", code=2)
+    assert "'--exit-layers': '1,,3': expected whole numbers with commas between" in refused(
+        tmp_path, *start, "1,,3", code=2
+    )

@@ -44,7 +44,7 @@ def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> No
 
     For a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
     configuration that nobody has trained yet. For a bundle: submodels, engines, files, parity. A folder with a
-    manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exits are for models.
+    manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exit-layers are for models.
     """
     if os.path.exists(model_or_bundle / MANIFEST_NAME):
         if of_models := [option for option in given_options() if option != "--json"]:

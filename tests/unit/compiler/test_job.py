@@ -118,7 +118,7 @@ def test_plan_is_public_and_needs_no_torch(tiny_folder: Path) -> None:
             "submodel 'ffn7': layers.0.ffn 7 is neither a multiple of 8, as the profile asks, nor the width of a "
             "level; nearest: 8",
         ),
-        ({"exits": [1]}, "{folder}: exits [1] requested, but this model has none"),
+        ({"exits": [0]}, "{folder}: exits: expected layers from 1 to 3, got 0"),
         ({"levels": {"wings": [1.0]}}, "levels: this model has no axis kind 'wings'; expected one of ffn, heads"),
     ],
 )

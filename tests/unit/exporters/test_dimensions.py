@@ -9,7 +9,7 @@ import pytest
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.errors import CheckpointError, InputError, NestforgeError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.dimensions import with_dimensions
+from nestforge.exporters.dimensions import read_depths, trained_by_layer, with_dimensions
 from nestforge.exporters.signature import Signature
 
 EMBEDDING = TensorSpec("vector", "float32", ("batch", 16), role="embedding")
@@ -56,3 +56,41 @@ def test_other_models_have_none() -> None:
 def test_refused(config: dict[str, Any], requested: Any, error: type[NestforgeError], message: str) -> None:
     with pytest.raises(error, match=message):
         stated(config, requested)
+
+
+def depths(folder: Path, config: dict[str, Any], card: str = "", **asked: Any) -> Any:
+    (folder / "README.md").write_text(f"---\n{card}\n---\n")
+    return read_depths(Checkpoint(folder, config, {}), **asked)
+
+
+def test_layers_and_pairs_are_requested_or_stated_by_config_or_card(tmp_path: Path) -> None:
+    layers, pairs = {"matryoshka_layers": [4, 2]}, {"matryoshka_pairs": [[4, 8], [2, 4]]}
+    assert depths(tmp_path, {}) == (None, None)
+    assert depths(tmp_path, layers) == ((2, 4), None)
+    assert depths(tmp_path, {}, "matryoshka_layers: [3]") == ((3,), None)
+    assert depths(tmp_path, layers, "matryoshka_layers: [3]") == ((2, 4), None), "config.json goes first"
+    assert depths(tmp_path, pairs) == ((2, 4), ((2, 4), (4, 8)))
+    assert depths(tmp_path, pairs, layers=[1]) == ((1,), None)
+    assert depths(tmp_path, pairs, dimensions=[4]) == (None, None)
+    assert depths(tmp_path, layers, pairs=((1, 2),)) == ((1,), ((1, 2),))
+    for wrong in ({"matryoshka_pairs": [[1, 2, 3]]}, {"matryoshka_pairs": []}):
+        with pytest.raises(CheckpointError, match="matryoshka_pairs: expected pairs of layers and dimensions"):
+            depths(tmp_path, wrong)
+    with pytest.raises(CheckpointError, match=r"README.md: matryoshka_layers: expected a list"):
+        depths(tmp_path, {}, "matryoshka_layers: 3")
+
+
+def test_pairs_lie_within_the_embedding() -> None:
+    def found(pairs: Any) -> TensorSpec:
+        checkpoint = Checkpoint(Path("m"), {}, {})
+        return with_dimensions(Signature((), (EMBEDDING,)), checkpoint, None, None, pairs).outputs[0]
+
+    assert (found(((1, 4), (2, 8))).dimensions, found(((1, 4),)).pairs) == ((16, 8, 4), ((1, 4),))
+    with pytest.raises(InputError, match=r"`pairs`: expected numbers from 1 to 16, the width of vector, got \[17\]"):
+        found(((1, 17),))
+
+
+def test_the_loss_is_read_off_the_card(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\ntags:\n- sentence-transformers\n- loss:Matryoshka2dLoss\n---\n")
+    assert trained_by_layer(Checkpoint(tmp_path, {}, {})) == "Matryoshka2dLoss"
+    assert trained_by_layer(Checkpoint(tmp_path / "none", {}, {})) is None

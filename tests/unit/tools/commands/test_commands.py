@@ -73,7 +73,7 @@ def test_inspect_shows_the_levels_that_plan_has(compiled: Any, tmp_path: Path) -
 
 def test_exits_are_chosen_alike_by_inspect_and_plan(compiled: Any, tmp_path: Path) -> None:
     model = save_tiny_exits(tmp_path / "exits")
-    options = ["--profile", compiled.profile, "--bucket", "1x8", "--exits", "1"]
+    options = ["--profile", compiled.profile, "--bucket", "1x8", "--exit-layers", "1"]
     seen, planned = (json_of(command, model, *options) for command in ("inspect", "plan"))
     assert [level["label"] for level in seen["levels"]] == ["depth1", "depth4"], "the last exit is always one"
     assert [candidate["labels"] for candidate in planned["candidates"]] == [["depth1"], ["depth4"]]

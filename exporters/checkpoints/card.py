@@ -1,0 +1,33 @@
+"""The model card: what the first lines of a folder's README.md state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import CheckpointError
+from ...outside_file import read_file
+
+CARD = "README.md"
+_LIMIT = "---"
+_MAX_BYTES = 2**24
+
+
+def read_card(folder: Path) -> Mapping[str, Any]:
+    """The keys that stand between two lines ``---`` at the start of a card; none where there is no card, or it begins
+    otherwise. Raises CheckpointError for keys that are no YAML."""
+    path = folder / CARD
+    if not path.is_file():
+        return {}
+    lines = read_file(path, _MAX_BYTES, CheckpointError).decode(errors="replace").splitlines()
+    if lines[:1] != [_LIMIT] or _LIMIT not in lines[1:]:
+        return {}
+    try:
+        found = yaml.safe_load("\n".join(lines[1 : lines.index(_LIMIT, 1)]))
+    except (yaml.YAMLError, ValueError, RecursionError) as failure:
+        said = " ".join(str(failure).split())
+        raise CheckpointError(f"{path}: its keys are no YAML ({said[:200]})") from failure
+    return found if isinstance(found, dict) else {}
