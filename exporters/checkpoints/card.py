@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...errors import CheckpointError
 from ...outside_file import read_file
+from ...profiles.strict_yaml import parse_yaml
 
 CARD = "README.md"
 _LIMIT = "---"
@@ -25,9 +24,5 @@ def read_card(folder: Path) -> Mapping[str, Any]:
     lines = read_file(path, _MAX_BYTES, CheckpointError).decode(errors="replace").splitlines()
     if lines[:1] != [_LIMIT] or _LIMIT not in lines[1:]:
         return {}
-    try:
-        found = yaml.safe_load("\n".join(lines[1 : lines.index(_LIMIT, 1)]))
-    except (yaml.YAMLError, ValueError, RecursionError) as failure:
-        said = " ".join(str(failure).split())
-        raise CheckpointError(f"{path}: its keys are no YAML ({said[:200]})") from failure
+    found = parse_yaml("\n".join(lines[1 : lines.index(_LIMIT, 1)]), path, CheckpointError)
     return found if isinstance(found, dict) else {}

@@ -31,5 +31,5 @@ def test_none_without_a_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keys", ["a: [1", "a: !!python/object:os.system x", "[" * 5000])
 def test_no_yaml(keys: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"---\n{keys}\n---\n")
-    with pytest.raises(CheckpointError, match=r"README.md: its keys are no YAML"):
+    with pytest.raises(CheckpointError, match=r"README.md: not a readable YAML file"):
         read_card(tmp_path)
