@@ -4,6 +4,9 @@
 not have yet (a type that is named: again), each in a process of its own, and writes the tables of
 docs/architectures.md. A type is compiled for every shape of a range, at whose ends, powers of two and random lengths
 the gate compares; where that is refused, for one length.
+
+``--generate`` asks the causal class of each type, as a decoder, for engines that generate, and compares what they write
+with transformers' ``generate``: prompts of 1, 7 and 20 tokens, and two of these as rows of one call.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +32,17 @@ from ..exporters.checkpoints.config import offline_transformers
 from ..exporters.family import families
 from ..exporters.source import open_source
 from ..profiles.device_profile import DeviceProfile, read_profile
+from ..runtime.load import load
 
 _ROOT = Path(__file__).parents[1]
 _FOUND = _ROOT / "build" / "zoo.jsonl"
 _PAGE = _ROOT / "docs" / "architectures.md"
-_PART = re.compile(r"<!-- zoo -->\n.*<!-- end -->\n", re.DOTALL)
+_GENERATED = _ROOT / "build" / "zoo-generating.jsonl"
 _SECONDS = 150
 _MOST_PARAMETERS = 30_000_000
 _PASSING = ("range", "batch", "length")
 _RANGE, _LENGTH = "1..2x1..40", "2x33"
+_PROMPTS, _NEW_TOKENS = (1, 7, 20), 12
 
 # Sizes of a small model by the names that configurations give them; each counts where the type has it.
 _SMALL: dict[int, str] = {
@@ -124,22 +129,28 @@ def _smaller_list(name: str, value: list[Any], layers: int | None) -> list[Any]:
     return value
 
 
-def save_small(model_type: str, folder: Path) -> str:
-    """Saves a small random model of the type, whose class it returns."""
+def save_small(model_type: str, folder: Path, named: str | None = None) -> str:
+    """Saves a small random model of the type, whose class it returns; of the causal one ``named``, as a decoder whose
+    texts have no end."""
     import torch
 
     transformers = offline_transformers()
     auto = transformers.models.auto.modeling_auto
     causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    named = (
+    usual = (
         causal[model_type]
         if model_type in causal and model_type not in masked
         else auto.MODEL_MAPPING_NAMES[model_type]
     )
-    named = named if isinstance(named, str) else named[0]
+    usual = usual if isinstance(usual, str) else usual[0]
     config_class = transformers.CONFIG_MAPPING[model_type]
-    config = config_class(**{**smaller(config_class()), **_OWN.get(model_type, {})})
-    cls = getattr(transformers, named)
+    stated = config_class()
+    own = {"is_decoder": True} if named and hasattr(stated, "is_decoder") else {}
+    config = config_class(**{**smaller(stated), **_OWN.get(model_type, {}), **own})
+    if named:
+        for part in (config, config.get_text_config()):
+            part.eos_token_id = None
+    cls = getattr(transformers, named or usual)
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in cls(config).parameters())
     if weights > _MOST_PARAMETERS:
@@ -149,7 +160,7 @@ def save_small(model_type: str, folder: Path) -> str:
     for parameter in model.parameters():  # biases and norms start at constants; make every one matter
         parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    return named
+    return named or usual
 
 
 def board(bucket: str) -> DeviceProfile:
@@ -193,6 +204,61 @@ def tried(model_type: str, read_alone: bool) -> dict[str, str]:
             return {**said, "result": "fault", "reason": _line(failure, folder)}
 
 
+def generated(model_type: str, _: bool) -> dict[str, str]:
+    """What became of the causal class of a type: ``result`` is ``tokens`` where it writes what transformers does, else
+    ``differs``, the stage that refused it, or ``state`` where it keeps no cache of keys and values; ``whole`` says
+    whether it compiles without ``generate``."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, said = Path(made) / "m", {"type": model_type}
+        named = offline_transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+        try:
+            said["class"] = save_small(model_type, folder, named if isinstance(named, str) else named[0])
+        except Exception as failure:  # noqa: BLE001  (of any kind: the code of hundreds of models)
+            return {**said, "result": "no small model", "reason": _line(failure, folder)}
+        reason: dict[str, str] = {}
+        for bucket in (_RANGE, _LENGTH):
+            for generate in (True, False):
+                try:
+                    profile = board(bucket)
+                    compile_bundle(model=folder, output=folder / "out", profile=profile, generate=generate)
+                except Exception as failure:  # noqa: BLE001  (a fault of ours too, to be seen in the table)
+                    reason = reason or {"result": type(failure).__name__.removesuffix("Error").lower()}
+                    reason.setdefault("reason", _line(failure, folder))
+                    continue
+                said["whole"] = bucket
+                if not generate:
+                    return {**said, **reason}
+                try:
+                    wrong = _other_tokens(said["class"], folder)
+                except Exception as failure:  # noqa: BLE001
+                    return {**said, "result": "fault", "reason": _line(failure, folder)}
+                return {**said, "result": "tokens"} if wrong is None else {**said, "result": "differs", "reason": wrong}
+        return {**said, **reason}
+
+
+def _other_tokens(class_name: str, folder: Path) -> str | None:
+    """The first text behind which the bundle in ``folder`` writes other tokens than transformers, if there is one."""
+    import torch
+
+    transformers = offline_transformers()
+    module = getattr(transformers, class_name).from_pretrained(folder, dtype=torch.float32).eval()
+    module.generation_config = transformers.GenerationConfig(pad_token_id=0)  # the likeliest tokens and nothing else
+    model, drawn = load(folder / "out"), torch.Generator().manual_seed(0)
+    vocabulary = module.config.get_text_config().vocab_size
+    prompts = [torch.randint(3, vocabulary, (1, length), generator=drawn) for length in _PROMPTS]
+    expected = []
+    for prompt in prompts:
+        given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": _NEW_TOKENS, "do_sample": False}
+        with torch.no_grad():
+            expected.append(module.generate(prompt, **given)[0, prompt.shape[1] :].tolist())
+    for rows in ([0], [1], [2], [1, 2]):
+        found = model.generate([prompts[row][0].tolist() for row in rows], max_tokens=_NEW_TOKENS)
+        for row, own in zip(rows, found.rows, strict=True):
+            if list(own.tokens) != expected[row]:
+                return f"behind {_PROMPTS[row]} tokens {list(own.tokens)}, transformers {expected[row]}"
+    return None
+
+
 def _line(failure: Exception, folder: Path) -> str:
     name = "" if isinstance(failure, NestforgeError) else f"{type(failure).__name__}: "
     return " ".join(f"{name}{failure}".replace(f"{folder}/config.json: ", "").replace(str(folder), "MODEL").split())[
@@ -200,14 +266,16 @@ def _line(failure: Exception, folder: Path) -> str:
     ]
 
 
-def _apart(model_type: str, read_alone: bool) -> dict[str, str]:
-    """``tried`` in a process of its own, within so many seconds of a processor."""
+def _apart(
+    job: Callable[[str, bool], dict[str, str]], model_type: str, read_alone: bool
+) -> dict[str, str]:
+    """``job``, ``tried`` or ``generated``, in a process of its own, within so many seconds of a processor."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS + 1))
         with contextlib.redirect_stderr(None), contextlib.redirect_stdout(None):
-            sender.send(tried(model_type, read_alone))
+            sender.send(job(model_type, read_alone))
 
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
@@ -220,9 +288,9 @@ def _apart(model_type: str, read_alone: bool) -> dict[str, str]:
     return {"type": model_type, "result": "fault", "reason": f"the process ended with {process.exitcode}"}
 
 
-def read_found() -> dict[str, dict[str, str]]:
-    """The latest result of each type."""
-    lines = _FOUND.read_text().splitlines() if _FOUND.is_file() else []
+def read_found(file: Path = _FOUND) -> dict[str, dict[str, str]]:
+    """The latest result of each type in ``file``."""
+    lines = file.read_text().splitlines() if file.is_file() else []
     return {found["type"]: found for found in map(json.loads, lines)}
 
 
@@ -251,21 +319,55 @@ def tables(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
         *("", "| result | types | |", "|---|---|---|"),
     ]
     for kind, title in titles.items():
-        names = ", ".join(f"`{one['type']}`" for one in by_result.get(kind, ()))
-        lines.append(f"| {title} | {len(by_result.get(kind, ()))} | {names} |")
+        lines.append(f"| {title} | {len(by_result.get(kind, ()))} | {_listed(by_result.get(kind, ()))} |")
     lines += ["", "| type | refused by | reason |", "|---|---|---|"]
     for kind, ones in sorted(by_result.items()):
         for one in ones if kind not in titles else ():
-            shown = one.get("reason", "")[:160].replace("|", "\\|").replace("`", "'")
-            lines.append(f"| `{one['type']}` | {kind} | `{shown}` |")
+            lines.append(f"| `{one['type']}` | {kind} | `{_shown(one)}` |")
     return "\n".join(lines)
+
+
+def generating_table(found: Sequence[Mapping[str, str]], types: int, version: str) -> str:
+    """What became of causal classes that were to generate, in Markdown."""
+    found = sorted(found, key=lambda each: each["type"])
+    made = [one for one in found if one["result"] != "no small model"]
+    whole = [one for one in made if "whole" in one]
+    equal = [one for one in whole if one["result"] == "tokens"]
+    lines = [
+        f"transformers {version}, {len(found)} of {types} causal types that no family names: small models of {len(made)} could be made, of "
+        f"which {len(whole)} compile whole and pass the gate. {len(equal)} of these "
+        f"({100 * len(equal) / max(1, len(whole)):.0f} %) write the tokens that transformers writes.",
+        *("", "| causal type | generates | reason |", "|---|---|---|"),
+        f"| {_listed(equal)} | as transformers does | |",
+    ]
+    for one in made:
+        if one not in equal:
+            kind = "no, compiles whole" if one in whole else "no, nor whole"
+            lines.append(f"| `{one['type']}` | {kind} | `{_shown(one)}` |")
+    return "\n".join(lines)
+
+
+def _listed(found: Sequence[Mapping[str, str]]) -> str:
+    return ", ".join(f"`{one['type']}`" for one in found)
+
+
+def _shown(one: Mapping[str, str]) -> str:
+    return one.get("reason", "")[:160].replace("|", "\\|").replace("`", "'")
+
+
+def _write(part: str, table: str) -> None:
+    """Puts ``table`` in the place of what the page has for ``part``."""
+    if _PAGE.is_file():
+        old = re.compile(rf"<!-- {part} -->\n.*?<!-- end -->\n", re.DOTALL)
+        _PAGE.write_text(old.sub(lambda _: f"<!-- {part} -->\n{table}\n<!-- end -->\n", _PAGE.read_text()))
 
 
 @click.command()
 @click.argument("types", nargs=-1)
 @click.option("--minutes", type=float, default=600, help="Begin no type after so many.")
 @click.option("--read", "read_alone", is_flag=True, help="Read what the classes are, and compile nothing.")
-def main(types: tuple[str, ...], minutes: float, read_alone: bool) -> None:
+@click.option("--generate", is_flag=True, help="Compile causal classes alone, to generate.")
+def main(types: tuple[str, ...], minutes: float, read_alone: bool, generate: bool) -> None:
     """Compile a small model of each of TYPES, or of all that were not yet, and write docs/architectures.md."""
     import torch
 
@@ -274,21 +376,27 @@ def main(types: tuple[str, ...], minutes: float, read_alone: bool) -> None:
     families()
     torch.set_num_threads(1)
     transformers = offline_transformers()
-    every = list(transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES)
+    auto = transformers.models.auto.modeling_auto
+    named = {name for family in families() for name in family.model_types} if generate else set()
+    table = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if generate else auto.MODEL_MAPPING_NAMES
+    every = [name for name in table if name not in named]  # those of named families generate in tests of their own
     random.Random(0).shuffle(every)  # noqa: S311  (so that some of them are a fair sample)
-    end, found = time.monotonic() + 60 * minutes, read_found()
-    _FOUND.parent.mkdir(exist_ok=True)
+    file, job = (_GENERATED, generated) if generate else (_FOUND, tried)
+    end, found = time.monotonic() + 60 * minutes, read_found(file)
+    file.parent.mkdir(exist_ok=True)
     for number, model_type in enumerate(types or every):
         if time.monotonic() > end:
             break
         if types or model_type not in found or (found[model_type]["result"] == "read" and not read_alone):
-            found[model_type] = _apart(model_type, read_alone)
-            with _FOUND.open("a") as stream:
+            found[model_type] = _apart(job, model_type, read_alone)
+            with file.open("a") as stream:
                 stream.write(json.dumps(found[model_type]) + "\n")
             click.echo(f"{number} {found[model_type]}")
-    if _PAGE.is_file():
-        part = f"<!-- zoo -->\n{tables(list(found.values()), len(every), transformers.__version__)}\n<!-- end -->\n"
-        _PAGE.write_text(_PART.sub(lambda _: part, _PAGE.read_text()))
+    made, version = list(found.values()), transformers.__version__
+    if generate:
+        _write("zoo generating", generating_table(made, len(every), version))
+    else:
+        _write("zoo", tables(made, len(every), version))
 
 
 if __name__ == "__main__":

@@ -70,11 +70,12 @@ def _set_numbers(model: onnx.ModelProto, template: Template, submodel: Submodel)
             tensor.type.tensor_type.shape.dim[dim].dim_value = submodel[axis]
     extents = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     for node in model.graph.node:
-        queries, keys = template.heads.get(node.output[0], HeadAxes(None, None))
-        axes = {"num_heads": queries, "kv_num_heads": keys}
+        queries, keys, group = template.heads.get(node.output[0], HeadAxes(None, None))
+        axes = {"num_heads": (queries, group), "kv_num_heads": (keys, 1)}
         for attribute in node.attribute:
-            if (shrinking := axes.get(attribute.name)) is not None:
-                attribute.i = submodel[shrinking]
+            shrinking, heads = axes.get(attribute.name, (None, 1))
+            if shrinking is not None:
+                attribute.i = heads * submodel[shrinking]
             elif node.op_type == "MatMulNBits" and attribute.name == "N":
                 attribute.i = extents[node.input[1]][0]
 

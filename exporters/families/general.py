@@ -2,7 +2,7 @@
 
 What it is comes of the class itself, made from its configuration without weights (exporters/hugging_face/survey.py),
 and so do its axes (exporters/hugging_face/found_axes.py). That needs torch: planning without is what other families
-add, as are exits, routes and generation. It runs in one pass, in the code of the installed transformers; code of a
+add, as are exits and routes. It runs in one pass, in the code of the installed transformers; code of a
 folder's own is refused.
 """
 
@@ -23,9 +23,12 @@ from ..family import Deferred, Family
 from ..hugging_face.describe import describe
 from ..hugging_face.interface import HIDDEN, Loading
 from ..hugging_face.tensors import Parameters
+from ..parts import CachedSpec
 from ..signature import MASK, with_texts
 
 if TYPE_CHECKING:  # known types alone are read without torch
+    import torch
+
     from ..hugging_face import survey
 else:
     survey = Deferred("..hugging_face.survey", __package__)
@@ -64,7 +67,29 @@ def read(checkpoint: Checkpoint) -> Architecture:
         narrow=lambda module, submodel: axes.narrow(module.get_submodule("model"), submodel),
         kept_whole=axes.refused,
         surveyed=True,
+        cached=_cached(found, signature.max_sequence or 1),
     )
+
+
+def _cached(found: survey.Survey, positions: int) -> CachedSpec | None:
+    """How a class generates that keeps layers of each token."""
+    kept = found.kept
+    if kept is None:
+        return None
+    if isinstance(kept, str):
+        return CachedSpec(found.vocabulary, positions, (), _as_it_is, _as_it_is, family_problem=kept)
+    return CachedSpec(
+        found.vocabulary,
+        positions,
+        kept.layers,
+        lambda module: kept.decoder(module.model).eval(),
+        lambda module: kept.recorded(module.model).eval(),
+        cache_axes=kept.cache_axes,
+    )
+
+
+def _as_it_is(module: torch.nn.Module) -> torch.nn.Module:
+    return module
 
 
 FAMILY = Family("general", (), read, reads_config_alone=True)

@@ -1,13 +1,15 @@
 """Decoders of transformers as they generate with a KV cache, and as they show the keys and values that they keep.
 
-Their classes call attention by a name in their configuration, with queries and keys already turned to their positions.
+Their classes call attention by a name in their configuration, with queries and keys already turned to their positions,
+and masks by the same name; or they have attention of their own, over what an object of theirs for caches returns.
 Shapes: ``B`` rows, ``S`` new tokens, ``A`` heads of size ``D``.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from ..modules.cached_attention import (
 )
 
 _NAME = "nestforge"
-# Attention of every layer while a pass lasts, by query, key, value and the keywords of its class.
+# Attention of every layer while a pass lasts, by its module, query, key, value, mask and the keywords of its class.
 _attending: list[Callable[..., torch.Tensor]] = []
 
 
@@ -45,22 +47,90 @@ class CachedDecoder(torch.nn.Module):
         if window_of(self.layers) is not None:
             in_window, kept = places_in_window(kept[0], input_ids.shape[1]), kept[1:]
         given = caches_of(kept)
-        present: list[tuple[torch.Tensor, Cache, CachePlaces]] = []  # keys of new tokens, the cache with them, at
+        # Keys of new tokens, the cache with them, where they are in it, and the window.
+        present: list[tuple[torch.Tensor, Cache, CachePlaces, int | None]] = []
 
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: dict[str, Any]) -> torch.Tensor:
-            bent = (how["scaling"], how.get("softcap"), how.get("sliding_window"))
-            for own, cache, places in present:
+        def attend(
+            _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, how: dict[str, Any]
+        ) -> torch.Tensor:
+            scaling = how.get("scaling")
+            bent = (query.shape[-1] ** -0.5 if scaling is None else scaling, how.get("softcap"))
+            for own, cache, places, window in present:
                 if own is key:  # those of an earlier layer, which has written them
-                    return reading_attention(query, cache, places, *bent)
-            number = len(present)
-            places = in_text if self.layers[number].window is None else in_window
-            found, after = cached_attention(query, Cache(key, value), given[number], places, *bent)
-            present.append((key, after, places))
-            return found
+                    read = reading_attention(_wide(query, cache.keys.shape[-1]), cache, places, *bent, window)
+                    return read[..., : value.shape[-1]]
+            layer, past = self.layers[len(present)], given[len(present)]
+            places = in_text if layer.window is None else in_window
+            query, new = _wide(query, layer.size), Cache(_wide(key, layer.size), _wide(value, layer.size))
+            found, after = cached_attention(query, new, past, places, *bent, layer.window)
+            present.append((key, after, places, layer.window))
+            return found[..., : value.shape[-1]]
 
-        with _attention(self.model, attend):
-            answer = self.model(input_ids=input_ids, position_ids=position_ids, logits_to_keep=logits_at)
-        return (answer.logits, *(tensor for _, cache, _ in present for tensor in cache))
+        with attention_by(self.model, attend):
+            logits = asked(self.model, input_ids, position_ids, logits_at).logits
+        return (logits, *(tensor for _, cache, *_ in present for tensor in cache))
+
+
+class BufferedDecoder(torch.nn.Module):
+    """As CachedDecoder, of a class whose attention is its own: it reads whole buffers, as of transformers' static
+    cache, of which each token sees the places up to its own that the class's masks let it see. ``numbers`` are those
+    of ``layers`` in transformers' cache, which has so ``many``."""
+
+    def __init__(self, model: Any, layers: Sequence[CachedLayer], numbers: Sequence[int], many: int) -> None:
+        super().__init__()
+        self.model, self.layers, self.numbers, self.many = model, layers, numbers, many
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *kept: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """``kept``: the cache."""
+        buffers = [_Buffer(past, position_ids) for past in caches_of(kept)]
+        own = dict(zip(self.numbers, buffers, strict=True))
+        transformers = offline_transformers()
+        transformers.cache_utils.CacheLayerMixin.register(_Buffer)  # as instances of which Cache counts attention
+        cache = transformers.Cache(layers=[own.get(number, buffers[0]) for number in range(self.many)])
+        with own_attention_masks(self.model, position_ids, buffers[0].places):
+            logits = asked(
+                self.model, input_ids, position_ids, logits_at, past_key_values=cache, use_cache=True
+            ).logits
+        return (logits, *(tensor for buffer in buffers for tensor in buffer.present))
+
+
+class _Buffer:
+    """A layer of transformers' cache whose keys and values are a caller's ``past``, at ``places`` of it."""
+
+    is_compileable, is_sliding, is_initialized = True, False, True
+
+    def __init__(self, past: Cache, position_ids: torch.Tensor) -> None:
+        self.present, self._places = past, position_ids
+
+    @property
+    def places(self) -> int:
+        return self.present.keys.shape[2]
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """New ``keys`` and ``values`` ``[B, heads, S, D]`` at their places, and all that are there then."""
+        at = self._places[:, None, :, None]
+        self.present = Cache(
+            *(
+                past.scatter(2, at.expand(-1, past.shape[1], -1, past.shape[3]), _wide(new, past.shape[3]))
+                for past, new in zip(self.present, (keys, values), strict=True)
+            )
+        )
+        whole = zip(self.present, (keys, values), strict=True)
+        found, read = (tensor[..., : new.shape[-1]] for tensor, new in whole)
+        return found, read
+
+    def get_seq_length(self) -> int:
+        """Places of new tokens are given, not counted from those before."""
+        return 0
+
+    def get_mask_sizes(self, _: int) -> tuple[int, int]:
+        """Keys in all, and the place of the first."""
+        return self.places, 0
+
+    def get_max_length(self) -> int:
+        return self.places
 
 
 class RecordedDecoder(torch.nn.Module):
@@ -74,31 +144,103 @@ class RecordedDecoder(torch.nn.Module):
         """``input_ids`` [B, S] to logits [B, S, V], and keys and values [B, heads, S, size] of each layer that has its
         own; of one with a window those of the last tokens that it sees."""
         cache = offline_transformers().DynamicCache()  # without a configuration: every layer keeps every token
-        answer = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        # Places from 0 on are what transformers gives a class that generates, also one that would count from elsewhere.
+        places = torch.arange(input_ids.shape[1])[None]
+        answer = asked(self.model, input_ids, places, None, past_key_values=cache, use_cache=True)
+        layers = [layer for layer in cache.layers if layer.keys is not None]
         kept = [
-            tensor if own.window is None else tensor[:, :, -own.window :]
-            for own, layer in zip(self.layers, cache.layers, strict=True)
+            _wide(tensor if own.window is None else tensor[:, :, -own.window :], own.size)
+            for own, layer in zip(self.layers, layers, strict=True)
             for tensor in (layer.keys, layer.values)
         ]
         return (answer.logits, *kept)
 
 
+def asked(
+    model: Any, input_ids: torch.Tensor, position_ids: torch.Tensor | None, logits_at: torch.Tensor | None, **more: Any
+) -> Any:
+    """What ``model`` answers, given what of these its class takes."""
+    taken = inspect.signature(model.forward).parameters
+    counts, keeps = "position_ids" not in taken, "logits_to_keep" in taken
+    if position_ids is not None and not counts:
+        more["position_ids"] = position_ids
+    if logits_at is not None and keeps:
+        more["logits_to_keep"] = logits_at
+    with _counted_from(model, position_ids) if counts and position_ids is not None else nullcontext():
+        answer = model(input_ids=input_ids, **more)
+    if logits_at is not None and not keeps:
+        answer.logits = answer.logits[:, logits_at]
+    return answer
+
+
 @contextmanager
-def _attention(model: Any, attend: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Within it attention of every layer of ``model`` is ``attend``, and no mask is made."""
-    offline_transformers().AttentionInterface.register(_NAME, _attend)
-    config, own = model.config, model.config._attn_implementation
-    config._attn_implementation = _NAME
-    _attending.append(attend)
+def _counted_from(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
+    """Within it tables of positions, which are embeddings of a class of their own, are read at ``position_ids`` [B, S]
+    where ``model`` counts from 0."""
+    tokens, read = model.get_input_embeddings(), torch.nn.Embedding.forward
+
+    def forward(table: torch.nn.Embedding, places: torch.Tensor) -> torch.Tensor:
+        if table is not tokens and type(table) is not torch.nn.Embedding:
+            places = places - torch.arange(position_ids.shape[1]) + position_ids
+        return read(table, places)
+
+    setattr(torch.nn.Embedding, "forward", forward)
     try:
         yield
     finally:
+        setattr(torch.nn.Embedding, "forward", read)
+
+
+def _wide(x: torch.Tensor, size: int) -> torch.Tensor:
+    """``x`` [B, heads, S, D] with zeros behind its numbers, ``size`` in all, which change no score."""
+    return x if x.shape[-1] == size else torch.nn.functional.pad(x, (0, size - x.shape[-1]))
+
+
+@contextmanager
+def attention_by(
+    model: Any, attend: Callable[..., torch.Tensor], mask: Callable[..., torch.Tensor] | None = None
+) -> Iterator[None]:
+    """Within it attention of every layer of ``model`` is ``attend``, and masks are made by ``mask``, or not at all."""
+    offline_transformers().AttentionInterface.register(_NAME, _attend)
+    masks = offline_transformers().AttentionMaskInterface._global_mapping
+    config, own = model.config, model.config._attn_implementation
+    config._attn_implementation = _NAME
+    _attending.append(attend)
+    if mask is not None:
+        masks[_NAME] = mask
+    try:
+        yield
+    finally:
+        masks.pop(_NAME, None)
         _attending.pop()
         config._attn_implementation = own
 
 
+@contextmanager
+def own_attention_masks(model: Any, position_ids: torch.Tensor, places: int) -> Iterator[None]:
+    """Within it the masks of ``model`` are of new tokens at ``position_ids`` [B, S] over buffers of so many
+    ``places``."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
+
+    name = model.config._attn_implementation
+
+    def mask(*_: Any, mask_function: Callable[..., torch.Tensor], dtype: torch.dtype, **__: Any) -> torch.Tensor:
+        rows = torch.arange(position_ids.shape[0])[:, None, None, None]
+        at = position_ids[:, None, :, None]
+        seen = mask_function(rows, torch.zeros_like(at[:1, :, :1]), at, torch.arange(places)[None, None, None])
+        if name == "sdpa":
+            return seen
+        return torch.zeros((), dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+    MASKS[name] = mask
+    try:
+        yield
+    finally:
+        del MASKS[name]
+
+
 def _attend(
-    _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **how: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any = None, **how: Any
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls: ``[B, A, S, D]`` and ``[B, K, S, D]`` to ``[B, S, A, D]``."""
-    return _attending[-1](query, key, value, how), None
+    return _attending[-1](module, query, key, value, attention_mask, how), None

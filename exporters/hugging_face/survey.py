@@ -30,6 +30,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS, Signature
 from .found_axes import FoundAxes, find_axes
 from .interface import Loading
+from .kept_layers import KeptLayers, find_kept
 from .tensors import Shape
 from .transformers_model import TransformersModule, base_model_first, caches_unused, class_of
 
@@ -48,7 +49,8 @@ _COSTS = ("flops", "weight_bytes", "activation_bytes")
 @dataclass(frozen=True)
 class Survey:
     """A class as ``config.json`` describes it. ``module`` takes the signature's inputs, its parameters fake; ``axes``
-    are those found in the model that it wraps."""
+    are those found in the model that it wraps. ``kept`` is what a causal one keeps of each token, or why it cannot
+    generate; None of any other."""
 
     module: TransformersModule
     fake: FakeTensorMode
@@ -56,6 +58,12 @@ class Survey:
     signature: Signature
     depth: int
     axes: FoundAxes
+    kept: KeptLayers | str | None
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model reads."""
+        return _vocabulary(self.module.model)
 
     def example(self, bucket: Bucket) -> dict[str, torch.Tensor]:
         """Fake inputs at ``bucket``, by name."""
@@ -116,7 +124,22 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
     with refused(checkpoint, cls.__name__):
         axes = find_axes(model, (), example)
     module = TransformersModule(model, signature, None, loading)
-    return Survey(module, fake, shapes, signature, _depth(model), axes)
+    with refused(checkpoint, cls.__name__):
+        kept = _kept_by(model, fake, signature, axes)
+    return Survey(module, fake, shapes, signature, _depth(model), axes, kept)
+
+
+def _kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundAxes) -> KeptLayers | str | None:
+    logits = next((spec for spec in signature.outputs if spec.role == "next_tokens"), None)
+    if logits is None:
+        return None
+    if others := [spec.name for spec in signature.inputs if spec.name not in (IDS, MASK, TYPE_IDS)]:
+        return f"{type(model).__name__} takes {', '.join(others)} beside the text"
+    if logits.dims[-1] != _vocabulary(model):
+        return f"{type(model).__name__} reads {_vocabulary(model)} tokens and scores {logits.dims[-1]}"
+    with fake:
+        ids = torch.ones((_ROWS, min(12, signature.max_sequence or 1)), dtype=torch.int64)
+        return find_kept(model, ids, axes, signature.max_sequence or 1)
 
 
 def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
@@ -376,10 +399,10 @@ def _positions(model: Any) -> int | None:
 
 
 def _sees_all(model: Any) -> bool:
-    """Whether the type is known for models whose tokens see those behind them."""
+    """Whether the type is known for models whose tokens see those behind them, and is not made a decoder."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-    return model.config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return model.config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not _is_decoder(model)
 
 
 def _is_causal(model: Any) -> bool:
@@ -388,7 +411,12 @@ def _is_causal(model: Any) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     listed = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    return listed and not _sees_all(model) and model.config.model_type not in ("xlnet", "bert-generation")
+    sees_all = model.config.model_type in ("xlnet", "bert-generation") and not _is_decoder(model)
+    return listed and not _sees_all(model) and not sees_all
+
+
+def _is_decoder(model: Any) -> bool:
+    return getattr(model.config, "is_decoder", False) is True
 
 
 def _depth(model: Any) -> int:

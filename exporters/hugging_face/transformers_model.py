@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class TransformersModule(torch.nn.Module):
         own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
         if self.given is not None:
             own = self.given(own)
-        with _one_sequence_a_row():
+        with one_sequence_a_row() if torch.compiler.is_exporting() else nullcontext():
             result = dict(self.model(**own))
         if self.found is not None:
             result |= self.found(result)
@@ -72,12 +72,9 @@ class TransformersModule(torch.nn.Module):
 
 
 @contextmanager
-def _one_sequence_a_row() -> Iterator[None]:
-    """An export within it has no search for several sequences in a row, which transformers leaves out once it has seen
-    that the positions rise by one, as they always do here; an export cannot see values, and would keep it."""
-    if not torch.compiler.is_exporting():
-        yield
-        return
+def one_sequence_a_row() -> Iterator[None]:
+    """Within it there is no search for several sequences in a row, which transformers leaves out once it has seen that
+    the positions rise by one, as they always do here; an export cannot see values, and would keep it."""
     from transformers import masking_utils
 
     search = getattr(masking_utils, _SEARCH)

@@ -35,10 +35,12 @@ _HEADS = 1
 
 
 class HeadAxes(NamedTuple):
-    """The axes by which the heads of queries, and those of keys and values, shrink; None where they do not."""
+    """The axes by which the heads of queries, and those of keys and values, shrink; None where they do not. ``group``:
+    heads of queries to a step of their axis."""
 
     queries: str | None
     keys: str | None
+    group: int = 1
 
 
 def free_elastic_dims(model: ir.Model, seeds: Mapping[str, Dim], interface: Mapping[str, Shrinking] = _NOTHING) -> bool:
@@ -69,12 +71,14 @@ def head_axes(
     known, _ = followed(model, seeds, interface)
     for node in model.graph:
         if node.op_type == CACHED_ATTENTION:
-            axes = HeadAxes(_axis(node, _QUERY, -1, known), _axis(node, _KEY, -1, known))
-            if len(node.inputs) > _BIAS and _axis(node, _BIAS, _HEADS, known) != axes.queries:
+            queries, keys = (_axis(node, index, -1, known) for index in (_QUERY, _KEY))
+            group = 1 if queries is None else node.attributes["num_heads"].as_int() // queries.size
+            axes = HeadAxes(queries and queries.name, keys and keys.name, group)
+            if len(node.inputs) > _BIAS and _axis(node, _BIAS, _HEADS, known) != queries:
                 raise SliceError(f"node {node.outputs[0].name}: a bias whose heads do not shrink with the queries'")
             if len(node.inputs) > _COSINES and node.inputs[_COSINES] is not None and _size_shrinks(node, known):
                 raise SliceError(f"node {node.outputs[0].name}: heads turned by tables, whose size shrinks")
-            if axes != (None, None):
+            if axes[:2] != (None, None):
                 found[node.outputs[0]] = axes
     return found
 
@@ -201,7 +205,7 @@ def _size_shrinks(node: ir.Node, known: Mapping[ir.Value, Dims]) -> bool:
     return query is not None and query in known and isinstance(known[query][-1][-1], Elastic)
 
 
-def _axis(node: ir.Node, index: int, dim: int, known: Mapping[ir.Value, Dims]) -> str | None:
+def _axis(node: ir.Node, index: int, dim: int, known: Mapping[ir.Value, Dims]) -> Axis | None:
     """The axis by which the heads of dimension ``dim`` of an input shrink, which are its slower factor; None where they
     stay, as where their size shrinks."""
     value = node.inputs[index]
@@ -211,4 +215,4 @@ def _axis(node: ir.Node, index: int, dim: int, known: Mapping[ir.Value, Dims]) -
         return None
     if elastic != [first[0]]:
         raise SliceError(f"node {node.outputs[0].name}: what shrinks of input {index} is not its heads")
-    return elastic[0].axis.name
+    return elastic[0].axis

@@ -1,0 +1,205 @@
+"""What a causal class keeps of each token, found by passes without numbers, and in which of two forms it generates.
+
+*Fused*: attention goes by transformers' interface, and every token sees those before it, or the last of a window. Then
+it is the operator that reads a cache, as for named families. Else *buffered*: the class's own attention, over whole
+buffers as transformers' static cache has them, masked by places; it takes time by their capacity.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from ...bundle.entries.generation_entry import CachedLayer
+from ...elastic import Submodel
+from ...errors import ExportError
+from ...outside import library_errors
+from ..parts import SIZE_MULTIPLE, CacheAxes
+from .found_axes import HEADS, FoundAxes
+from .generating import BufferedDecoder, CachedDecoder, RecordedDecoder, asked, attention_by
+from .transformers_model import caches_unused, one_sequence_a_row
+
+# Rows and tokens of the passes, and places of a buffer, which no size of a model is likely to have.
+_ROWS, _TOKENS, _PLACES = 2, 12, 29
+# What transformers' layers of a cache are that hold keys and values of tokens and nothing else.
+_PLAIN = ("DynamicLayer", "DynamicSlidingWindowLayer")
+# Keywords of attention that change no score, or that the operator has.
+_HARMLESS = frozenset(
+    ["dropout", "is_causal", "position_ids", "scaling", "sliding_window", "softcap", "use_cache", "past_key_values"]
+)
+
+
+class Kept(NamedTuple):
+    """Keys and values of one layer of transformers' cache: its number there, heads, and numbers of a key and of a
+    value."""
+
+    number: int
+    heads: int
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
+class KeptLayers:
+    """``layers`` of a cache, padded to the operator's sizes; ``numbers`` are theirs in transformers' cache, of
+    so ``many``. ``cache_axes`` as of ``CachedSpec``."""
+
+    layers: tuple[CachedLayer, ...]
+    numbers: tuple[int, ...]
+    many: int
+    is_fused: bool
+    cache_axes: tuple[CacheAxes, ...] = ()
+
+    def decoder(self, model: Any) -> torch.nn.Module:
+        """``model`` with the interface of ``GenerationEntry``, to be traced."""
+        if self.is_fused:
+            return CachedDecoder(model, self.layers)
+        return BufferedDecoder(model, self.layers, self.numbers, self.many)
+
+    def recorded(self, model: Any) -> torch.nn.Module:
+        """The pass of ``model`` over whole texts, with what it keeps."""
+        return RecordedDecoder(model, self.layers)
+
+
+def find_kept(model: Any, ids: torch.Tensor, axes: FoundAxes, positions: int) -> KeptLayers | str:
+    """What ``model``, whose parameters are fake tensors, keeps of each token of up to so many ``positions``; or why
+    it cannot generate. ``ids`` ``[2, S]`` are fake too."""
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return f"{type(model).__name__} keeps a state that is no cache of keys and values"
+    try:
+        kept, many = _kept(model, ids)
+        windows = _windows(model, ids, kept, positions)
+        found = KeptLayers(
+            tuple(_layer(each, window) for each, window in zip(kept, windows or [None] * len(kept), strict=True)),
+            tuple(each.number for each in kept),
+            many,
+            windows is not None,
+        )
+        if windows is None:
+            _try_buffers(model, ids, found)
+        return replace(found, cache_axes=_cache_axes(model, ids, axes, kept))
+    except ExportError as failure:
+        return str(failure)
+
+
+def _layer(kept: Kept, window: int | None) -> CachedLayer:
+    size = -(-max(kept.key, kept.value) // SIZE_MULTIPLE) * SIZE_MULTIPLE
+    return CachedLayer(kept.heads, size, window)
+
+
+def _kept(model: Any, ids: torch.Tensor) -> tuple[list[Kept], int]:
+    """The layers that the class's own cache has after a pass, and how many it has with those that have no keys of
+    their own."""
+    name = type(model).__name__
+    failed = library_errors(lambda said: ExportError(f"{name} fails with a cache: {said}"))
+    with failed, torch.no_grad(), caches_unused():
+        cache = asked(model, ids, None, None, use_cache=True).past_key_values
+    cache = getattr(cache, "self_attention_cache", cache)
+    found = []
+    for number, layer in enumerate(getattr(cache, "layers", ())):
+        if type(layer).__name__ not in _PLAIN:
+            raise ExportError(f"layer {number} of {name} keeps a {type(layer).__name__}, which is no keys and values alone")
+        if layer.keys is not None:
+            (_, heads, _, key), value = layer.keys.shape, layer.values.shape[-1]
+            found.append(Kept(number, int(heads), int(key), int(value)))
+    if not found:
+        raise ExportError(f"{name} returns no cache of keys and values")
+    return found, len(cache.layers)
+
+
+def _windows(model: Any, ids: torch.Tensor, kept: Sequence[Kept], positions: int) -> list[int | None] | None:
+    """How many tokens each of the ``kept`` layers sees, None where it sees all before; None altogether where attention
+    is not the operator's."""
+    masks: list[tuple[Any, Callable[..., Any]]] = []
+    calls: list[tuple[Any, torch.Tensor, int | None]] = []
+    fits = True
+
+    def mask(*_: Any, mask_function: Callable[..., Any], **__: Any) -> torch.Tensor:
+        made = ids.new_ones((ids.shape[0], 1, ids.shape[1], ids.shape[1]), dtype=torch.bool)
+        masks.append((made, mask_function))
+        return made
+
+    def attend(module: Any, query: Any, key: Any, value: Any, given: Any, how: Mapping[str, Any]) -> torch.Tensor:
+        nonlocal fits
+        seen = _window(next((rule for made, rule in masks if made is given), None), given, module, positions)
+        known = all(name in _HARMLESS or not isinstance(each, torch.Tensor) for name, each in how.items())
+        fits &= known and seen is not False and query.shape[1] % key.shape[1] == 0 and how.get("is_causal") is not False
+        earlier = [call for call in calls if call[0] is key]
+        fits &= all(own is value and window == (seen or None) for _, own, window in earlier)
+        if not earlier:
+            calls.append((key, value, seen or None))
+        return query.new_empty((*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]))
+
+    try:
+        with torch.no_grad(), caches_unused(), one_sequence_a_row(), attention_by(model, attend, mask):
+            asked(model, ids, None, None)
+    except Exception:  # noqa: BLE001  (of any kind: this class is not called by the interface)
+        return None
+    shapes = [(key.shape[1], key.shape[-1], value.shape[-1]) for key, value, _ in calls]
+    if not fits or shapes != [each[1:] for each in kept]:
+        return None
+    return [seen for *_, seen in calls]
+
+
+def _window(rule: Callable[..., Any] | None, given: Any, module: Any, positions: int) -> int | bool:
+    """How many tokens attention by ``rule`` sees up to its own; 0 where it sees all, False where it is another."""
+    if rule is None:
+        return 0 if given is None and getattr(module, "is_causal", True) else False
+    zero, widths = torch.zeros((), dtype=torch.int64), []
+    with unset_fake_temporarily():
+        places = torch.arange(positions)
+        asked_at = sorted({0, 1, positions // 3, positions // 2, positions - 2, positions - 1} & set(range(positions)))
+        try:
+            for place in asked_at:
+                seen = torch.as_tensor(rule(zero, zero, torch.tensor(place), places)).expand(positions)
+                width = int(seen.sum())
+                if not bool(seen[place + 1 - width : place + 1].all()) or width == 0:
+                    return False
+                widths.append((place, width))
+        except Exception:  # noqa: BLE001  (it reads tensors of the pass)
+            return False
+    window = widths[-1][1]
+    if any(width != min(place + 1, window) for place, width in widths):
+        return False
+    return 0 if window == positions else window
+
+
+def _try_buffers(model: Any, ids: torch.Tensor, found: KeptLayers) -> None:
+    """Raises ExportError where the class does not run over buffers: one new token of some rows, and several of one."""
+    decoder = found.decoder(model)
+    for rows, tokens in ((_ROWS, 1), (1, _TOKENS // 2)):
+        new = ids[:rows, :tokens]
+        places = torch.cumsum(torch.ones_like(new), 1)
+        caches = [
+            torch.zeros((rows, layer.heads, _PLACES, layer.size), device=ids.device)
+            for layer in found.layers
+            for _ in range(2)
+        ]
+        failed = library_errors(lambda said: ExportError(f"{type(model).__name__} takes no static cache: {said}"))
+        with failed, torch.no_grad(), caches_unused():
+            decoder(new, places, new[0] * 0, *caches)
+
+
+def _cache_axes(model: Any, ids: torch.Tensor, axes: FoundAxes, kept: Sequence[Kept]) -> tuple[CacheAxes, ...]:
+    """By which axis the heads of each kept layer shrink: passes of which each cuts the axes whose number has one bit
+    set, so that the layers that shrank in it are known by their bits."""
+    heads = [axis for axis in axes.axes if axis.kind.startswith(HEADS)]
+    numbers, bits = [0] * len(kept), len(heads).bit_length()
+    for bit in range(bits):
+        cut = {axis.name for number, axis in enumerate(heads, start=1) if number >> bit & 1}
+        some = Submodel(tuple((axis, axis.size // 2 if axis.name in cut else axis.size) for axis in axes.axes))
+        found, _ = _kept(axes.cut(model, some), ids)
+        if [each[2:] for each in found] != [each[2:] for each in kept]:
+            raise ExportError("cut to fewer heads it keeps other numbers of each")
+        numbers = [own | (now.heads < all_.heads) << bit for own, now, all_ in zip(numbers, found, kept, strict=True)]
+    for number, each in zip(numbers, kept, strict=True):
+        if number and (number > len(heads) or heads[number - 1].size != each.heads):
+            raise ExportError(f"layer {each.number} keeps keys and values that shrink with several axes")
+    if not any(numbers):
+        return ()
+    return tuple(CacheAxes(heads=heads[number - 1].name if number else None) for number in numbers)
