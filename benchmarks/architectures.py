@@ -266,9 +266,7 @@ def _line(failure: Exception, folder: Path) -> str:
     ]
 
 
-def _apart(
-    job: Callable[[str, bool], dict[str, str]], model_type: str, read_alone: bool
-) -> dict[str, str]:
+def _apart(job: Callable[[str, bool], dict[str, str]], model_type: str, read_alone: bool) -> dict[str, str]:
     """``job``, ``tried`` or ``generated``, in a process of its own, within so many seconds of a processor."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
 
@@ -334,8 +332,8 @@ def generating_table(found: Sequence[Mapping[str, str]], types: int, version: st
     whole = [one for one in made if "whole" in one]
     equal = [one for one in whole if one["result"] == "tokens"]
     lines = [
-        f"transformers {version}, {len(found)} of {types} causal types that no family names: small models of {len(made)} could be made, of "
-        f"which {len(whole)} compile whole and pass the gate. {len(equal)} of these "
+        f"transformers {version}, {len(found)} of {types} causal types that no family names: small models of "
+        f"{len(made)} could be made, of which {len(whole)} compile whole and pass the gate. {len(equal)} of these "
         f"({100 * len(equal) / max(1, len(whole)):.0f} %) write the tokens that transformers writes.",
         *("", "| causal type | generates | reason |", "|---|---|---|"),
         f"| {_listed(equal)} | as transformers does | |",

@@ -90,9 +90,7 @@ class BufferedDecoder(torch.nn.Module):
         transformers.cache_utils.CacheLayerMixin.register(_Buffer)  # as instances of which Cache counts attention
         cache = transformers.Cache(layers=[own.get(number, buffers[0]) for number in range(self.many)])
         with own_attention_masks(self.model, position_ids, buffers[0].places):
-            logits = asked(
-                self.model, input_ids, position_ids, logits_at, past_key_values=cache, use_cache=True
-            ).logits
+            logits = asked(self.model, input_ids, position_ids, logits_at, past_key_values=cache, use_cache=True).logits
         return (logits, *(tensor for buffer in buffers for tensor in buffer.present))
 
 
@@ -184,11 +182,12 @@ def _counted_from(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
             places = places - torch.arange(position_ids.shape[1]) + position_ids
         return read(table, places)
 
-    setattr(torch.nn.Embedding, "forward", forward)
+    table: Any = torch.nn.Embedding
+    table.forward = forward
     try:
         yield
     finally:
-        setattr(torch.nn.Embedding, "forward", read)
+        table.forward = read
 
 
 def _wide(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -220,8 +219,9 @@ def attention_by(
 def own_attention_masks(model: Any, position_ids: torch.Tensor, places: int) -> Iterator[None]:
     """Within it the masks of ``model`` are of new tokens at ``position_ids`` [B, S] over buffers of so many
     ``places``."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+    masks: Any = ALL_MASK_ATTENTION_FUNCTIONS
     name = model.config._attn_implementation
 
     def mask(*_: Any, mask_function: Callable[..., torch.Tensor], dtype: torch.dtype, **__: Any) -> torch.Tensor:
@@ -232,11 +232,11 @@ def own_attention_masks(model: Any, position_ids: torch.Tensor, places: int) -> 
             return seen
         return torch.zeros((), dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
-    MASKS[name] = mask
+    masks[name] = mask
     try:
         yield
     finally:
-        del MASKS[name]
+        del masks[name]
 
 
 def _attend(

@@ -103,7 +103,8 @@ def _kept(model: Any, ids: torch.Tensor) -> tuple[list[Kept], int]:
     found = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
         if type(layer).__name__ not in _PLAIN:
-            raise ExportError(f"layer {number} of {name} keeps a {type(layer).__name__}, which is no keys and values alone")
+            kind = type(layer).__name__
+            raise ExportError(f"layer {number} of {name} keeps a {kind}, which is no keys and values alone")
         if layer.keys is not None:
             (_, heads, _, key), value = layer.keys.shape, layer.values.shape[-1]
             found.append(Kept(number, int(heads), int(key), int(value)))
@@ -133,7 +134,8 @@ def _windows(model: Any, ids: torch.Tensor, kept: Sequence[Kept], positions: int
         fits &= all(own is value and window == (seen or None) for _, own, window in earlier)
         if not earlier:
             calls.append((key, value, seen or None))
-        return query.new_empty((*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]))
+        answer: torch.Tensor = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[-1]))
+        return answer
 
     try:
         with torch.no_grad(), caches_unused(), one_sequence_a_row(), attention_by(model, attend, mask):

@@ -73,7 +73,7 @@ def head_axes(
         if node.op_type == CACHED_ATTENTION:
             queries, keys = (_axis(node, index, -1, known) for index in (_QUERY, _KEY))
             group = 1 if queries is None else node.attributes["num_heads"].as_int() // queries.size
-            axes = HeadAxes(queries and queries.name, keys and keys.name, group)
+            axes = HeadAxes(_name(queries), _name(keys), group)
             if len(node.inputs) > _BIAS and _axis(node, _BIAS, _HEADS, known) != queries:
                 raise SliceError(f"node {node.outputs[0].name}: a bias whose heads do not shrink with the queries'")
             if len(node.inputs) > _COSINES and node.inputs[_COSINES] is not None and _size_shrinks(node, known):
@@ -203,6 +203,10 @@ def _size_shrinks(node: ir.Node, known: Mapping[ir.Value, Dims]) -> bool:
     """Whether the numbers of a query's head do, which are the faster factor."""
     query = node.inputs[_QUERY]
     return query is not None and query in known and isinstance(known[query][-1][-1], Elastic)
+
+
+def _name(axis: Axis | None) -> str | None:
+    return None if axis is None else axis.name
 
 
 def _axis(node: ir.Node, index: int, dim: int, known: Mapping[ir.Value, Dims]) -> Axis | None:
