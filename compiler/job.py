@@ -6,18 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..argument_types import checked, takes_request
 from ..bucket import Bucket
 from ..bundle.manifest import JobOptions, Manifest
 from ..elastic import DEPTH, ElasticSpec, Submodel
+from ..errors import InputError
 from ..exporters.architecture import Task
+from ..exporters.checkpoints.checkpoint import Checkpoint
 from ..exporters.dimensions import trained_by_layer
+from ..exporters.families.module import FAMILY
+from ..exporters.in_memory.checkpoint import ModuleInMemory
 from ..exporters.published_slice import read_slice
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_stated_tasks, with_tasks
 from ..profiles.backends import BACKENDS
-from ..profiles.compile_request import CompileRequest
+from ..profiles.compile_request import CompileRequest, is_module
 from ..profiles.device_profile import DeviceProfile, profile_precisions
 from ..profiles.load_profile import requested_profile
 from ..profiles.precision import rank
@@ -122,7 +127,7 @@ def resolve(request: CompileRequest) -> Job:
     """
     wanted = requested_profile(request)
     source = open_source(
-        request.model,
+        _model(request),
         request.exits,
         wanted.precisions,
         generates=request.generate,
@@ -173,11 +178,26 @@ def resolve(request: CompileRequest) -> Job:
     )
 
 
-def stated_source(model: str | Path, manifest: Manifest) -> ModelSource:
-    """The folder ``model`` opened as the job had it whose bundle states ``manifest``."""
+def _model(request: CompileRequest) -> str | Path | Checkpoint:
+    if isinstance(request.model, str | Path):
+        return request.model
+    from ..exporters.in_memory.examples import module_in_memory
+
+    return module_in_memory(request.model, request.example_inputs, request.dynamic)
+
+
+def stated_source(model: Any, manifest: Manifest) -> ModelSource:
+    """The folder ``model``, or the module, opened as the job had it whose bundle states ``manifest``. Raises
+    InputError for the one in the place of the other."""
+    is_folder, was_folder = isinstance(model, str | Path), manifest.family != FAMILY.name
+    if is_folder != was_folder or not (is_folder or is_module(model)):
+        was = f"of the folder of {manifest.name}" if was_folder else f"of a module in memory, {manifest.name}"
+        raise InputError(f"the bundle was made {was}; compare it with that, got {type(model).__name__} {model!r:.80}")
     profile, options = manifest.provenance.profile, manifest.provenance.options
     source = open_source(
-        model,
+        model
+        if is_folder
+        else ModuleInMemory(model, manifest.inputs, max(engine.bucket.sequence for engine in manifest.engines)),
         options.exits,
         profile_precisions(profile),
         generates=options.generate,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,8 +66,9 @@ class VerifyReport:
 
 
 @checked
-def verify_bundle(path: str | Path, against: str | Path | None = None, progress: Progress = silent) -> VerifyReport:
-    """Checks every byte of a bundle, and with ``against`` (its model folder) every engine against PyTorch.
+def verify_bundle(path: str | Path, against: Any = None, progress: Progress = silent) -> VerifyReport:
+    """Checks every byte of a bundle, and with ``against`` (its model folder, or the torch.nn.Module that it was made
+    of) every engine against PyTorch.
 
     Of an engine for TensorRT that is its graph, in ONNX Runtime; `nestforge build` checks plans against their graphs.
     Raises BundleError if a file is damaged, CheckpointError if the bundle was not made from that model.
@@ -87,7 +89,11 @@ def verify_bundle(path: str | Path, against: str | Path | None = None, progress:
         bundle=str(bundle.path),
         files=checked.files,
         bytes=checked.bytes,
-        against=str(against) if against else None,
+        against=None
+        if against is None
+        else str(against)
+        if isinstance(against, str | Path)
+        else type(against).__name__,
         engines=verdicts,
         policies=checked.policies,
         plans=checked.plans,

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import onnxruntime
 
@@ -44,6 +45,7 @@ from ..bundle.read_manifest import read_manifest
 from ..elastic import Submodel
 from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.checkpoints.generation_defaults import read_chat_template
+from ..exporters.in_memory.checkpoint import ModuleInMemory
 from ..exporters.source import ModelSource
 from ..profiles.backends import BACKENDS, BackendName
 from ..profiles.device_profile import DeviceProfile, profile_data
@@ -81,7 +83,9 @@ def tool_versions(backend: BackendName = "onnxruntime") -> dict[str, str]:
 
 
 def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
-    """The checkpoint's files, by path inside its folder."""
+    """The checkpoint's files, by path inside its folder; of a module in memory its weights."""
+    if isinstance(source.checkpoint, ModuleInMemory):
+        return (source.checkpoint.entry,)
     folder = source.checkpoint.folder
     return tuple(_entry(folder, path, FileIdentity.of(path.stat())) for path in source.source_files())
 
@@ -93,8 +97,10 @@ def _entry(folder: Path, path: Path, _identity: FileIdentity) -> FileEntry:
 
 
 def resume_key(job: Job) -> dict[str, Any]:
-    """Everything that an interrupted compile must share with the one that goes on."""
+    """Everything that an interrupted compile must share with the one that goes on, which that of a module in memory
+    never does: nothing says whether its code is the same."""
     return {
+        "module": uuid4().hex if isinstance(job.source.checkpoint, ModuleInMemory) else None,
         "tools": tool_versions(job.profile.backend),
         "source": source_entries(job.source),
         "profile": job.profile,

@@ -258,7 +258,7 @@ class ModelSource:
 
 
 def open_source(
-    folder: Path | str,
+    model: Path | str | Checkpoint,
     exits: Sequence[int] | None = None,
     precisions: tuple[Precision, ...] = ("fp32",),
     *,
@@ -267,18 +267,20 @@ def open_source(
     dimensions: Sequence[int] | None = None,
     pairs: Pairs | None = None,
 ) -> ModelSource:
-    """Opens a model folder, or ``preset:NAME``; ``exits`` are the layers after which it may answer, by default those
-    that its folder states, of a model with exits all; the others are fields of ``ModelSource``.
+    """Opens a model folder, ``preset:NAME``, or a checkpoint that was read; ``exits`` are the layers after which it may
+    answer, by default those that its folder states, of a model with exits all; the others are fields of
+    ``ModelSource``.
 
     A model without weights (a preset, or a folder with ``config.json`` alone) can be described and planned where its
     configuration says everything; what needs the weights then raises CheckpointError.
     Raises CheckpointError or UnsupportedModelError.
     """
-    text = str(folder)
-    if text.startswith(PREFIX):
-        checkpoint = preset_checkpoint(text.removeprefix(PREFIX))
+    if isinstance(model, Checkpoint):
+        checkpoint = model
+    elif str(model).startswith(PREFIX):
+        checkpoint = preset_checkpoint(str(model).removeprefix(PREFIX))
     else:
-        checkpoint = open_checkpoint(Path(folder), untrained=True)
+        checkpoint = open_checkpoint(Path(model), untrained=True)
     family = family_of(checkpoint)
     if checkpoint.missing is not None and not family.reads_config_alone:
         raise CheckpointError(checkpoint.missing)

@@ -25,6 +25,7 @@ from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..errors import ExportError
+from .frozen_dims import frozen_dims
 from .onnx_translations import TRANSLATIONS
 from .universal import PREFIX
 
@@ -136,9 +137,15 @@ def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket,
     for spec, value in zip(interface.inputs, model.graph.inputs, strict=True):
         found = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape or ())
         if found != spec.declared(bucket):
+            wrapped = getattr(module, PREFIX.rstrip("."), module)
+            at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))
+            where = frozen_dims(module, interface.inputs, at, bucket.free)
+            said = "; ".join(f"{dim} is frozen{line}" for dim, line in where.items()) or (
+                f"input {spec.name} has shape {list(found)} where {list(spec.declared(bucket))} was requested"
+            )
             raise ExportError(
-                f"{type(module).__name__} at {bucket}: the module is made for one size, input {spec.name} has shape "
-                f"{list(found)} where {list(spec.declared(bucket))} was requested; ask for static buckets"
+                f"{type(wrapped).__name__} at {bucket}: the module is made for one size: {said}; ask for static "
+                "buckets, or let the model use the size as it is, without int() or a loop over it"
             )
 
 

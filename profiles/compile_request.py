@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..argument_types import again, document_fields, option, take_numbers, take_types
 from ..bucket import Bucket
@@ -40,7 +40,10 @@ class CompileRequest:
     """The arguments of ``nestforge.compile`` and ``nestforge.plan``; a plan ignores those that say how engines are
     made. Raises InputError for a field of another type or beyond its bounds."""
 
-    model: str | Path = again(MODEL)
+    model: Any = again(
+        MODEL,
+        help=f"{MODEL.metadata['help']} From Python also a torch.nn.Module, with `example_inputs`.",
+    )
     profile: str | Path | DeviceProfile = option(
         "Built-in device profile or a YAML file; an unknown name lists the built-in ones.",
         HOST_PROFILE_NAME,
@@ -135,6 +138,13 @@ class CompileRequest:
     )
     measure: bool = option("Time engines on this host; else latencies are predicted from the profile's rates.", True)
     command: Sequence[str] = option("The command line to record in the bundle.", ())
+    example_inputs: Any = option(
+        "Inputs of a torch.nn.Module: tensors by the names of forward's parameters, or in their order."
+    )
+    dynamic: Mapping[str, Sequence[str | None]] | None = option(
+        "Dimensions of a module's inputs that may change, such as {'x': ('batch', 'sequence', None)}. Default: the "
+        "first, the batch."
+    )
     progress: Progress = field(default=silent, compare=False, repr=False, metadata=PROGRESS.metadata)
 
     def __post_init__(self) -> None:
@@ -143,6 +153,13 @@ class CompileRequest:
         take_types(self)
         take_numbers(self, ("lora_rank",))
         require_names(self.tasks)
+        if isinstance(self.model, str | Path):
+            given = [name for name in ("example_inputs", "dynamic") if getattr(self, name) is not None]
+            if given:
+                raise InputError(f"{given[0]}: expected with a torch.nn.Module alone; a folder says what it takes")
+        elif not is_module(self.model):
+            shown = f"{type(self.model).__name__} {self.model!r:.80}"
+            raise InputError(f"model: expected str, Path or torch.nn.Module, got {shown}")
         if self.text is not None and self.data is not None:
             raise InputError("text and data: expected one of them, the examples that rank the axes and show quality")
         if self.layer_dimensions and (self.exits is not None or self.dimensions is not None):
@@ -164,6 +181,13 @@ class CompileRequest:
     def budget_shape(self) -> Bucket | None:
         """``budget_at`` as a bucket. Raises PlanError."""
         return None if self.budget_at is None else _shape(self.budget_at)
+
+
+def is_module(model: object) -> bool:
+    """Whether ``model`` is a torch.nn.Module, without an import of torch."""
+    return any(
+        (each.__module__, each.__name__) == ("torch.nn.modules.module", "Module") for each in type(model).__mro__
+    )
 
 
 def require_names(names: Collection[str], taken: Iterable[str] = ()) -> None:

@@ -62,9 +62,14 @@ class Checkpoint:
     def has_weights(self) -> bool:
         return self.missing is None
 
+    @property
+    def stated_in(self) -> str:
+        """What says which model it is, for messages."""
+        return str(self.folder / "config.json")
+
     def misfit(self, problem: str) -> CheckpointError:
         """Error for a ``problem`` of its configuration."""
-        return CheckpointError(f"{self.folder / 'config.json'}: {problem}")
+        return CheckpointError(f"{self.stated_in}: {problem}")
 
     def not_finite(self, tensor: str) -> CheckpointError:
         """Error for a ``tensor`` that no engine could answer with."""

@@ -12,10 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...bucket import Bucket
-from ...elastic import Submodel
 from ...errors import UnsupportedModelError
-from ...workload import Op
 from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers, refuse_foreign
@@ -51,15 +48,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     hidden = {spec.name: spec.dims[-1] for spec in found.signature.outputs}.get(HIDDEN)
     signature = with_texts(found.signature, checkpoint)
     width = hidden if isinstance(hidden, int) and signature.mask == MASK else None
-    counted: dict[Bucket, tuple[list[Op], list[Op]]] = {}
-
-    def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
-        shape = bucket.largest
-        if shape not in counted:
-            with survey.refused(checkpoint, type(found.module.model).__name__):
-                counted[shape] = found.ops(shape), found.ops(shape, axes.half)
-        return found.between(*counted[shape], submodel)
-
+    workload = survey.workload_of(checkpoint, found)
     whole = describe(checkpoint, parameters, {}, signature, workload, loading, width)
     return replace(
         whole,

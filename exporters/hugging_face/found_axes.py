@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from string import ascii_lowercase
 from typing import Any
@@ -113,7 +114,9 @@ def find_axes(module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping
         return FoundAxes(refused=(str(failure),))
     kept, refused = list[_Kept](), list[_Candidate]()
     proven: dict[object, Sequence[_Count] | str] = {}
-    for candidate in _candidates(module, followed):
+    candidates = _candidates(module, followed)
+    numbered = any(each.problem is None for each in candidates)
+    for candidate in candidates if numbered else _candidates(module, followed, numbered=False):
         problem = candidate.problem
         if problem is None:
             owner = _owner(module, candidate.path, followed)
@@ -127,7 +130,7 @@ def find_axes(module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping
                 continue
             problem = found
         # The width of the model itself, which a residual has, and the size of a head are no news.
-        if problem != WITHIN and (candidate.kind == HEADS or _NUMBER.search(candidate.path + ".")):
+        if problem != WITHIN and (candidate.kind == HEADS or not numbered or _NUMBER.search(candidate.path + ".")):
             refused.append(replace(candidate, problem=problem))
     for kinds in ((FFN, HEADS), (FFN,), ()):
         axes = _described([each for each in kept if each.candidate.kind in kinds], refused)
@@ -167,8 +170,9 @@ def _failure(
     return None if answers == followed.answers else "cut along all axes, the model returns other shapes"
 
 
-def _candidates(module: torch.nn.Module, followed: Followed) -> list[_Candidate]:
-    """Every factor that weights make and other weights sum over, in the order of the parameters."""
+def _candidates(module: torch.nn.Module, followed: Followed, numbered: bool = True) -> list[_Candidate]:
+    """Every factor that weights make and other weights sum over, in the order of the parameters. Those that may shrink
+    lie in ``numbered`` layers, or in one part of the module whatever its name."""
     cuts: dict[Factor, list[tuple[Place, int]]] = defaultdict(list)
     behind: dict[Factor, str] = {}
     for place, dim in followed.places.items():
@@ -187,7 +191,9 @@ def _candidates(module: torch.nn.Module, followed: Followed) -> list[_Candidate]
         path = _common([parameter for parameter, _ in places])
         problem = next(iter(factor.reasons), None)
         if problem is None:
-            problem = _misfit(own, path, behind.get(factor), taken, module)
+            beside = all(parameter[len(path) :].lstrip(".").count(".") <= 1 for parameter, _ in places)
+            in_one = bool(_NUMBER.search(path + ".")) if numbered else beside
+            problem = _misfit(own, in_one, behind.get(factor), taken, module)
         if problem is None:
             taken |= {parameter: path for parameter, _ in places}
         found.append(_Candidate(HEADS if factor in heads else FFN, factor.size, tuple(own), path, problem))
@@ -195,13 +201,17 @@ def _candidates(module: torch.nn.Module, followed: Followed) -> list[_Candidate]
 
 
 def _misfit(
-    cuts: Sequence[tuple[Place, int]], path: str, behind: str | None, taken: Mapping[str, str], module: torch.nn.Module
+    cuts: Sequence[tuple[Place, int]],
+    in_one: bool,
+    behind: str | None,
+    taken: Mapping[str, str],
+    module: torch.nn.Module,
 ) -> str | None:
     """Why the parameters of a factor that may shrink are not cut to prefixes, if they are not."""
     names = [parameter for (parameter, _), _ in cuts]
     if behind is not None:
         return f"{behind} holds its steps behind those of others, as a fused weight does"
-    if not _NUMBER.search(path + "."):
+    if not in_one:
         return "its parameters lie in no layer, or in several"
     if twice := next((name for name in names if names.count(name) > 1 or name in taken), None):
         return f"{twice} would be cut in two dimensions"
@@ -231,7 +241,7 @@ def _names(candidates: Sequence[_Candidate]) -> list[str]:
     for candidate in candidates:
         numbers = list(_NUMBER.finditer(candidate.path + "."))
         last = max((at for at in range(len(numbers)) if len(varying[candidate.pattern, at]) > 1), default=0)
-        keys.append(candidate.path[: numbers[last].end()])
+        keys.append(candidate.path[: numbers[last].end()] if numbers else candidate.path)
         layers[keys[-1]] = None
     sides = {key: match[1] for key in layers if (match := _SIDE.search(key))}
     two_sided = len(set(sides.values())) == 2 and len(sides) == len(layers)
@@ -276,7 +286,6 @@ def _prove(module: torch.nn.Module, owner: str, candidate: _Candidate, followed:
     cuts = {(parameter[start:], dim): unit for (parameter, dim), unit in candidate.cuts}
     generator = torch.Generator().manual_seed(0)
     drawn = {id(tensor): _drawn(tensor, generator) for tensor in (*part.parameters(), *part.buffers())}
-    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: _drawn(tensor, generator), followed.calls[owner])
     full = {name: drawn[id(parameter)] for name, parameter in part.named_parameters()}
     own, turned = dict(full), dict(full)
     for (name, dim), unit in cuts.items():
@@ -285,7 +294,13 @@ def _prove(module: torch.nn.Module, owner: str, candidate: _Candidate, followed:
         steps = torch.arange(candidate.size * unit).reshape(candidate.size, unit).flip(0).flatten()
         turned[name] = full[name].index_select(dim, steps)
     try:
-        whole, ranked, as_it_is = (_answers(_copied(part, drawn, each), args, kwargs) for each in (own, turned, full))
+        for value in (1, 0):  # a mask is 1 where a token counts, or where it is hidden
+            drawing = partial(_drawn, generator=generator, value=value)
+            args, kwargs = tree_map_only(torch.Tensor, drawing, followed.calls[owner])
+            as_it_is = _answers(_copied(part, drawn, full), args, kwargs)
+            if all(bool(torch.isfinite(answer).all()) for answer in as_it_is):
+                break
+        whole, ranked = (_answers(_copied(part, drawn, each), args, kwargs) for each in (own, turned))
     except ExportError as failure:
         return f"{type(part).__name__} by itself {failure}"
     if (off := _difference(as_it_is, ranked)) > _SLICE_LIMIT:  # ranking puts them in another order
@@ -340,11 +355,11 @@ def _copied(
     return copy.deepcopy(part, memo).eval()
 
 
-def _drawn(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Numbers of the shape of ``tensor``: of a matrix such that sums over a row are about 1; masks are open, whatever
-    their type, and indices 1."""
+def _drawn(tensor: torch.Tensor, generator: torch.Generator, value: int = 1) -> torch.Tensor:
+    """Numbers of the shape of ``tensor``: of a matrix such that sums over a row are about 1; masks and indices are
+    ``value``, whatever their type."""
     if not tensor.is_floating_point():
-        return torch.ones(tensor.shape, dtype=tensor.dtype)
+        return torch.full(tensor.shape, value, dtype=tensor.dtype)
     numbers = torch.randn(tensor.shape, generator=generator)
     return numbers / tensor.shape[-1] ** 0.5 if tensor.ndim == 2 else numbers
 

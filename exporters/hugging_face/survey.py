@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import re
 import sys
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,9 +24,10 @@ from torch.utils.flop_counter import flop_registry
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import Role, TensorSpec
 from ...elastic import Submodel
-from ...errors import CheckpointError, UnsupportedModelError
+from ...errors import CheckpointError, ExportError, InputError, UnsupportedModelError
 from ...workload import Op, OpKind
 from ..checkpoints.checkpoint import Checkpoint
+from ..own_lines import line_of
 from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS, Signature
 from .found_axes import FoundAxes, find_axes
 from .interface import Loading
@@ -42,6 +43,8 @@ _TABLE_READS = {_aten.embedding.default, _aten.index_select.default, _aten.gathe
 _CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
 # Shapes by which dimensions of outputs are told apart: sizes that no other dimension is likely to have.
 _ROWS, _MORE_ROWS = 2, 3
+# Operators that have a form in ONNX.
+_NAMESPACES = ("aten", "prim", "prims", "torchvision", "onnx", "onnx_symbolic")
 # What operations of one kind cost.
 _COSTS = ("flops", "weight_bytes", "activation_bytes")
 
@@ -58,7 +61,7 @@ class Survey:
     signature: Signature
     depth: int
     axes: FoundAxes
-    kept: KeptLayers | str | None
+    kept: KeptLayers | str | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -67,7 +70,7 @@ class Survey:
 
     def example(self, bucket: Bucket) -> dict[str, torch.Tensor]:
         """Fake inputs at ``bucket``, by name."""
-        return _inputs(self.fake, self.signature.inputs, bucket)
+        return fake_inputs(self.fake, self.signature.inputs, bucket)
 
     def ops(self, bucket: Bucket, submodel: Submodel | None = None) -> list[Op]:
         """The operations of one pass, of the universal model or cut to ``submodel``."""
@@ -111,7 +114,7 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
         base_model_first(model)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        model = _faked(model, fake).eval().requires_grad_(False)
+        model = faked(model, fake)
     with refused(checkpoint, cls.__name__):
         signature = _first_that_runs(model, fake, loading)
     if not signature.outputs:
@@ -120,10 +123,8 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
             f"{checkpoint.folder / 'config.json'}: {cls.__name__} returns nothing per row of {given}; expected float "
             "tensors with the batch in front"
         )
-    example = _inputs(fake, signature.inputs, Bucket(_MORE_ROWS, min(12, signature.max_sequence or 1)))
-    with refused(checkpoint, cls.__name__):
-        axes = find_axes(model, (), example)
     module = TransformersModule(model, signature, None, loading)
+    axes = axes_of(checkpoint, module, fake, signature)
     with refused(checkpoint, cls.__name__):
         kept = _kept_by(model, fake, signature, axes)
     return Survey(module, fake, shapes, signature, _depth(model), axes, kept)
@@ -140,6 +141,35 @@ def _kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: Found
     with fake:
         ids = torch.ones((_ROWS, min(12, signature.max_sequence or 1)), dtype=torch.int64)
         return find_kept(model, ids, axes, signature.max_sequence or 1)
+
+
+def axes_of(
+    checkpoint: Checkpoint,
+    module: TransformersModule,
+    fake: FakeTensorMode,
+    signature: Signature,
+    length: int | None = None,
+) -> FoundAxes:
+    """The axes of the model that ``module`` wraps, followed at this ``length``. Raises UnsupportedModelError as
+    ``survey``."""
+    length = length or min(12, signature.max_sequence or 1)
+    example = fake_inputs(fake, signature.inputs, Bucket(_MORE_ROWS, length))
+    with refused(checkpoint, type(module.model).__name__):
+        return find_axes(module.model, (), example)
+
+
+def workload_of(checkpoint: Checkpoint, found: Survey) -> Callable[[Submodel, Bucket], list[Op]]:
+    """The operations of a pass of a submodel at a bucket, for ``Architecture.workload``."""
+    counted: dict[Bucket, tuple[list[Op], list[Op]]] = {}
+
+    def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
+        shape = bucket.largest
+        if shape not in counted:
+            with refused(checkpoint, type(found.module.model).__name__):
+                counted[shape] = found.ops(shape), found.ops(shape, found.axes.half)
+        return found.between(*counted[shape], submodel)
+
+    return workload
 
 
 def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
@@ -163,34 +193,35 @@ def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
 
 @contextmanager
 def refused(checkpoint: Checkpoint, name: str) -> Iterator[None]:
-    """Whatever the class raises, as one line that says where in the model."""
+    """Whatever the class raises, as one line that says where in the model; PyTorch's own log of it is left out."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, InputError):
         raise
     except Exception as failure:  # of any kind: the code of hundreds of models
         raise UnsupportedModelError(
-            f"{checkpoint.folder / 'config.json'}: {name} does not run without numbers{_where(failure)}: "
-            f"{reason(failure)}"
+            f"{checkpoint.stated_in}: {name} does not run without numbers{line_of(failure)}: {reason(failure)}"
         ) from failure
+    finally:
+        log.setLevel(before)
 
 
 def reason(failure: BaseException) -> str:
     """What a pass on fake tensors or an export failed at, in words of the user's."""
     kind, said = type(failure).__name__, " ".join(str(failure).split())
     if "DataDependent" in kind or "DynamicOutputShape" in kind:
-        return "what runs depends on values there, which no graph can; take a class or configuration without it"
-    return f"{kind}: {said}"[:300]
+        return (
+            "what runs depends on values there, which no graph can; choose by torch.where, or take a class or "
+            "configuration without it"
+        )
+    return said if isinstance(failure, ExportError) else f"{kind}: {said}"[:300]
 
 
-def _where(failure: BaseException) -> str:
-    """The last line of the model's own code that a traceback passes through."""
-    frames = [f for f in traceback.extract_tb(failure.__traceback__) if "/transformers/models/" in f.filename]
-    return f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-
-
-def _faked(model: Any, fake: FakeTensorMode) -> Any:
-    """A copy whose parameters and buffers are fake tensors on the processor; ties stay."""
+def faked(model: Any, fake: FakeTensorMode) -> Any:
+    """A copy in eval mode whose parameters and buffers are fake tensors on the processor; ties stay."""
     memo: dict[int, object] = {}
     with fake:
         for parameter in model.parameters():
@@ -198,10 +229,10 @@ def _faked(model: Any, fake: FakeTensorMode) -> Any:
             memo[id(parameter)] = torch.nn.Parameter(made, requires_grad=False)
         for buffer in model.buffers():
             memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
-        return copy.deepcopy(model, memo)
+        return copy.deepcopy(model, memo).eval().requires_grad_(False)
 
 
-def _inputs(fake: FakeTensorMode, specs: Sequence[TensorSpec], bucket: Bucket) -> dict[str, torch.Tensor]:
+def fake_inputs(fake: FakeTensorMode, specs: Sequence[TensorSpec], bucket: Bucket) -> dict[str, torch.Tensor]:
     with fake:
         return {s.name: torch.ones(s.shape(bucket), dtype=getattr(torch, s.dtype)) for s in specs}
 
@@ -247,7 +278,7 @@ def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Sign
         signature = Signature(inputs, (), most, mask, shortened=shortened)
         module = TransformersModule(model, signature, None, loading)
         try:
-            outputs, lost = _output_specs(module, fake, signature, _is_causal(model))
+            outputs, lost = output_specs(module, fake, signature, _is_causal(model))
             if lost:
                 said.append(f"outputs that engines do not have (not of float rows): {', '.join(lost)}")
             return replace(signature, outputs=outputs, left_out="; ".join(said) or None)
@@ -316,17 +347,21 @@ def _text_specs(model: Any, taken: Mapping[str, Any], configs: Sequence[Any]) ->
         yield TensorSpec(TYPE_IDS, "int64", TOKENS, pad=0, high=types)
 
 
-def _output_specs(
-    module: TransformersModule, fake: FakeTensorMode, signature: Signature, follows: bool
+def output_specs(
+    module: TransformersModule,
+    fake: FakeTensorMode,
+    signature: Signature,
+    follows: bool,
+    lengths: tuple[int, int] | None = None,
 ) -> tuple[tuple[TensorSpec, ...], list[str]]:
     """The float outputs that have rows, and the names of other tensors; a dimension that grows with the tokens and is
-    not their number leaves one out."""
+    not their number leaves one out. It is told by passes at both ``lengths``."""
     most = signature.max_sequence or 1
-    short, long = 12 if most > 12 else max(1, most // 2), min(19, most)
+    short, long = lengths or (12 if most > 12 else max(1, most // 2), min(19, most))
 
     def shapes(bucket: Bucket) -> dict[str, Shape]:
-        with fake, torch.no_grad(), caches_unused():
-            found = module.answer(_inputs(fake, signature.inputs, bucket))
+        with fake, torch.no_grad(), caches_unused(), OwnOperators():  # type: ignore[no-untyped-call]
+            found = module.answer(fake_inputs(fake, signature.inputs, bucket))
         tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
         return {n: tuple(map(int, each.shape)) if each.is_floating_point() else () for n, each in tensors.items()}
 
@@ -470,6 +505,20 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _name(self, func: Any, weights: Sequence[torch.Tensor]) -> str:
         kind = func.overloadpacket.__name__
         return self._names[_storage(weights[0])].rpartition(".")[0] if weights else f"{len(self.ops)}.{kind}"
+
+
+class OwnOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises ExportError for an operation that is not PyTorch's own."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func.namespace not in _NAMESPACES:
+            name = f"{func.namespace}::{func.overloadpacket.__name__}"
+            raise ExportError(
+                f"{name} is a custom operator, which no graph has; compute it by PyTorch's own operations"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def _what(op: Op) -> str:

@@ -29,9 +29,8 @@ Examples:
 """
 
 
-_COMPILE_FIELDS = tuple(
-    field.name for field in fields(CompileRequest) if field.name not in ("model", "command", "progress")
-)
+_OWN = ("model", "command", "progress", "example_inputs", "dynamic")
+_COMPILE_FIELDS = tuple(field.name for field in fields(CompileRequest) if field.name not in _OWN)
 
 
 @click.command("compile", epilog=_COMPILE_EXAMPLES)

@@ -1,0 +1,239 @@
+"""What a module takes, found on example inputs: names, dimensions, types, and the values of whole numbers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ...bucket import Bucket
+from ...bundle.entries.tensor_spec import RowNeed, TensorSpec
+from ...errors import InputError
+from ...strict import nearest
+from ..hugging_face import survey
+from ..own_lines import line_of
+from .checkpoint import ModuleInMemory
+from .module import named_outputs, plainly
+
+_BATCH, _SEQUENCE = "batch", "sequence"
+_WHOLE = {torch.int64: "int64", torch.int32: "int32", torch.int8: "int8", torch.uint8: "uint8", torch.bool: "bool"}
+# Operations that hand the numbers of their first argument on as they are.
+_CARRIES = frozenset(
+    [
+        *("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "clone", "_to_copy", "t", "transpose"),
+        *("permute", "slice", "select", "alias", "detach", "contiguous", "lift_fresh"),
+    ]
+)
+
+
+def module_in_memory(
+    module: torch.nn.Module, examples: Any, dynamic: Mapping[str, Sequence[str | None]] | None
+) -> ModuleInMemory:
+    """``module`` with the inputs that ``examples`` show: tensors by the names of ``forward``'s parameters, or in their
+    order. ``dynamic`` names the dimensions of each that may change.
+
+    Raises InputError for examples that the module does not take, and UnsupportedModelError where it does not run on
+    shapes alone.
+    """
+    given = _by_name(module, examples)
+    stated = dict(dynamic or {})
+    for name in stated.keys() - given.keys():
+        raise InputError(f"dynamic: no input {name!r:.80}{nearest(str(name)[:80], given)}")
+    specs = tuple(_spec(name, tensor, stated.get(name, (_BATCH,))) for name, tensor in given.items())
+    sizes = _sizes(given, specs)
+    rows = _table_rows(ModuleInMemory(module, specs, sizes[_SEQUENCE]), sizes)
+    specs = tuple(_bounded(spec, given[spec.name], rows.get(spec.name)) for spec in specs)
+    with _evaluated(module):
+        _answers(module, given)
+        specs = tuple(replace(spec, row_needs=_row_need(module, given, spec)) for spec in specs)
+    return ModuleInMemory(module, specs, sizes[_SEQUENCE])
+
+
+def _by_name(module: torch.nn.Module, examples: Any) -> dict[str, torch.Tensor]:
+    parameters = inspect.signature(module.forward).parameters
+    fixed = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [name for name, each in parameters.items() if each.kind in fixed]
+    if isinstance(examples, torch.Tensor | np.ndarray):
+        examples = (examples,)
+    if isinstance(examples, Sequence) and not isinstance(examples, str):
+        if len(examples) > len(names):
+            raise InputError(
+                f"example_inputs: {len(examples)} of them, and forward takes {', '.join(names) or 'none by a name'}; "
+                "give those, a tensor each"
+            )
+        examples = dict(zip(names, examples, strict=False))
+    if not isinstance(examples, Mapping) or not examples:
+        raise InputError(
+            "example_inputs: expected those of a torch.nn.Module, tensors by name or in the order of forward, such as "
+            "{'x': torch.zeros(1, 16)}"
+        )
+    for name, value in examples.items():
+        if name not in names:
+            raise InputError(f"example_inputs: forward takes no {name!r:.80}{nearest(str(name)[:80], names)}")
+        if not isinstance(value, torch.Tensor | np.ndarray):
+            raise InputError(
+                f"example_inputs: {name}: expected a tensor, got {type(value).__name__}; what is none belongs into the "
+                "module or into a default of forward"
+            )
+    missing = [n for n in names if n not in examples and parameters[n].default is inspect.Parameter.empty]
+    if missing:
+        raise InputError(f"example_inputs: forward also takes {', '.join(missing)}; give an example of each")
+    return {name: torch.as_tensor(examples[name]) for name in names if name in examples}
+
+
+def _spec(name: str, tensor: torch.Tensor, stated: Sequence[str | None]) -> TensorSpec:
+    dims: list[str | int] = list(map(int, tensor.shape))
+    if not dims or len(stated) > len(dims) or list(stated)[:1] != [_BATCH] or not all(dims):
+        raise InputError(
+            f"dynamic: {name}: expected 'batch', then 'sequence' or None for each dimension of {dims}, got "
+            f"{list(stated)}; every input has the batch in front"
+        )
+    for at, dim in enumerate(stated):
+        if dim is not None and (dim not in (_BATCH, _SEQUENCE) or list(stated).count(dim) > 1):
+            raise InputError(f"dynamic: {name}: {dim!r:.80} at {at}; expected 'batch' and 'sequence' once, or None")
+        dims[at] = dims[at] if dim is None else dim
+    if tensor.is_floating_point():
+        return TensorSpec(name, "float32", tuple(dims))
+    if tensor.dtype not in _WHOLE:
+        raise InputError(
+            f"example_inputs: {name} is {tensor.dtype}; expected floats, bool or {', '.join(_WHOLE.values())}"
+        )
+    return TensorSpec(name, _WHOLE[tensor.dtype], tuple(dims))
+
+
+def _sizes(given: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """Those of the batch and the sequence, 1 where there is none. Raises InputError where inputs differ in one."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        for dim, size in zip(spec.dims, given[spec.name].shape, strict=True):
+            if isinstance(dim, str) and sizes.setdefault(dim, (size, spec.name))[0] != size:
+                was, first = sizes[dim]
+                raise InputError(
+                    f"example_inputs: {dim} is {was} in {first} and {size} in {spec.name}; expected one size"
+                )
+    return {_SEQUENCE: 1, **{dim: size for dim, (size, _) in sizes.items()}}
+
+
+def _table_rows(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The least number of rows of the tables that each whole-number input indexes, by the name of the input. Raises
+    UnsupportedModelError where the module does not run on shapes alone, InputError where it does at one size alone."""
+    name, fake = checkpoint.name, FakeTensorMode(allow_non_fake_inputs=True)
+    with survey.refused(checkpoint, name):
+        model = survey.faked(checkpoint.module, fake)
+        lookups = _passed(model, fake, checkpoint.inputs, sizes)
+        for dim in dict.fromkeys(dim for spec in checkpoint.inputs for dim in spec.dims if isinstance(dim, str)):
+            other = sizes[dim] - 1 if sizes[dim] > 1 else 2
+            try:
+                _passed(model, fake, checkpoint.inputs, {**sizes, dim: other})
+            except Exception as failure:  # of any kind: the user's code
+                todo = "state None in its place" if dim == _SEQUENCE else "a model takes any number of rows"
+                raise InputError(
+                    f"dynamic: {name} is made for one size of {dim}: it runs at {sizes[dim]} and not at {other}"
+                    f"{line_of(failure)}; {todo}: {survey.reason(failure)}"
+                ) from failure
+    return lookups.rows
+
+
+def _passed(
+    model: torch.nn.Module, fake: FakeTensorMode, specs: Sequence[TensorSpec], sizes: Mapping[str, int]
+) -> Lookups:
+    inputs = survey.fake_inputs(fake, specs, Bucket(sizes[_BATCH], sizes[_SEQUENCE]))
+    lookups = Lookups(inputs)
+    with fake, torch.no_grad(), plainly(), lookups:
+        model(**inputs)
+    return lookups
+
+
+class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
+    """Sees a pass index tables: ``rows`` are those of the smallest that each of the ``given`` indexes, by name."""
+
+    def __init__(self, given: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows: dict[str, int] = {}
+        self._names: Any = WeakIdKeyDictionary()
+        for name, tensor in given.items():
+            if not tensor.is_floating_point():
+                self._names[tensor] = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        name = func.overloadpacket.__name__
+        if name in _CARRIES and isinstance(found, torch.Tensor) and args[0] in self._names:
+            self._names[found] = self._names[args[0]]
+        elif name == "embedding":
+            self._see(args[0], 0, args[1])
+        elif name in ("index_select", "gather"):
+            self._see(*args[:3])
+        elif name == "index":
+            for at, indices in enumerate(args[1]):
+                self._see(args[0], at, indices)
+        return found
+
+    def _see(self, table: torch.Tensor, dim: int, indices: torch.Tensor | None) -> None:
+        if indices is not None and indices in self._names:
+            name = self._names[indices]
+            self.rows[name] = min(int(table.shape[dim]), self.rows.get(name, 2**62))
+
+
+def _bounded(spec: TensorSpec, example: torch.Tensor, rows: int | None) -> TensorSpec:
+    """``spec`` with the numbers that an input may hold: those of its table, else up to the largest of its example."""
+    if spec.dtype in ("float32", "bool"):
+        return spec
+    least, most = int(example.min()), int(example.max())
+    high = most + 1 if rows is None else rows
+    if least < 0 or most >= high or high == 1:
+        where = f"of a table of {rows} rows" if rows is not None else "such as the largest that it will have"
+        raise InputError(
+            f"example_inputs: {spec.name} has whole numbers {least}..{most}; expected some from 0 on, {where}"
+        )
+    return replace(spec, high=high)
+
+
+@contextmanager
+def _evaluated(module: torch.nn.Module) -> Iterator[None]:
+    """``module`` in eval mode, and then as it was."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        with torch.no_grad(), plainly():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _answers(module: torch.nn.Module, given: Mapping[str, torch.Tensor]) -> bool:
+    """Whether ``module`` answers with numbers. Raises InputError where it does not run."""
+    try:
+        found = named_outputs(module(**given))
+    except Exception as failure:  # of any kind: the user's code
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items())
+        where = f"{type(module).__name__} does not run on {shapes}{line_of(failure)}"
+        raise InputError(f"example_inputs: {where}: {survey.reason(failure)}") from failure
+    return all(bool(torch.isfinite(tensor).all()) for tensor in found.values() if tensor.is_floating_point())
+
+
+def _row_need(module: torch.nn.Module, given: Mapping[str, torch.Tensor], spec: TensorSpec) -> RowNeed | None:
+    """What every row of an input must have for the module to answer with numbers, of one that may be a mask: found by
+    asking it. Raises InputError for a mask that hides where it is 1."""
+    example = given[spec.name]
+    if spec.dims != (_BATCH, _SEQUENCE) or (spec.dtype != "bool" and spec.high != 2):
+        return None
+    if not _answers(module, {**given, spec.name: torch.ones_like(example)}):
+        raise InputError(
+            f"example_inputs: {spec.name}: where it is 1 throughout, {type(module).__name__} answers with no numbers; "
+            "expected a mask that is 1 where a token counts: turn it around within the module"
+        )
+    first = torch.ones_like(example)
+    first[:, 0] = 0
+    if example.shape[1] > 1 and not _answers(module, {**given, spec.name: first}):
+        return "first_token"
+    return None if _answers(module, {**given, spec.name: torch.zeros_like(example)}) else "token"

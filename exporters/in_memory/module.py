@@ -1,0 +1,145 @@
+"""A module of the user's as compiled models are: inputs by position, outputs in the signature's order."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...bucket import MAX_TOKENS, Bucket
+from ...bundle.entries.tensor_spec import TensorSpec
+from ...errors import CheckpointError, ExportError
+from ...outside import library_errors
+from ..checkpoints.own_folder import is_finite
+from ..hugging_face import survey
+from ..hugging_face.transformers_model import TransformersModule
+from ..own_lines import line_of
+from ..signature import Signature
+from .checkpoint import ModuleInMemory
+
+# Beyond so many no search for the longest sequence goes.
+_SEARCHED = 2048
+# Parts with weights that a layer has, as attention and an FFN have them.
+_WEIGHTED_PER_LAYER = 6
+
+
+def named_outputs(found: Any, at: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of what a module returns, by their place in its structure: ``output`` alone, keys of mappings and
+    fields, ``output_0`` and so on of a sequence; further in, joined by a dot."""
+    if isinstance(found, torch.Tensor):
+        return {at or "output": found}
+    if dataclasses.is_dataclass(found) and not isinstance(found, Mapping | type):
+        found = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    elif isinstance(found, tuple) and hasattr(found, "_fields"):
+        found = dict(zip(found._fields, found, strict=True))
+    if isinstance(found, list | tuple):
+        found = {str(number) if at else f"output_{number}": each for number, each in enumerate(found)}
+    if not isinstance(found, Mapping):
+        return {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, each in found.items():
+        tensors |= named_outputs(each, f"{at}.{name}" if at else str(name))
+    return tensors
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Within it PyTorch's layers of transformers compute by plain operations, where they have one fused operation for
+    passes without gradients that no graph has."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class PlainModule(TransformersModule):
+    """Calls the user's module by keyword; it runs on sequences of ``length``."""
+
+    def __init__(self, model: torch.nn.Module, signature: Signature, length: int) -> None:
+        super().__init__(model, signature)
+        self.example_tokens = max(length, 2)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Raises ExportError, one line, where the module does not run."""
+        if torch.compiler.is_exporting():
+            return super().forward(*tensors)
+        try:
+            return super().forward(*tensors)
+        except Exception as failure:  # of any kind: the user's code
+            shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(self.inputs, tensors, strict=True))
+            raise ExportError(
+                f"{type(self.model).__name__} does not run on {shapes}{line_of(failure)}: {survey.reason(failure)}; "
+                "ask for `buckets` that it takes"
+            ) from failure
+
+    def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        with plainly():
+            return named_outputs(self.model(**inputs))
+
+
+def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
+    """What the module is. Raises UnsupportedModelError, one line, where it does not run on shapes alone."""
+    inputs, name, length = checkpoint.inputs, checkpoint.name, checkpoint.length
+    with survey.refused(checkpoint, name), plainly():
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        model = survey.faked(checkpoint.module, fake)
+        signature = Signature(inputs, ())
+        module = PlainModule(model, signature, length)
+        if any("sequence" in spec.dims for spec in inputs):
+            signature = replace(signature, max_sequence=_longest(module, fake, inputs, length))
+        lengths = length, length - 1 if length == signature.max_sequence else length + 1
+        outputs, lost = survey.output_specs(module, fake, signature, False, lengths)
+        if not outputs:
+            raise ExportError(f"returns no float tensors with the batch in front, but {', '.join(lost) or 'none'}")
+    said = f"outputs that engines do not have (not of float rows): {', '.join(lost)}" if lost else None
+    signature = replace(signature, outputs=outputs, left_out=said)
+    module = PlainModule(model, signature, length)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    weighted = sum(any(True for _ in part.parameters(False)) for part in model.modules())
+    depth = max(1, weighted // _WEIGHTED_PER_LAYER)
+    with plainly():
+        axes = survey.axes_of(checkpoint, module, fake, signature, length)
+    return survey.Survey(module, fake, shapes, signature, depth, axes)
+
+
+def _longest(module: PlainModule, fake: FakeTensorMode, inputs: Sequence[TensorSpec], least: int) -> int:
+    """The longest sequence that passes run on, if that is less than ``_SEARCHED``; they do at ``least``."""
+
+    def runs(length: int) -> bool:
+        try:
+            with fake, torch.no_grad():
+                module(*survey.fake_inputs(fake, inputs, Bucket(2, length)).values())
+        except ExportError:
+            return False
+        return True
+
+    most = max(_SEARCHED, 2 * least)
+    if runs(most):
+        return MAX_TOKENS
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if runs(middle) else (least, middle)
+    return least
+
+
+def load_module(checkpoint: ModuleInMemory, signature: Signature) -> PlainModule:
+    """A copy of the module on the processor, in eval mode and float32. Raises CheckpointError for one that cannot be
+    copied, and for parameters that are not finite or no floats."""
+    name = checkpoint.name
+    with library_errors(lambda said: CheckpointError(f"model: {name} cannot be copied: {said}")):
+        model = copy.deepcopy(checkpoint.module).cpu().float().eval().requires_grad_(False)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise CheckpointError(f"model: parameter {parameter_name} of {name} is {dtype}; expected floats")
+        if not is_finite(parameter):
+            raise checkpoint.not_finite(parameter_name)
+    return PlainModule(model, signature, checkpoint.length)
