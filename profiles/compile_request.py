@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..argument_types import again, document_fields, option, take_numbers, take_types
+from ..argument_types import again, document_fields, option, options_of, take_numbers, take_types
 from ..bucket import Bucket
 from ..elastic import Pairs
 from ..errors import InputError, PlanError
@@ -49,7 +49,7 @@ class CompileRequest:
         HOST_PROFILE_NAME,
         metavar="NAME|FILE",
     )
-    output: str | Path = again(OUTPUT, default="model.bundle")
+    output: str | Path = again(OUTPUT, default="model.bundle", required=False)
     overwrite: bool = again(OVERWRITE)
     text: str | Path | None = option(
         "UTF-8 text, one example a line, to rank axes and measure quality. Default: ranked by magnitude, no quality.",
@@ -181,6 +181,12 @@ class CompileRequest:
     def budget_shape(self) -> Bucket | None:
         """``budget_at`` as a bucket. Raises PlanError."""
         return None if self.budget_at is None else _shape(self.budget_at)
+
+
+# Those that a command line, or a file, can state.
+JOB_OPTIONS = tuple(
+    name for name in options_of(CompileRequest) if name not in ("command", "example_inputs", "dynamic", "progress")
+)
 
 
 def is_module(model: object) -> bool:

@@ -209,12 +209,13 @@ def path_option(flag: str, help: str, *name: str, metavar: str = "FILE", **setti
     return click.option(flag, *name, type=_PATH, metavar=metavar, help=help, **settings)
 
 
-def given_options() -> list[str]:
-    """The options that the command line, or its environment, states of the command which runs."""
+def given_settings() -> dict[str, str]:
+    """The options that the command line, or its environment, states of the command which runs, by their settings."""
     context = click.get_current_context()
     stated = [each for each in context.command.params if isinstance(each, click.Option) and each.name is not None]
     default = click.core.ParameterSource.DEFAULT
-    return [each.opts[0] for each in stated if context.get_parameter_source(str(each.name)) is not default]
+    given = ((str(each.name), each.opts[0]) for each in stated)
+    return {name: option for name, option in given if context.get_parameter_source(name) is not default}
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else.")

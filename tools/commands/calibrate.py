@@ -16,7 +16,7 @@ from ...strict import unstructure
 from ...whole_file import require_new, write_whole
 from ..console import print_facts, print_json, print_table, say, working
 from ..functions import calibrate, calibrate_drafts
-from ..options import bundle_argument, field_options, given_options, json_option, path_option, read_text_lines
+from ..options import bundle_argument, field_options, given_settings, json_option, path_option, read_text_lines
 
 _CALIBRATE_EXAMPLES = """\b
 Examples:
@@ -71,7 +71,9 @@ def calibrate_command(
     if data is None and budget is None:
         if open_bundle(bundle).manifest.generation is None:
             raise click.UsageError("expected --data and --budget: this bundle has no engines that generate")
-        if of_exits := [option for option in given_options() if option not in ("--text", "--submodel", "--json")]:
+        if of_exits := [
+            option for option in given_settings().values() if option not in ("--text", "--submodel", "--json")
+        ]:
             raise click.UsageError(
                 f"{', '.join(of_exits)}: for exits; drafts are calibrated with --text and --submodel"
             )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ...bundle.open_bundle import open_bundle
-from ...profiles.compile_request import CompileRequest
+from ...profiles.compile_request import JOB_OPTIONS, CompileRequest
+from ...profiles.job_file import SUFFIXES, load_job, save_job
 from ...runtime.summary import ShortNames
 from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_ids, print_submodels, print_tasks
 from ..console import in_options, let_waiting_threads_sleep, print_json, print_table, resumable, say, working
-from ..options import TASK, bundle_argument, field_options, json_option, model_argument, path_option
+from ..options import TASK, bundle_argument, field_options, given_settings, json_option, model_argument, path_option
 
 _COMPILE_EXAMPLES = """\b
 Examples:
@@ -26,25 +26,36 @@ Examples:
   nestforge compile MODEL --precision fp32,int8 --text calibration.txt --output my.bundle
   nestforge compile MODEL --task reviews=FOLDER --task questions=FOLDER --output my.bundle
   nestforge compile MODEL --profile jetson-orin-nano-8gb --emit-only --output jetson.bundle
+  nestforge compile MODEL --precision fp32,int8-dynamic --save job.yaml
+  nestforge compile job.yaml --output other.bundle
 """
-
-
-_OWN = ("model", "command", "progress", "example_inputs", "dynamic")
-_COMPILE_FIELDS = tuple(field.name for field in fields(CompileRequest) if field.name not in _OWN)
 
 
 @click.command("compile", epilog=_COMPILE_EXAMPLES)
 @model_argument
-@field_options(CompileRequest, *_COMPILE_FIELDS)
+@field_options(CompileRequest, *JOB_OPTIONS[1:])
+@path_option(
+    "--save", "Write the job into this new YAML file instead, which `nestforge compile FILE` then runs.", "save"
+)
 @json_option
-def compile_command(model: Path, as_json: bool, **settings: Any) -> None:
+def compile_command(model: Path, save: Path | None, as_json: bool, **settings: Any) -> None:
     """Compile a checkpoint into a bundle of verified engines.
 
-    MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights. An
-    interrupted compile is resumed by the same command. Nothing is published unless every parity gate passes.
+    MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights; or a job
+    that --save wrote, in which options stated here take the place of its own. An interrupted compile is resumed by the
+    same command. Nothing is published unless every parity gate passes.
     """
+    if model.suffix in SUFFIXES and not model.is_dir():
+        saved, stated = load_job(model), given_settings()
+        settings |= {name: value for name, value in saved.items() if name not in stated}
+        model = settings.pop("model")
     if settings["text"] is not None and settings["data"] is not None:
         raise click.UsageError("expected at most one of --text and --data")
+    settings["output"] = Path(settings["output"])
+    if save is not None:
+        save_job(CompileRequest(model, **settings), save)
+        say(f"wrote {save}; nestforge compile {save} runs it")
+        return
     let_waiting_threads_sleep()
     with working() as progress, resumable(settings["output"]):
         from ...compiler.compile import compile_job, prepare

@@ -17,7 +17,7 @@ from ...runtime.summary import CacheSize, ShortNames, cache_facts, describe_axes
 from ...strict import unstructure
 from ..bundle_view import bundle_data, print_bundle, print_ids
 from ..console import in_options, print_facts, print_json, print_table, say, working
-from ..options import field_options, given_options, json_option, model_argument
+from ..options import field_options, given_settings, json_option, model_argument
 
 if TYPE_CHECKING:
     from ...compiler.model_view import ModelView
@@ -47,7 +47,7 @@ def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> No
     manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exit-layers are for models.
     """
     if os.path.exists(model_or_bundle / MANIFEST_NAME):
-        if of_models := [option for option in given_options() if option != "--json"]:
+        if of_models := [option for option in given_settings().values() if option != "--json"]:
             raise click.UsageError(f"{', '.join(of_models)}: for models; a bundle's are fixed")
         bundle = open_bundle(model_or_bundle)
         if as_json:

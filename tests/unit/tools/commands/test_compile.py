@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +15,7 @@ from nestforge.errors import BuildError
 from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.compile import build_command as command
+from support.commands import error_of, nestforge, usage_of
 from support.fake_cuda import World
 from support.fake_tensorrt import installed
 from support.processes import needs_root, nobody
@@ -145,3 +146,36 @@ def test_graphs_that_keep_a_cache_get_plans_too(tmp_path: Path, monkeypatch: pyt
     ids = ["ffn16-heads2@b1-s16", "ffn32-heads4@b1-s16", *(engine.id for engine in manifest.generation.engines)]
     assert engines == list(map(ShortNames.of(manifest), ids))
     assert len(engines) == 6
+
+
+def test_a_saved_job_is_the_compile_that_it_was_saved_from(compiled: Any, tmp_path: Path) -> None:
+    job, output = tmp_path / "job.yaml", tmp_path / "b.bundle"
+    stated = [
+        "--profile",
+        compiled.profile,
+        "--levels",
+        "ffn=0.5,1",
+        "--include",
+        "budgets",
+        "--output",
+        tmp_path / "a",
+    ]
+    assert nestforge("compile", compiled.model, *stated, "--save", job).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]  # nothing is compiled
+    # What stands beside the file takes the place of its own.
+    assert nestforge("compile", job, "--output", output, "--bucket", "1x4").exit_code == 0
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["b.bundle", "job.yaml"]
+    manifest = open_bundle(output).manifest
+    assert {str(engine.bucket) for engine in manifest.engines} == {"1x4"}
+    assert manifest.provenance.options.include == "budgets"
+    assert manifest.provenance.profile["levels"] == {"ffn": [0.5, 1.0]}
+
+
+def test_a_job_that_is_none_is_one_line(compiled: Any, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f"model: {compiled.model}\nprecison: [fp32]\n")
+    assert error_of("compile", job) == f"{job}: no option 'precison'; did you mean 'precisions'?"
+    assert "cannot be read" in error_of("compile", tmp_path / "none.yaml")
+    job.write_text(f"model: {compiled.model}\ntext: texts.txt\n")
+    assert "at most one of --text and --data" in usage_of("compile", job, "--data", "rows.npz")
+    assert f"{job}: exists" in error_of("compile", compiled.model, "--save", job)
