@@ -37,12 +37,14 @@ class Axis:
 
     ``choices`` are the only values of an axis that changes the graph itself, such as ``depth``, where a model has
     exits; they rise to ``size``, or fall to it where a larger value keeps less, such as a reduction. Every other axis
-    takes each value of ``1..size``.
+    takes each value of ``1..size``. Its layer runs in submodels of ``min_depth`` layers or more, where those are not
+    simply the first.
     """
 
     name: str
     size: int
     choices: tuple[int, ...] | None = None
+    min_depth: int | None = None
 
     @property
     def kind(self) -> str:
@@ -54,6 +56,11 @@ class Axis:
     def layer(self) -> int | None:
         match = _LAYER_AXIS.fullmatch(self.name)
         return int(match[1]) if match else None
+
+    def runs_at(self, depth: int | None) -> bool:
+        """Whether its layer is among those of a submodel of so many layers, None where that has all."""
+        layer = self.layer
+        return depth is None or layer is None or depth >= (layer + 1 if self.min_depth is None else self.min_depth)
 
     @property
     def falls(self) -> bool:
@@ -326,6 +333,4 @@ def canonical(values: Iterable[tuple[Axis, int]]) -> Submodel:
     depth = next((value for axis, value in values if axis.name == DEPTH), None)
     if depth is None:
         return Submodel(values)
-    return Submodel(
-        tuple((axis, axis.size if axis.layer is not None and axis.layer >= depth else value) for axis, value in values)
-    )
+    return Submodel(tuple((axis, value if axis.runs_at(depth) else axis.size) for axis, value in values))

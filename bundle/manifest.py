@@ -65,7 +65,7 @@ class SubmodelEntry:
     """One submodel: its axis values per kind, one per layer, and what does not depend on the bucket.
 
     ``weight_bytes`` counts the parameters that its engines read of the weight store; tables come on top. ``precision``
-    is that of its engines.
+    is that of its engines. ``states`` are figures that a published table has of it, by column.
     """
 
     id: str
@@ -75,6 +75,7 @@ class SubmodelEntry:
     weight_bytes: int = field(metadata={"min": 0})
     quality: Quality | None = None
     precision: Precision = "fp32"
+    states: Mapping[str, float] | None = None
 
     @property
     def label(self) -> str:
@@ -203,7 +204,7 @@ class JobOptions:
     the layers of the ``exits`` at which the model is cut, None for all; whether engines ``generate``, and tasks are
     ``mergeable``. ``whole_along`` are axes that no submodel shrinks: weights are not laid out along them.
     ``dimensions`` are those to which the embedding may be cut, None for the model's own, and ``pairs`` layers with
-    dimensions, None where each goes with the other.
+    dimensions, None where each goes with the other. ``left_out`` are sets of layers that submodels may lack.
     """
 
     include: Literal["budgets", "levels", "ladder"] = "levels"
@@ -217,6 +218,7 @@ class JobOptions:
     whole_along: tuple[str, ...] = ()
     dimensions: tuple[int, ...] | None = None
     pairs: Pairs | None = None
+    left_out: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

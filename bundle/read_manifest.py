@@ -241,6 +241,8 @@ def _axis_problems(manifest: Manifest) -> Iterable[str]:
         ):
             expected = f"rising or falling numbers, from 1 on, up or down to {axis.size}"
             yield f"axis {axis.name}: choices {list(choices)[:80]}; expected {expected}"
+        if axis.min_depth is not None and not (axis.layer is not None and 1 <= axis.min_depth <= MAX_ELEMENTS):
+            yield f"axis {axis.name}: min_depth {axis.min_depth}; expected one of a layer, of at least 1"
     spec, precisions = manifest.spec, [entry.precision for entry in manifest.submodels]
     if len(spec.kinds) > MAX_KINDS:
         yield f"axes are of {len(spec.kinds)} kinds, more than the {MAX_KINDS} allowed"

@@ -19,6 +19,7 @@ from ..exporters.dimensions import trained_by_layer
 from ..exporters.families.module import FAMILY
 from ..exporters.in_memory.checkpoint import ModuleInMemory
 from ..exporters.published_slice import read_slice
+from ..exporters.slicing_table import TableRow, read_slicing_table, sets_left_out
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_stated_tasks, with_tasks
 from ..profiles.backends import BACKENDS
@@ -41,16 +42,18 @@ class Job:
 
     ``source`` is the model as its folder states it (headers alone), in the precisions and with the tasks and exits of
     the job; ``profile`` is the device with what the request puts in place of its own. ``submodels`` were requested by
-    id or as published slices; ``included`` are the ids of the submodels that are built whatever budgets choose.
-    ``options`` are what the profile does not say of the job, as the manifest keeps it: with that, ``stated_source``
-    gives the source back. ``notes`` state what of the profile this model cannot have. ``tasks`` were read whole;
-    ``examples`` is the file of texts (``options.text``) or arrays that rank the axes.
+    id or as published slices, those ``tabled`` by the rows of a slicing table; ``included`` are the ids of the
+    submodels that are built whatever budgets choose. ``options`` are what the profile does not say of the job, as the
+    manifest keeps it: with that, ``stated_source`` gives the source back. ``notes`` state what of the profile this
+    model cannot have. ``tasks`` were read whole; ``examples`` is the file of texts (``options.text``) or arrays that
+    rank the axes.
     """
 
     source: ModelSource
     profile: DeviceProfile
     levels: tuple[Level, ...]
     submodels: tuple[Submodel, ...]
+    tabled: tuple[tuple[Submodel, TableRow], ...]
     included: frozenset[str]
     options: JobOptions
     notes: tuple[str, ...]
@@ -96,6 +99,7 @@ class Job:
             self.profile,
             levels=self.levels,
             submodels=self.submodels,
+            tabled=self.tabled,
             corrections=corrections,
         )
         cost = compile_cost(self.source, self.profile, self.chosen(self.source.spec, made))
@@ -126,6 +130,7 @@ def resolve(request: CompileRequest) -> Job:
     Raises a NestforgeError for a model, profile, level, submodel, bucket or precision that does not exist or fit.
     """
     wanted = requested_profile(request)
+    rows = () if request.slicing_table is None else read_slicing_table(Path(request.slicing_table))
     source = open_source(
         _model(request),
         request.exits,
@@ -133,9 +138,12 @@ def resolve(request: CompileRequest) -> Job:
         generates=request.generate,
         dimensions=request.dimensions,
         pairs=request.layer_dimensions,
+        left_out=sets_left_out(rows),
     )
     source, tasks = with_tasks(source, request.tasks, request.lora_rank) if request.tasks else (source, {})
     published = tuple(read_slice(source, Path(folder)) for folder in request.slices)
+    tabled = tuple((row.submodel(source.spec), row) for row in rows)
+    published = (*published, *dict.fromkeys(submodel for submodel, _ in tabled))
     profile = source.fitted(wanted, request.buckets is not None, request.budget_at is not None)
 
     levels = tuple(make_levels(source.spec, profile.levels, profile.width_multiple))
@@ -153,6 +161,7 @@ def resolve(request: CompileRequest) -> Job:
         profile=profile,
         levels=levels,
         submodels=(*by_id, *published),
+        tabled=tabled,
         included=frozenset(submodel.id for submodel in always),
         options=JobOptions(
             include=request.include,
@@ -166,6 +175,7 @@ def resolve(request: CompileRequest) -> Job:
             whole_along=tuple(sorted(source.whole_along)),
             dimensions=source.dimensions,
             pairs=source.pairs,
+            left_out=source.left_out,
         ),
         notes=_notes(source, wanted, profile, has_buckets=request.buckets is not None),
         tasks=tasks,
@@ -204,6 +214,7 @@ def stated_source(model: Any, manifest: Manifest) -> ModelSource:
         whole_along=options.whole_along,
         dimensions=options.dimensions,
         pairs=options.pairs,
+        left_out=options.left_out,
     )
     return source if manifest.tasks is None else with_stated_tasks(source, manifest.tasks)
 
@@ -224,6 +235,8 @@ def _notes(source: ModelSource, wanted: DeviceProfile, profile: DeviceProfile, h
     if source.signature.shortened is not None:
         notes.append(f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
     notes.append(source.signature.left_out)
+    if source.checkpoint.left_out is not None:
+        notes.append(f"the text model of the folder alone: {source.checkpoint.left_out} are left out")
     if DEPTH not in source.spec.kinds and (loss := trained_by_layer(source.checkpoint)) is not None:
         notes.append(f"its card says that it was trained with {loss}: name layers that it may end with as `exits`")
     shape_wanted, shape = profile.budget_at, profile.budget_shape

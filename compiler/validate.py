@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from math import inf
 
-from ..elastic import DEPTH, Submodel
+from ..elastic import Submodel
 from ..errors import BuildError, PlanError
 from ..exporters.source import ModelSource
 from ..profiles.backends import BACKENDS
@@ -58,8 +58,6 @@ def _decoder_problems(source: ModelSource, profile: DeviceProfile, submodels: It
     if form is None:
         yield f"generate: {source.name} cannot; expected a causal language model, see docs/models.md"
         return
-    if DEPTH in source.spec.kinds:
-        yield f"generate: {source.name} cannot with exits: a cache has keys and values of every layer; leave them out"
     if form.problem is not None:
         yield f"generate: {source.name} cannot: {form.problem}"
     if "generation" not in backend.kinds:

@@ -157,7 +157,7 @@ def complete(
     budgets: everything but the files, so that it can answer."""
     candidates = {candidate.id: candidate for candidate in plan.candidates}
     submodels = tuple(
-        SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id), c.precision)
+        SubmodelEntry(c.id, c.labels, c.values, c.parameters, c.weight_bytes, quality.get(c.id), c.precision, c.states)
         for c in (candidates[submodel.id] for submodel in chosen)
     )
     tasks = bundle.manifest.tasks

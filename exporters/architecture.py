@@ -273,6 +273,7 @@ class Architecture:
     - ``group_of(parameter)``: the group that ``inspect`` counts a parameter in beside its own, if any.
     - ``kept_whole``: what was found in a model that nobody described and cannot shrink, with the reason, a line each.
     - ``surveyed``: nobody has read the class, so that the gate also proves that padding changes no answer.
+    - ``skippable``: layers that slices may leave out, since no other needs what they make.
     - ``prove_load(feeds)``: what ``load`` did to the stored weights, proven against them.
     """
 
@@ -300,6 +301,7 @@ class Architecture:
     kept_whole: tuple[str, ...] = ()
     prove_load: Callable[[Arrays], Iterator[Proof]] | None = None
     surveyed: bool = False
+    skippable: frozenset[int] = frozenset()
 
     def place_in_files(self, parameter: str, shape: tuple[int, ...]) -> Place:
         """Where the weight files have ``parameter``, a tensor of ``shape``."""

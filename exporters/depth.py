@@ -1,15 +1,16 @@
 """Depth as an axis of a model that was trained to answer after several of its layers, each time by the norm, pooling
 and head that stand behind the last: AdaptiveLayer and two-dimensional Matryoshka embeddings (Li et al. 2024,
 arXiv:2402.14776), Starbucks (Zhuang et al. 2024, arXiv:2410.13230). The layers behind are left out, and nothing is
-added (no torch here)."""
+added. Slices of Gemma 3n leave out layers between others (no torch here)."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from ..bucket import Bucket
 from ..elastic import DEPTH, Axis, Submodel
@@ -41,22 +42,81 @@ def with_depth(architecture: Architecture, checkpoint: Checkpoint, layers: Seque
         )
     if wrong := [layer for layer in layers if not 1 <= layer <= last]:
         raise PlanError(f"{checkpoint.folder}: exits: expected layers from 1 to {last}, got {wrong[0]}")
-    numbers = {name: _LISTED.match(name) for name in architecture.parameter_shapes}
-    deepest = {name: int(found["number"]) + 1 for name, found in numbers.items() if found and found["list"] == stack}
+    cached = architecture.cached
+    if cached is not None:
+        cached = replace(cached, family_problem="with exits it would need a cache for each depth; leave exits out")
+
+    def behind(module: Any, depth: int) -> None:
+        del module[depth:]
+
+    kept = {layer: frozenset(range(layer)) for layer in (*layers, last)}
+    return _with_layers(replace(architecture, cached=cached), stack, kept, behind)
+
+
+def with_left_out(architecture: Architecture, checkpoint: Checkpoint, sets: Sequence[Sequence[int]]) -> Architecture:
+    """``architecture`` with an axis ``depth``: of the layers in each of ``sets`` submodels may have none.
+
+    Raises PlanError for layers that cannot be left out, and for sets that cannot be told apart by how many layers are
+    left.
+    """
+    last, stack = architecture.spec.depth, _stack(architecture)
+    allowed = architecture.skippable
+    for layer in sorted({layer for left_out in sets for layer in left_out}):
+        if stack is None or layer not in allowed:
+            some = f"some of {min(allowed)} to {max(allowed)}" if stack is not None and allowed else "none"
+            raise PlanError(
+                f"{checkpoint.folder}: layer {layer} cannot be left out, expected {some}; the table is of another model"
+            )
+    assert stack is not None
+    kept = {last: frozenset(range(last))}
+    for left_out in sets:
+        layers = frozenset(range(last)).difference(left_out)
+        if kept.setdefault(len(layers), layers) != layers:
+            raise PlanError(f"{checkpoint.folder}: two sets of {len(left_out)} layers to leave out; take one of them")
+    depths = sorted(kept)
+    if any(not kept[low] < kept[high] for low, high in pairwise(depths)):
+        raise PlanError(f"{checkpoint.folder}: layers left out must be left out of smaller submodels too; take one set")
+
+    def between(module: Any, depth: int) -> None:
+        from .modules.layers import Passed
+
+        for layer in kept[last] - kept[depth]:
+            module[layer] = Passed()
+
+    return _with_layers(architecture, stack, kept, between)
+
+
+def _with_layers(
+    architecture: Architecture, stack: str, kept: Mapping[int, frozenset[int]], leave_out: Callable[[Any, int], None]
+) -> Architecture:
+    """``architecture`` with an axis ``depth`` of the numbers in ``kept``, which has the layers of each;
+    ``leave_out(modules, depth)`` takes the others out of the list called ``stack``."""
+    spec, depths = architecture.spec, tuple(sorted(kept))
+    least = {layer: min(depth for depth in depths if layer in kept[depth]) for layer in kept[depths[-1]]}
+    placed = {name: match for name in architecture.parameter_shapes if (match := _LISTED.match(name))}
 
     def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
         if architecture.narrow is not None:
             architecture.narrow(module, submodel)
         assert submodel.depth is not None
-        del cast(Any, module.get_submodule(f"model.{stack.rstrip('.')}"))[submodel.depth :]
+        leave_out(module.get_submodule(f"model.{stack.rstrip('.')}"), submodel.depth)
 
     def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
         assert submodel.depth is not None
-        return list(_before(architecture.workload(submodel, bucket), stack, submodel.depth))
+        return list(_of_layers(architecture.workload(submodel, bucket), stack, kept[submodel.depth]))
+
+    def with_layer(axis: Axis) -> Axis:
+        layer = axis.layer
+        is_first = layer is None or least[layer] == layer + 1
+        return axis if layer is None or is_first else replace(axis, min_depth=least[layer])
 
     return replace(
         architecture,
-        spec=replace(spec, axes=(Axis(DEPTH, last, tuple(sorted({*layers, last}))), *spec.axes), min_depth=deepest),
+        spec=replace(
+            spec,
+            axes=(Axis(DEPTH, depths[-1], depths), *map(with_layer, spec.axes)),
+            min_depth={n: least[int(match["number"])] for n, match in placed.items() if match["list"] == stack},
+        ),
         narrow=narrow,
         workload=workload,
     )
@@ -74,14 +134,14 @@ def _stack(architecture: Architecture) -> str | None:
     return lists[0] if len(lists) == 1 else None
 
 
-def _before(ops: Sequence[Op], stack: str, depth: int) -> Iterator[Op]:
-    """Those of ``ops`` that do not belong to layers behind ``depth``. What reads no weights is numbered, and belongs to
-    the layer before it."""
-    place, is_behind = re.compile(rf"(?:{re.escape(stack)}|layers\.)(\d+)\."), False
+def _of_layers(ops: Sequence[Op], stack: str, layers: frozenset[int]) -> Iterator[Op]:
+    """Those of ``ops`` that belong to ``layers`` or to none. What reads no weights is numbered, and belongs to the
+    layer before it."""
+    place, runs = re.compile(rf"(?:{re.escape(stack)}|layers\.)(\d+)\."), True
     for op in ops:
         if match := place.match(op.name):
-            is_behind = int(match[1]) >= depth
+            runs = int(match[1]) in layers
         elif not op.name[0].isdigit():
-            is_behind = False
-        if not is_behind:
+            runs = True
+        if runs:
             yield op

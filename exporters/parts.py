@@ -24,7 +24,7 @@ from ..bundle.entries.generation_entry import (
     window_of,
 )
 from ..bundle.entries.tensor_spec import TensorSpec
-from ..elastic import Submodel
+from ..elastic import DEPTH, Submodel
 from ..errors import PlanError
 from ..workload import Op
 
@@ -256,6 +256,7 @@ class CachedSpec:
             self.module,
             bucket=self.bucket,
             variants=self.variants,
+            axes=(DEPTH,),
             elastic=dict(self._elastic()),
         )
         if encoder is not None:

@@ -32,10 +32,10 @@ from ..profiles.precision import (
 from ..runtime.inputs.text import TextEncoder
 from ..workload import Op
 from .architecture import Architecture, ParameterGroups, TaskSpec, Variants, parameter_groups
-from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
+from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint, text_part
 from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
 from .checkpoints.tokenizer_file import tokenizer_content
-from .depth import with_depth
+from .depth import with_depth, with_left_out
 from .dimensions import read_depths, with_dimensions
 from .family import PREFIX, Family, family_of, preset_checkpoint
 from .parts import CachedSpec, Exits, Part, chosen_exits
@@ -52,7 +52,8 @@ class ModelSource:
     ``generates``: its submodels get KV-cache engines. ``tasks``: its engines take tasks, and these tensors of
     theirs as inputs. ``whole_along`` are the axes that no submodel of the bundle shrinks: weights need not be laid out
     for them. ``dimensions`` are those to which its embedding may be cut, None as its folder has it; ``pairs`` are
-    layers with dimensions, None where each goes with the other.
+    layers with dimensions, None where each goes with the other. ``left_out`` are sets of
+    layers that submodels may lack.
     """
 
     checkpoint: Checkpoint
@@ -66,6 +67,7 @@ class ModelSource:
     whole_along: frozenset[str] = frozenset()
     dimensions: tuple[int, ...] | None = None
     pairs: Pairs | None = None
+    left_out: tuple[tuple[int, ...], ...] = ()
 
     @property
     def name(self) -> str:
@@ -266,6 +268,7 @@ def open_source(
     whole_along: Iterable[str] = (),
     dimensions: Sequence[int] | None = None,
     pairs: Pairs | None = None,
+    left_out: tuple[tuple[int, ...], ...] = (),
 ) -> ModelSource:
     """Opens a model folder, ``preset:NAME``, or a checkpoint that was read; ``exits`` are the layers after which it may
     answer, by default those that its folder states, of a model with exits all; the others are fields of
@@ -280,12 +283,16 @@ def open_source(
     elif str(model).startswith(PREFIX):
         checkpoint = preset_checkpoint(str(model).removeprefix(PREFIX))
     else:
-        checkpoint = open_checkpoint(Path(model), untrained=True)
+        checkpoint = text_part(open_checkpoint(Path(model), untrained=True))
     family = family_of(checkpoint)
     if checkpoint.missing is not None and not family.reads_config_alone:
         raise CheckpointError(checkpoint.missing)
     cut_at, pairs = read_depths(checkpoint, exits, dimensions, pairs)
     architecture = family.read(checkpoint)
+    if left_out and cut_at is not None:
+        raise PlanError(f"{checkpoint.folder}: exits {list(cut_at)} beside slices that leave layers out; take one")
+    if left_out:
+        architecture = with_left_out(architecture, checkpoint, left_out)
     if checkpoint.has_modules and architecture.modules is None:
         raise CheckpointError(
             f"{checkpoint.folder / MODULES_FILE}: models of family {family.name} run without modules of "
@@ -301,6 +308,7 @@ def open_source(
         whole_along=frozenset(whole_along),
         dimensions=None if dimensions is None else tuple(dimensions),
         pairs=pairs,
+        left_out=left_out,
     )
 
 

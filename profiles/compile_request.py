@@ -79,6 +79,11 @@ class CompileRequest:
         option="slice",
         metavar="FOLDER",
     )
+    slicing_table: str | Path | None = option(
+        "Google's table of slices of Gemma 3n: builds the submodel of each row, under its name.",
+        option="slices",
+        metavar="FILE.csv",
+    )
     buckets: Sequence[str | Bucket] | None = option(
         "Input shape, such as 1x128, or a range of them, such as 1x1..128. Default: the profile's.", option="bucket"
     )

@@ -87,7 +87,8 @@ def latency_warnings(latencies: Sequence[Latency]) -> list[str]:
 
 
 def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
-    """One row a submodel: size, latency at the shape of budgets, and the figures of quality that the model has."""
+    """One row a submodel: size, latency at the shape of budgets, the figures of quality that the model has, and those
+    that a published table states."""
     wholes = [engine for engine in manifest.engines if engine.segment is None]
     requested = _budget_at(manifest)
     bucket = budget_bucket_of({engine.bucket for engine in wholes}, requested)
@@ -99,6 +100,7 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
     for budget in manifest.budgets:
         budgets.setdefault(budget.submodel, []).append(budget.name)
     figures = present(entry.quality.figures for entry in manifest.submodels if entry.quality)
+    stated = list(dict.fromkeys(column for entry in manifest.submodels for column in entry.states or ()))
     rows = []
     for entry in manifest.submodels:
         rows.append(
@@ -108,13 +110,14 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
                 f"{entry.weight_bytes / 1e6:.1f}",
                 *_latency_cells(engines.get(entry.id), latencies),
                 *(_quality_cell(entry.quality, name) for name in figures),
+                *(f"{value:g}" if (value := (entry.states or {}).get(name)) is not None else "-" for name in stated),
                 ", ".join(budgets.get(entry.id, [])) or "-",
             ]
         )
     at = f"ms at {_size(latencies, engines.values()) or shape}"
     columns = ["submodel", "M params", "weights MB", f"predicted {at}", f"measured {at}"]
     chosen = [number for number, entry in enumerate(manifest.submodels) if entry.id in budgets]
-    return Table([*columns, *map(heading, figures), "budgets"], rows, chosen)
+    return Table([*columns, *map(heading, figures), *stated, "budgets"], rows, chosen)
 
 
 def engine_table(manifest: Manifest, build: BuildRecord) -> Table:

@@ -59,6 +59,7 @@ class Candidate:
     for them, ``memory_mb`` that and the activations of the largest bucket. ``costs`` are those at the buckets,
     ``budget_cost`` is that at the shape where budgets limit latency and FLOPs. ``non_embedding_parameters`` leaves out
     the tables of tokens and positions, ``ffn_parameters`` are those of the feed-forward networks that shrink.
+    ``states`` are figures that a published table has of it.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Candidate:
     ffn_parameters: int
     rung: int | None = None
     precision: Precision = "fp32"
+    states: Mapping[str, float] | None = None
 
     @property
     def label(self) -> str:

@@ -258,7 +258,7 @@ def _check(spec: ElasticSpec, fractions: Mapping[str, Sequence[float]]) -> None:
 def _running(submodel: Submodel) -> Iterator[tuple[Axis, int]]:
     """The axes of the layers that run, and of no layer."""
     depth = submodel.depth
-    return ((a, value) for a, value in submodel.values if depth is None or a.layer is None or a.layer < depth)
+    return ((a, value) for a, value in submodel.values if a.runs_at(depth))
 
 
 def _widths(axis: Axis, levels: Sequence[Level]) -> list[int]:

@@ -6,8 +6,8 @@ nothing measured. Latencies in it are predicted or, given corrections, corrected
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -15,6 +15,7 @@ from ...bucket import Bucket
 from ...bundle.manifest import Limits
 from ...elastic import Submodel
 from ...errors import PlanError
+from ...exporters.slicing_table import TableRow
 from ...notebook import as_html
 from ...profiles.budget import BudgetSpec, resolve_limit
 from ...profiles.device_profile import DeviceProfile
@@ -98,12 +99,14 @@ def make_plan(
     *,
     levels: Sequence[Level],
     submodels: Sequence[Submodel] = (),
+    tabled: Iterable[tuple[Submodel, TableRow]] = (),
     corrections: Corrections | None = None,
 ) -> Plan:
     """For every budget of ``profile`` the largest rung of the ladder that keeps all its limits.
 
     ``submodels`` are candidates beside the ladder, to be compiled because they were requested; budgets do not choose
-    them. ``corrections`` must cover every bucket and precision of the profile, or be left out.
+    them. Those ``tabled`` are called as their rows say. ``corrections`` must cover every bucket and precision of the
+    profile, or be left out.
     Raises PlanError if every rung breaks a limit, naming the budget, the rung that comes closest, the limit and that
     rung's figure; an optional budget is then left out, and a note says so. Raises ValueError for a source whose
     submodels are in other precisions than the profile's.
@@ -115,9 +118,23 @@ def make_plan(
     if corrections and set(corrections) != {(b, p) for b in profile.buckets for p in profile.precisions}:
         raise ValueError("corrections: expected one for every bucket and precision of the profile")
     rungs = rung_labels(levels, profile)
-    extra = letters(dict.fromkeys(submodel for submodel in submodels if submodel not in rungs))
-    on_ladder = [candidate_of(source, profile, corrections, s, own, i) for i, (s, own) in enumerate(rungs.items())]
-    beside = [candidate_of(source, profile, corrections, s, own, None) for s, own in extra.items()]
+    called: dict[Submodel, list[TableRow]] = {}
+    for submodel, row in tabled:
+        called.setdefault(submodel, []).append(row)
+    unnamed = dict.fromkeys(s for s in submodels if s not in rungs and s not in called)
+    extra = letters(unnamed) | {submodel: () for submodel in called if submodel not in rungs}
+
+    def candidate(submodel: Submodel, labels: tuple[str, ...], rung: int | None) -> Candidate:
+        rows = called.get(submodel, [])
+        found = candidate_of(source, profile, corrections, submodel, (*labels, *(row.name for row in rows)), rung)
+        return replace(found, states={column: value for row in rows for column, value in row.states.items()} or None)
+
+    taken = [label for own in (rungs | extra).values() for label in own]
+    for submodel, rows in called.items():
+        if clash := next((row for row in rows if row.name in {*taken, submodel.id}), None):
+            raise PlanError(f"{clash.where}: name: {clash.name!r} is the label of another submodel; call it otherwise")
+    on_ladder = [candidate(s, own, i) for i, (s, own) in enumerate(rungs.items())]
+    beside = [candidate(s, own, None) for s, own in extra.items()]
     basis: Literal["predicted", "corrected"] = "corrected" if corrections else "predicted"
     budgets: list[BudgetPlan] = []
     left_out: list[str] = []
@@ -137,7 +154,7 @@ def make_plan(
         budgets=tuple(budgets),
         notes=(
             *(note for level in levels for note in level.rounding),
-            *unusual(extra, levels),
+            *unusual(unnamed, levels),
             *left_out,
             *_of_a_busy_host(profile),
             *_unchosen(on_ladder, budgets, profile),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ _VOCABULARY_FILES = (
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _PICKLED = "pickled weights are refused since loading them can run code"
 CONFIG_SAYS = "config.json says"
+# Classes of several media whose text model is one by itself, and its class; its tensors are called so.
+_TEXT_PARTS = {"Gemma3nForConditionalGeneration": "Gemma3nForCausalLM"}
+_TEXT_TENSORS = ("model.language_model.", "lm_head.")
 _READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -50,13 +53,14 @@ class Checkpoint:
     """A Hugging Face style folder: ``config.json`` and safetensors weights, in one file or sharded with an index.
 
     A model that is not trained yet has no ``tensors``; ``missing`` then says why, in one line. Its ``folder`` need not
-    exist.
+    exist. ``left_out``: the parts of the folder's model that this is not, if it is not the whole.
     """
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorHeader]
     missing: str | None = None
+    left_out: str | None = None
 
     @property
     def has_weights(self) -> bool:
@@ -170,6 +174,20 @@ def open_checkpoint(folder: Path, untrained: bool = False) -> Checkpoint:
     for path in files:
         tensors.update(read_headers(path, path.name))
     return Checkpoint(folder, config, tensors)
+
+
+def text_part(checkpoint: Checkpoint) -> Checkpoint:
+    """The text model in a ``checkpoint`` of several media that has one by itself, with its tensors alone; any other as
+    it is. Raises CheckpointError for a configuration that does not describe it."""
+    architecture = _TEXT_PARTS.get(checkpoint.architecture or "")
+    if architecture is None or checkpoint.has_modules:
+        return checkpoint
+    text = checkpoint.config.get("text_config")
+    if not isinstance(text, dict):
+        raise checkpoint.misfit("text_config: expected the configuration of the text model")
+    config = {**text, "architectures": [architecture], "_name_or_path": checkpoint.config.get("_name_or_path")}
+    tensors = {name: header for name, header in checkpoint.tensors.items() if name.startswith(_TEXT_TENSORS)}
+    return replace(checkpoint, config=config, tensors=tensors, left_out="images and audio")
 
 
 def sha256_of(path: Path) -> str:

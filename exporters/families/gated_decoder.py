@@ -177,6 +177,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         stacked={names[tensor]: parts for tensor, parts in model.stacked.items() if tensor in names},
         cached=model.cached_spec(_kept_layers(model)),
         variant_problems=attention_problems(model.heads, model.kv_heads),
+        skippable=frozenset(layer for layer in range(len(model.widths)) if not model.has_keys(layer)),
     )
 
 

@@ -167,7 +167,9 @@ def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[s
             assert isinstance(listed, list)
             config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
         else:
-            config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+            # Of a folder of several media it reads its own part.
+            known = transformers.CONFIG_MAPPING[checkpoint.config["model_type"]]
+            config = known.from_pretrained(checkpoint.folder, local_files_only=True)
         config.return_dict = True  # outputs are read by their names
         for part in (config, *(getattr(config, name) for name in config.sub_configs)):
             if part is not None:

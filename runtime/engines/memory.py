@@ -105,7 +105,7 @@ def _widths(submodel: Submodel, layers: tuple[int, int]) -> tuple[int, ...]:
     """The values of every axis but the depth, 0 where it lies in a layer outside ``layers``."""
     first, last = layers
     return tuple(
-        value if axis.layer is None or submodel.depth is None or first <= axis.layer < last else 0
+        value if submodel.depth is None or axis.layer is None or (first <= axis.layer and axis.runs_at(last)) else 0
         for axis, value in submodel.values
         if axis.name != DEPTH
     )

@@ -119,7 +119,7 @@ Examples:
 
 _PLAN_FIELDS = (
     *("profile", "levels", "promotion_order", "budgets", "submodels", "buckets", "budget_at", "exits", "variants"),
-    *("precisions", "backend", "include", "generate"),
+    *("precisions", "backend", "include", "generate", "slicing_table"),
 )
 
 
