@@ -30,6 +30,7 @@ from ..compiler.compile import compile_bundle
 from ..errors import ExportError, NestforgeError, UnsupportedModelError
 from ..exporters.checkpoints.config import offline_transformers
 from ..exporters.family import families
+from ..exporters.hugging_face.small_model import smaller
 from ..exporters.source import open_source
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..runtime.load import load
@@ -44,30 +45,6 @@ _PASSING = ("range", "batch", "length")
 _RANGE, _LENGTH = "1..2x1..40", "2x33"
 _PROMPTS, _NEW_TOKENS = (1, 7, 20), 12
 
-# Sizes of a small model by the names that configurations give them; each counts where the type has it.
-_SMALL: dict[int, str] = {
-    32: "hidden_size d_model dim n_embd embed_dim emb_dim embedding_size word_embed_proj_dim hidden_dim_size width "
-    "model_dim decoder_hidden_size encoder_hidden_size text_hidden_size lm_hidden_size hidden_size_per_layer_input "
-    "out_hidden_size pooler_output_size channels attention_hidden_size linear_num_value_dim embedding_dim n_embed "
-    "image_size input_size img_size max_source_positions conv_pos projection_hidden_size attention_dim lru_width "
-    "decoder_dim encoder_dim num_mel_bins",
-    48: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim n_inner ffn_hidden_size d_inner "
-    "inner_dim dense_intermediate_size feed_forward_size mlp_dim encoder_intermediate_size decoder_intermediate_size",
-    2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth num_encoder_layers "
-    "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_block_layers num_frames "
-    "num_hidden_groups num_experts_per_tok top_k moe_top_k num_experts_per_token num_selected_experts",
-    4: "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads num_experts "
-    "n_routed_experts num_local_experts moe_num_experts rotary_dim window_size num_groups "
-    "encoder_num_attention_heads decoder_num_attention_heads",
-    1: "n_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts num_channel_groups",
-    8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim state_size mamba_d_state patch_size mamba_d_head "
-    "linear_key_head_dim linear_value_head_dim vocab_size_per_layer_input ssm_state_size mamba_head_dim",
-    16: "moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank projection_dim time_step_rank "
-    "moe_shared_expert_intermediate_size expert_intermediate_size conv_dim_size num_conv_pos_embeddings lora_rank",
-    128: "vocab_size text_vocab_size entity_vocab_size",
-    64: "max_position_embeddings n_positions max_sequence_length max_seq_len max_seq_length n_ctx max_target_positions "
-    "max_length codebook_size num_conv_pos window",
-}
 # What else a type needs to stay a model.
 _OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
@@ -76,57 +53,6 @@ _OWN: dict[str, dict[str, Any]] = {
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "reformer": {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8]},
 }
-_SIZE_OF = {name: size for size, names in _SMALL.items() for name in names.split()}
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
-_SHARED_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "linear_num_key_heads")
-
-
-def smaller(config: Any) -> dict[str, Any]:
-    """Changes to a configuration's defaults that leave a model of a few thousand weights; parts of it in turn."""
-    stated = config.to_dict()
-    parts = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is not None]
-    found: dict[str, Any] = {
-        name: {**getattr(config, name).to_dict(), **smaller(getattr(config, name))} for name in parts
-    }
-    layers = next((stated[name] for name in _LAYERS if isinstance(stated.get(name), int)), None)
-    for name, value in stated.items():
-        if isinstance(value, Mapping) and "mrope_section" in value:
-            found[name] = {**value, "mrope_section": [2, 1, 1]}
-        if name in parts or isinstance(value, (bool, str, Mapping)) or value is None:
-            continue
-        if isinstance(value, int):
-            found |= _smaller_number(name, value, stated)
-        elif isinstance(value, (list, tuple)) and value:
-            kept = _smaller_list(name, list(value), layers)
-            found |= {} if kept == list(value) else {name: kept}
-    return found
-
-
-def _smaller_number(name: str, value: int, stated: Mapping[str, Any]) -> dict[str, int]:
-    if name in _SIZE_OF:
-        return {name: min(value, _SIZE_OF[name])}
-    if name in _SHARED_HEADS:
-        heads = next(
-            (stated[each] for each in ("num_attention_heads", "n_head") if isinstance(stated.get(each), int)), 0
-        )
-        return {name: min(value, 4 if value >= heads else 2)}
-    if name.endswith("token_id") and value >= 100:
-        return {name: value % 97 + 1}
-    return {}
-
-
-def _smaller_list(name: str, value: list[Any], layers: int | None) -> list[Any]:
-    if len(value) == layers and layers > 2:  # something of each layer
-        value = [value[0], value[-1]]
-    if not all(type(each) is int for each in value):
-        return value
-    if "depth" in name or "layers" in name or name in ("num_blocks",):
-        return [1] * len(value)
-    if max(value) >= 64 and ("size" in name or "dim" in name or "channel" in name or "widths" in name):
-        return [max(4, each * 32 // max(value) // 4 * 4) for each in value]
-    if "heads" in name:
-        return [min(each, 2) for each in value]
-    return value
 
 
 def save_small(model_type: str, folder: Path, named: str | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from ...profiles.compile_request import JOB_OPTIONS, CompileRequest
 from ...profiles.job_file import SUFFIXES, load_job, save_job
 from ...runtime.summary import ShortNames
 from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_ids, print_submodels, print_tasks
-from ..console import in_options, let_waiting_threads_sleep, print_json, print_table, resumable, say, working
+from ..console import (
+    in_options,
+    let_waiting_threads_sleep,
+    print_facts,
+    print_json,
+    print_table,
+    resumable,
+    say,
+    working,
+)
 from ..options import TASK, bundle_argument, field_options, given_settings, json_option, model_argument, path_option
 
 _COMPILE_EXAMPLES = """\b
@@ -28,6 +38,7 @@ Examples:
   nestforge compile MODEL --profile jetson-orin-nano-8gb --emit-only --output jetson.bundle
   nestforge compile MODEL --precision fp32,int8-dynamic --save job.yaml
   nestforge compile job.yaml --output other.bundle
+  nestforge compile MODEL --generate --precision int4 --text calibration.txt --trial
 """
 
 
@@ -37,8 +48,13 @@ Examples:
 @path_option(
     "--save", "Write the job into this new YAML file instead, which `nestforge compile FILE` then runs.", "save"
 )
+@click.option(
+    "--trial",
+    is_flag=True,
+    help="Compile a random model of the class with two layers and narrow widths instead, and report; write nothing.",
+)
 @json_option
-def compile_command(model: Path, save: Path | None, as_json: bool, **settings: Any) -> None:
+def compile_command(model: Path, save: Path | None, trial: bool, as_json: bool, **settings: Any) -> None:
     """Compile a checkpoint into a bundle of verified engines.
 
     MODEL is a Hugging Face folder, or one in a format of nestforge's own: config.json and safetensors weights; or a job
@@ -51,12 +67,17 @@ def compile_command(model: Path, save: Path | None, as_json: bool, **settings: A
         model = settings.pop("model")
     if settings["text"] is not None and settings["data"] is not None:
         raise click.UsageError("expected at most one of --text and --data")
+    if save is not None and trial:
+        raise click.UsageError("expected at most one of --save and --trial")
     settings["output"] = Path(settings["output"])
     if save is not None:
         save_job(CompileRequest(model, **settings), save)
         say(f"wrote {save}; nestforge compile {save} runs it")
         return
     let_waiting_threads_sleep()
+    if trial:
+        _try(CompileRequest(model, **settings), as_json)
+        return
     with working() as progress, resumable(settings["output"]):
         from ...compiler.compile import compile_job, prepare
         from ...compiler.work.clock import Clock
@@ -81,6 +102,30 @@ def compile_command(model: Path, save: Path | None, as_json: bool, **settings: A
     say(f"wrote {path}")
     if settings["emit_only"]:
         say(f"on the device: nestforge build {path.name}")
+
+
+def _try(request: CompileRequest, as_json: bool) -> None:
+    from ...compiler.trial import trial
+
+    with working() as progress:
+        report = trial(replace(request, progress=progress))
+    if as_json:
+        print_json(report)
+        return
+    sizes = (f"{name} {small} of {size}" for name, (size, small) in report.changes.items())
+    facts = {
+        "model": f"{report.model_class} ({report.family}), {report.model}",
+        "tried with": f"{report.parameters / 1e6:.2f} M parameters: {', '.join(sizes)}",
+        "axes": ", ".join(report.axes) or "none",
+        "submodels": ", ".join(report.submodels),
+        "engines": f"{report.engines} in {', '.join(report.precisions)} at {', '.join(report.buckets)}, as PyTorch",
+        "proofs": ", ".join(report.proofs) or "none",
+        "not tried": in_options(", ".join(report.untried)),
+    }
+    print_facts(list(facts.items()))
+    for line in (*(f"kept whole: {each}" for each in report.kept_whole), *(f"note: {each}" for each in report.notes)):
+        say(f"\n{in_options(line)}")
+    say(f"\nthe road works for this class and these options; it took {report.seconds:.0f} s")
 
 
 @click.command("build", epilog="\b\nExamples:\n  nestforge build my.bundle\n  nestforge build my.bundle --json")

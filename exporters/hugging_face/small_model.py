@@ -1,0 +1,165 @@
+"""A small model of a configuration: two layers and narrow widths, by the names that configurations give their sizes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.config import offline_transformers, refuse_foreign
+from .interface import Loading
+from .transformers_model import class_of
+
+# Sizes of a small model by the names that configurations give them; each counts where the type has it.
+_SMALL: dict[int, str] = {
+    32: "hidden_size d_model dim n_embd embed_dim emb_dim embedding_size word_embed_proj_dim hidden_dim_size width "
+    "model_dim decoder_hidden_size encoder_hidden_size text_hidden_size lm_hidden_size hidden_size_per_layer_input "
+    "out_hidden_size pooler_output_size channels attention_hidden_size linear_num_value_dim embedding_dim n_embed "
+    "image_size input_size img_size max_source_positions conv_pos projection_hidden_size attention_dim lru_width "
+    "decoder_dim encoder_dim num_mel_bins",
+    48: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim n_inner ffn_hidden_size d_inner "
+    "inner_dim dense_intermediate_size feed_forward_size mlp_dim encoder_intermediate_size decoder_intermediate_size",
+    2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth num_encoder_layers "
+    "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_block_layers num_frames "
+    "num_hidden_groups num_experts_per_tok top_k moe_top_k num_experts_per_token num_selected_experts",
+    4: "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads num_experts "
+    "n_routed_experts num_local_experts moe_num_experts rotary_dim window_size num_groups "
+    "encoder_num_attention_heads decoder_num_attention_heads",
+    1: "n_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts num_channel_groups",
+    8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim state_size mamba_d_state patch_size mamba_d_head "
+    "linear_key_head_dim linear_value_head_dim vocab_size_per_layer_input ssm_state_size mamba_head_dim",
+    16: "moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank projection_dim time_step_rank "
+    "moe_shared_expert_intermediate_size expert_intermediate_size conv_dim_size num_conv_pos_embeddings lora_rank",
+    128: "vocab_size text_vocab_size entity_vocab_size",
+    64: "max_position_embeddings n_positions max_sequence_length max_seq_len max_seq_length n_ctx max_target_positions "
+    "max_length codebook_size num_conv_pos window",
+}
+_SIZE_OF = {name: size for size, names in _SMALL.items() for name in names.split()}
+# Of those sizes, the ones that are widths.
+_WIDTHS = (8, 16, 32, 48)
+# What arrays of a request depend on; and texts, which have the tokens of a tokenizer.
+_OF_ARRAYS = frozenset(
+    f"{_SMALL[64]} image_size input_size img_size max_source_positions "
+    "num_mel_bins patch_size num_frames window_size".split()
+)
+_OF_TEXTS = frozenset(f"{_SMALL[128]} vocab_size_per_layer_input".split())
+# Keys that repeat the number of layers.
+_OF_LAYERS = ("out_features", "out_indices", "stage_names")
+# Files beside a model that no width changes.
+_COMPANIONS = (
+    "token*.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+)
+_MOST_PARAMETERS = 300_000_000
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+_SHARED_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "linear_num_key_heads")
+
+
+def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str, Any]:
+    """Changes to a configuration that leave a model of two layers and some thousand weights, its widths by ``scale``
+    larger; parts of it in turn. What is named in ``keep`` stays."""
+    stated = config.to_dict()
+    parts = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is not None]
+    found: dict[str, Any] = {
+        name: {**getattr(config, name).to_dict(), **smaller(getattr(config, name), scale, keep)} for name in parts
+    }
+    layers = next((stated[name] for name in _LAYERS if isinstance(stated.get(name), int)), None)
+    for name, value in stated.items():
+        if isinstance(value, Mapping) and "mrope_section" in value:
+            found[name] = {**value, "mrope_section": [2 * scale, scale, scale]}
+        if name in parts or name in keep or isinstance(value, (bool, str, Mapping)) or value is None:
+            continue
+        if name.endswith("token_id") and "vocab_size" in keep:
+            continue
+        if isinstance(value, int):
+            found |= _smaller_number(name, value, stated, scale)
+        elif isinstance(value, (list, tuple)) and value:
+            kept = _smaller_list(name, list(value), layers, scale)
+            found |= {} if kept == list(value) else {name: kept}
+    return found
+
+
+def _smaller_number(name: str, value: int, stated: Mapping[str, Any], scale: int) -> dict[str, int]:
+    if name in _SIZE_OF:
+        size = _SIZE_OF[name]
+        return {name: min(value, size * scale if size in _WIDTHS else size)}
+    if name in _SHARED_HEADS:
+        heads = next(
+            (stated[each] for each in ("num_attention_heads", "n_head") if isinstance(stated.get(each), int)), 0
+        )
+        return {name: min(value, 4 if value >= heads else 2)}
+    if name.endswith("token_id") and value >= 100:
+        return {name: value % 97 + 1}
+    return {}
+
+
+def _smaller_list(name: str, value: list[Any], layers: int | None, scale: int) -> list[Any]:
+    if len(value) == layers and layers > 2:  # something of each layer
+        value = [value[0], value[-1]]
+    if not all(type(each) is int for each in value):
+        return value
+    if "depth" in name or "layers" in name or name in ("num_blocks",):
+        return [1] * len(value)
+    if max(value) >= 64 and ("size" in name or "dim" in name or "channel" in name or "widths" in name):
+        return [max(4, each * 32 * scale // max(value) // 4 * 4) for each in value]
+    if "heads" in name:
+        return [min(each, 2) for each in value]
+    return value
+
+
+@dataclass(frozen=True)
+class SmallCopy:
+    """A random model in ``folder`` of the class and configuration of another; ``changes`` are the sizes by name,
+    before and after."""
+
+    folder: Path
+    model_class: str
+    parameters: int
+    changes: Mapping[str, tuple[Any, Any]]
+
+
+def save_small_copy(checkpoint: Checkpoint, folder: Path, scale: int, reads_texts: bool) -> SmallCopy:
+    """Saves a random model of two layers, with widths by ``scale``, that takes the inputs of the one that
+    ``config.json`` of ``checkpoint`` describes: positions and images stay, and if it ``reads_texts`` the vocabulary,
+    with the tokenizer beside it. Weights are not read.
+
+    Raises CheckpointError where its class makes no such model.
+    """
+    import torch
+
+    refuse_foreign(checkpoint)
+    model_type = checkpoint.config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in offline_transformers().models.auto.CONFIG_MAPPING:
+        raise checkpoint.misfit(f"model_type {model_type!r:.80}: a trial is of models of transformers alone")
+    config, cls, _ = class_of(checkpoint, Loading())
+    try:
+        changed = smaller(config, scale, _OF_ARRAYS | _OF_TEXTS if reads_texts else _OF_ARRAYS)
+        stated = {name: value for name, value in config.to_dict().items() if name not in _OF_LAYERS}
+        small = type(config)(**{**stated, **changed})
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in cls(small).parameters())
+        if parameters > _MOST_PARAMETERS:
+            raise ValueError(f"{parameters / 1e6:.0f} M parameters are left; no name of a size is known")
+        torch.manual_seed(0)
+        model = cls(small)
+        for parameter in model.parameters():  # biases and norms start at constants; make every one matter
+            parameter.data += 0.05 * torch.randn_like(parameter)
+        model.save_pretrained(folder)
+    except Exception as failure:  # of any kind: the code of hundreds of models
+        said = " ".join(str(failure).split())
+        raise checkpoint.misfit(
+            f"no small model of {cls.__name__} can be made: {type(failure).__name__}: {said:.300}"
+        ) from failure
+    for pattern in _COMPANIONS if reads_texts else ():
+        for path in checkpoint.folder.glob(pattern):
+            shutil.copy(path, folder / path.name)
+    changes = {name: (stated.get(name), value) for name, value in changed.items() if type(value) is int}
+    return SmallCopy(folder, cls.__name__, parameters, {n: pair for n, pair in changes.items() if pair[0] != pair[1]})
