@@ -132,8 +132,7 @@ def tried(model_type: str, read_alone: bool) -> dict[str, str]:
 
 def generated(model_type: str, _: bool) -> dict[str, str]:
     """What became of the causal class of a type: ``result`` is ``tokens`` where it writes what transformers does, else
-    ``differs``, the stage that refused it, or ``state`` where it keeps no cache of keys and values; ``whole`` says
-    whether it compiles without ``generate``."""
+    ``differs`` or the stage that refused it; ``whole`` is there where it compiles at one length, to generate or not."""
     with tempfile.TemporaryDirectory() as made:
         folder, said = Path(made) / "m", {"type": model_type}
         named = offline_transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
@@ -141,25 +140,23 @@ def generated(model_type: str, _: bool) -> dict[str, str]:
             said["class"] = save_small(model_type, folder, named if isinstance(named, str) else named[0])
         except Exception as failure:  # noqa: BLE001  (of any kind: the code of hundreds of models)
             return {**said, "result": "no small model", "reason": _line(failure, folder)}
-        reason: dict[str, str] = {}
-        for bucket in (_RANGE, _LENGTH):
-            for generate in (True, False):
-                try:
-                    profile = board(bucket)
-                    compile_bundle(model=folder, output=folder / "out", profile=profile, generate=generate)
-                except Exception as failure:  # noqa: BLE001  (a fault of ours too, to be seen in the table)
-                    reason = reason or {"result": type(failure).__name__.removesuffix("Error").lower()}
-                    reason.setdefault("reason", _line(failure, folder))
-                    continue
-                said["whole"] = bucket
-                if not generate:
-                    return {**said, **reason}
-                try:
-                    wrong = _other_tokens(said["class"], folder)
-                except Exception as failure:  # noqa: BLE001
-                    return {**said, "result": "fault", "reason": _line(failure, folder)}
-                return {**said, "result": "tokens"} if wrong is None else {**said, "result": "differs", "reason": wrong}
-        return {**said, **reason}
+        refused: dict[str, str] = {}
+        for generate in (True, False):
+            try:
+                compile_bundle(model=folder, output=folder / "out", profile=board(_LENGTH), generate=generate)
+            except Exception as failure:  # noqa: BLE001  (a fault of ours too, to be seen in the table)
+                kind = type(failure).__name__.removesuffix("Error").lower()
+                refused = refused or {"result": kind, "reason": _line(failure, folder)}
+                continue
+            said["whole"] = "yes"
+            if refused:
+                return {**said, **refused}
+            try:
+                wrong = _other_tokens(said["class"], folder)
+            except Exception as failure:  # noqa: BLE001  (as above)
+                return {**said, "result": "fault", "reason": _line(failure, folder)}
+            return {**said, "result": "tokens"} if wrong is None else {**said, "result": "differs", "reason": wrong}
+        return {**said, **refused}
 
 
 def _other_tokens(class_name: str, folder: Path) -> str | None:

@@ -197,7 +197,7 @@ class CachedSpec:
     also takes the tokens that that reads, ``[B, N]``. ``variants`` are those of ``Architecture.variants`` in which
     ``module`` and that of the encoder are traced, of a model that reads folded tensors; ``recorded`` and the encoder's
     take a module in those too. ``cache_axes`` are the elastic axes by which what each of ``layers`` keeps shrinks, if
-    it does.
+    it does. ``is_buffered``: attention is the model's own, over whole buffers that ONNX Runtime writes into in place.
     """
 
     vocabulary: int
@@ -209,6 +209,7 @@ class CachedSpec:
     encoder: EncoderSpec | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
     cache_axes: tuple[CacheAxes, ...] = ()
+    is_buffered: bool = False
 
     def at(self, submodel: Submodel) -> CachedSpec:
         """This with the heads of ``submodel``, and their sizes."""

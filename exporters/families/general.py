@@ -74,6 +74,7 @@ def _cached(found: survey.Survey, positions: int) -> CachedSpec | None:
         lambda module: kept.decoder(module.model).eval(),
         lambda module: kept.recorded(module.model).eval(),
         cache_axes=kept.cache_axes,
+        is_buffered=not kept.is_fused,
     )
 
 

@@ -8,7 +8,8 @@ buffers as transformers' static cache has them, masked by places; it takes time 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ...bundle.entries.generation_entry import CachedLayer
 from ...elastic import Submodel
 from ...errors import ExportError
 from ...outside import library_errors
+from ..checkpoints.config import offline_transformers
 from ..parts import SIZE_MULTIPLE, CacheAxes
 from .found_axes import HEADS, FoundAxes
 from .generating import BufferedDecoder, CachedDecoder, RecordedDecoder, asked, attention_by
@@ -70,7 +72,7 @@ def find_kept(model: Any, ids: torch.Tensor, axes: FoundAxes, positions: int) ->
     """What ``model``, whose parameters are fake tensors, keeps of each token of up to so many ``positions``; or why
     it cannot generate. ``ids`` ``[2, S]`` are fake too."""
     if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return f"{type(model).__name__} keeps a state that is no cache of keys and values"
+        return f"{type(model).__name__} takes no cache of keys and values (past_key_values)"
     try:
         kept, many = _kept(model, ids)
         windows = _windows(model, ids, kept, positions)
@@ -96,21 +98,35 @@ def _kept(model: Any, ids: torch.Tensor) -> tuple[list[Kept], int]:
     """The layers that the class's own cache has after a pass, and how many it has with those that have no keys of
     their own."""
     name = type(model).__name__
-    failed = library_errors(lambda said: ExportError(f"{name} fails with a cache: {said}"))
-    with failed, torch.no_grad(), caches_unused():
+    with _fails_with(f"{name} fails with a cache"):
+        planned = offline_transformers().DynamicCache(config=model.config.get_text_config())
+    _require_plain(name, planned)  # before a pass, which may fail for it
+    with _fails_with(f"{name} fails with a cache"):
         cache = asked(model, ids, None, None, use_cache=True).past_key_values
     cache = getattr(cache, "self_attention_cache", cache)
+    _require_plain(name, cache)
     found = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
-        if type(layer).__name__ not in _PLAIN:
-            kind = type(layer).__name__
-            raise ExportError(f"layer {number} of {name} keeps a {kind}, which is no keys and values alone")
         if layer.keys is not None:
             (_, heads, _, key), value = layer.keys.shape, layer.values.shape[-1]
             found.append(Kept(number, int(heads), int(key), int(value)))
     if not found:
         raise ExportError(f"{name} returns no cache of keys and values")
     return found, len(cache.layers)
+
+
+@contextmanager
+def _fails_with(said: str) -> Iterator[None]:
+    """For passes without numbers: whatever transformers raises is an ExportError that says so."""
+    with library_errors(lambda why: ExportError(f"{said}: {why}")), torch.no_grad(), caches_unused():
+        yield
+
+
+def _require_plain(name: str, cache: Any) -> None:
+    """Raises ExportError for a layer of ``cache`` that holds something else than keys and values."""
+    for number, layer in enumerate(getattr(cache, "layers", ())):
+        if (kind := type(layer).__name__) not in _PLAIN:
+            raise ExportError(f"layer {number} of {name} keeps a {kind}, which is no keys and values alone")
 
 
 def _windows(model: Any, ids: torch.Tensor, kept: Sequence[Kept], positions: int) -> list[int | None] | None:
@@ -182,8 +198,7 @@ def _try_buffers(model: Any, ids: torch.Tensor, found: KeptLayers) -> None:
             for layer in found.layers
             for _ in range(2)
         ]
-        failed = library_errors(lambda said: ExportError(f"{type(model).__name__} takes no static cache: {said}"))
-        with failed, torch.no_grad(), caches_unused():
+        with _fails_with(f"{type(model).__name__} takes no static cache"):
             decoder(new, places, new[0] * 0, *caches)
 
 
