@@ -89,8 +89,11 @@ class BufferedDecoder(torch.nn.Module):
         transformers = offline_transformers()
         transformers.cache_utils.CacheLayerMixin.register(_Buffer)  # as instances of which Cache counts attention
         cache = transformers.Cache(layers=[own.get(number, buffers[0]) for number in range(self.many)])
+        given = {"past_key_values": cache, "use_cache": True}
+        if "attention_mask" in inspect.signature(self.model.forward).parameters:
+            given["attention_mask"] = input_ids.new_ones((input_ids.shape[0], buffers[0].places))
         with own_attention_masks(self.model, position_ids, buffers[0].places):
-            logits = asked(self.model, input_ids, position_ids, logits_at, past_key_values=cache, use_cache=True).logits
+            logits = asked(self.model, input_ids, position_ids, logits_at, **given).logits
         return (logits, *(tensor for buffer in buffers for tensor in buffer.present))
 
 

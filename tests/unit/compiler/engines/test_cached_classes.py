@@ -32,18 +32,11 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "intermediate_size",
     ),
-    # Attention is the class's own: positions are in the scores.
-    "falcon": (
-        "FalconForCausalLM",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "ffn_hidden_size": 32,
-            "alibi": True,
-            "max_position_embeddings": 64,
-        },
-        "ffn_hidden_size",
+    # Attention is the class's own, over buffers.
+    "gptj": (
+        "GPTJForCausalLM",
+        {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_inner": 32, "rotary_dim": 4, "n_positions": 64},
+        "n_inner",
     ),
     # The class takes no positions and counts them; its heads have another size than a multiple of 8.
     "bart": (

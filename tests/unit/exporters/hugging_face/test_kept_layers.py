@@ -95,7 +95,7 @@ def test_why_a_class_cannot_generate(
 
 def test_buffers_are_no_plans(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_hidden_size": 48}
-    folder = save_config(tmp_path / "m", "FalconForCausalLM", "falcon", alibi=True, **sizes, **TEXT)
+    folder = save_config(tmp_path / "m", "FalconForCausalLM", "falcon", **sizes, **TEXT)
     request = CompileRequest(
         model=folder, output=tmp_path / "b", profile="jetson-orin-nano-8gb", buckets=[Bucket(1, 16)], generate=True
     )
