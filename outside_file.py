@@ -36,15 +36,14 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _WANTED = {
     "model": (
         "config.json",
-        "{path}: no such folder; expected config.json and model.safetensors in it; nothing is downloaded here: ",
-        "run `hf download {path} --local-dir {name}` and give {name}",
-        "`hf download OWNER/NAME --local-dir FOLDER` makes a folder of a model on the Hugging Face Hub",
+        "{path}: no such folder; expected config.json and model.safetensors in it; a model on the Hugging Face Hub is ",
+        "given as `hub:{path}`",
+        "given as `hub:OWNER/NAME`",
     ),
     "bundle": (
         "manifest.json",
         "bundle {path}: not a folder; expected one that `nestforge compile` wrote",
-        "; of a model on the Hugging Face Hub `hf download {path} --local-dir {name}` and then `nestforge compile "
-        "{name} --output {name}.bundle` make one",
+        "; of a model on the Hugging Face Hub `nestforge compile hub:{path} --output {name}.bundle` makes one",
         "",
     ),
 }

@@ -223,12 +223,14 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the bundle comes from: enough to make it again."""
+    """Where the bundle comes from: enough to make it again. ``hub`` is the name and the commit of a model that was
+    fetched, ``OWNER/NAME@COMMIT``."""
 
     tools: Mapping[str, str]
     source: tuple[FileEntry, ...]
     profile: Mapping[str, Any]
     options: JobOptions = field(default_factory=JobOptions)
+    hub: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 from ..bundle.open_bundle import open_bundle
 from ..errors import BuildError, NestforgeError
-from ..exporters.checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint
-from ..exporters.family import PREFIX, preset_checkpoint
+from ..exporters.checkpoints.checkpoint import MODULES_FILE, Checkpoint
 from ..exporters.hugging_face.small_model import SmallCopy, save_small_copy
+from ..exporters.source import checkpoint_at
 from ..profiles.backends import BACKENDS
 from ..profiles.budget import BudgetSpec
 from ..profiles.compile_request import CompileRequest
@@ -61,7 +61,7 @@ def trial(request: CompileRequest) -> TrialReport:
     """
     began, stages = time.monotonic(), ["plan"]
     profile = requested_profile(request)
-    checkpoint = _checkpoint(request.model)
+    checkpoint = checkpoint_at(request.model, with_weights=False)
 
     def report(stage: str, done: float, total: int) -> None:
         stages.append(stage)
@@ -97,12 +97,6 @@ def trial(request: CompileRequest) -> TrialReport:
         untried=tuple(_untried(request, checkpoint)),
         seconds=time.monotonic() - began,
     )
-
-
-def _checkpoint(model: Any) -> Checkpoint:
-    if str(model).startswith(PREFIX):
-        return preset_checkpoint(str(model).removeprefix(PREFIX))
-    return open_checkpoint(Path(model), untrained=True)
 
 
 def _small_request(request: CompileRequest, small: SmallCopy, output: Path) -> CompileRequest:

@@ -34,6 +34,7 @@ from ..workload import Op
 from .architecture import Architecture, ParameterGroups, TaskSpec, Variants, parameter_groups
 from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint, text_part
 from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
+from .checkpoints.hub import HUB, open_hub
 from .checkpoints.tokenizer_file import tokenizer_content
 from .depth import with_depth, with_left_out
 from .dimensions import read_depths, with_dimensions
@@ -259,6 +260,16 @@ class ModelSource:
         return self.architecture.routing.metadata(submodel, bucket) if self.architecture.routing is not None else {}
 
 
+def checkpoint_at(model: Path | str, with_weights: bool = True) -> Checkpoint:
+    """The checkpoint of a model folder, ``preset:NAME``, or ``hub:OWNER/NAME@REVISION``, whose weights may be left on
+    the hub. Raises CheckpointError."""
+    text = str(model)
+    if text.startswith(PREFIX):
+        return preset_checkpoint(text.removeprefix(PREFIX))
+    whole = open_hub(text, with_weights) if text.startswith(HUB) else open_checkpoint(Path(model), untrained=True)
+    return text_part(whole)
+
+
 def open_source(
     model: Path | str | Checkpoint,
     exits: Sequence[int] | None = None,
@@ -270,7 +281,7 @@ def open_source(
     pairs: Pairs | None = None,
     left_out: tuple[tuple[int, ...], ...] = (),
 ) -> ModelSource:
-    """Opens a model folder, ``preset:NAME``, or a checkpoint that was read; ``exits`` are the layers after which it may
+    """Opens a model as ``checkpoint_at``, or a checkpoint that was read; ``exits`` are the layers after which it may
     answer, by default those that its folder states, of a model with exits all; the others are fields of
     ``ModelSource``.
 
@@ -278,12 +289,7 @@ def open_source(
     configuration says everything; what needs the weights then raises CheckpointError.
     Raises CheckpointError or UnsupportedModelError.
     """
-    if isinstance(model, Checkpoint):
-        checkpoint = model
-    elif str(model).startswith(PREFIX):
-        checkpoint = preset_checkpoint(str(model).removeprefix(PREFIX))
-    else:
-        checkpoint = text_part(open_checkpoint(Path(model), untrained=True))
+    checkpoint = model if isinstance(model, Checkpoint) else checkpoint_at(model)
     family = family_of(checkpoint)
     if checkpoint.missing is not None and not family.reads_config_alone:
         raise CheckpointError(checkpoint.missing)

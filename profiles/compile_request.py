@@ -28,7 +28,10 @@ Include = Literal["budgets", "levels", "ladder"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _PAIR = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 # Fields of every request that makes a folder.
-MODEL = option("Model folder, of Hugging Face or a format of nestforge: config.json, safetensors weights.", MISSING)
+MODEL = option(
+    "Model folder, of Hugging Face or a format of nestforge: config.json, safetensors; or hub:OWNER/NAME@REVISION.",
+    MISSING,
+)
 OUTPUT = option("Folder to write; must not exist.", MISSING, required=True, metavar="FOLDER")
 OVERWRITE = option("Replace an output that exists, in one step, once the new one is whole.", False)
 PROGRESS = option("Called as work proceeds: stage, done, total.", silent)

@@ -64,6 +64,7 @@ def bundle_facts(manifest: Manifest, build: BuildRecord) -> list[tuple[str, str]
     host = ", ".join(str(build.host[key]) for key in ("cpu", "system") if key in build.host)
     return [
         ("model", f"{manifest.name} ({manifest.family})"),
+        *((("fetched", f"hub:{hub}"),) if (hub := manifest.provenance.hub) is not None else ()),
         ("axes", describe_axes(manifest.axes)),
         ("order", _ranking(manifest)),
         ("precision", ", ".join(dict.fromkeys(engine.precision for engine in manifest.engines))),

@@ -53,7 +53,8 @@ class Checkpoint:
     """A Hugging Face style folder: ``config.json`` and safetensors weights, in one file or sharded with an index.
 
     A model that is not trained yet has no ``tensors``; ``missing`` then says why, in one line. Its ``folder`` need not
-    exist. ``left_out``: the parts of the folder's model that this is not, if it is not the whole.
+    exist. ``left_out``: the parts of the folder's model that this is not, if it is not the whole. ``hub`` is the name
+    and the commit, ``OWNER/NAME@COMMIT``, of one that was fetched.
     """
 
     folder: Path
@@ -61,6 +62,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorHeader]
     missing: str | None = None
     left_out: str | None = None
+    hub: str | None = None
 
     @property
     def has_weights(self) -> bool:
@@ -112,7 +114,10 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The last part of what ``config.json`` calls the model, else the folder's name; always one short line."""
+        """The last part of its name on the hub, of what ``config.json`` calls the model, else the folder's name; always
+        one short line."""
+        if self.hub is not None:
+            return self.hub.partition("@")[0].rpartition("/")[2]
         stated = self.config.get("_name_or_path")
         name = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""
         return name if name.isprintable() and 0 < len(name) <= _MAX_NAME_LENGTH else self.folder.resolve().name

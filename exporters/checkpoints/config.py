@@ -196,6 +196,15 @@ def _problems(config: Mapping[str, Any], encoder_decoder: bool) -> Iterator[str]
             yield f"{key}: {config[key]} has parameters of its own (a learned activation), which is not supported"
 
 
+# As the user has it; libraries get it from us whatever that is.
+_STATED_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "")
+
+
+def stated_offline() -> bool:
+    """Whether the user forbids the network."""
+    return _STATED_OFFLINE.upper() in ("1", "ON", "YES", "TRUE")
+
+
 def offline_transformers() -> Any:
     """The module ``transformers``; importing it takes seconds."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -51,7 +51,7 @@ def plain(case: Case) -> None:
 
 
 MODELS: dict[str, tuple[Damage, str]] = {
-    "no folder": (lambda c: shutil.rmtree(c.model), r"model: no such folder; .*: `hf download OWNER/NAME"),
+    "no folder": (lambda c: shutil.rmtree(c.model), r"model: no such folder; .* given as `hub:OWNER/NAME`"),
     "no config": (
         lambda c: (plain(c), (c.model / "config.json").unlink()),
         r"config.json: cannot be read \(No such file",

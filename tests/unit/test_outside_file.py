@@ -120,13 +120,13 @@ def test_json_of_a_file_is_an_object(tmp_path: Path, text: str, said: str) -> No
         read_json(tmp_path / "a.json", CheckpointError)
 
 
-def test_an_id_of_the_hub_is_answered_with_the_commands_that_make_a_bundle(
+def test_an_id_of_the_hub_is_answered_with_the_command_that_makes_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    download = "`hf download intfloat/e5-small --local-dir e5-small` and then `nestforge compile e5-small --output "
+    compiling = "`nestforge compile hub:intfloat/e5-small --output "
     with pytest.raises(
-        BundleFormatError, match=rf"bundle intfloat/e5-small: not a folder; .*{download}e5-small.bundle`"
+        BundleFormatError, match=rf"bundle intfloat/e5-small: not a folder; .*{compiling}e5-small.bundle`"
     ):
         open_bundle("intfloat/e5-small")
     (tmp_path / "intfloat").mkdir()  # then it is a path

@@ -147,10 +147,10 @@ def test_a_name_is_one_short_line(tmp_path: Path, stated: object, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("owner/some-model.v2", "hf download owner/some-model.v2 --local-dir some-model.v2"),
-        ("nowhere", "hf download OWNER/NAME --local-dir FOLDER"),
-        ("here/missing", "hf download OWNER/NAME --local-dir FOLDER"),  # a path: its parent is a folder
-        ("owner/name/more", "hf download OWNER/NAME --local-dir FOLDER"),
+        ("owner/some-model.v2", "hub:owner/some-model.v2"),
+        ("nowhere", "hub:OWNER/NAME"),
+        ("here/missing", "hub:OWNER/NAME"),  # a path: its parent is a folder
+        ("owner/name/more", "hub:OWNER/NAME"),
     ],
 )
 def test_a_missing_folder_is_answered_with_how_to_download(

@@ -1,0 +1,84 @@
+"""Models named by their id on the Hugging Face hub, ``hub:OWNER/NAME`` or ``hub:OWNER/NAME@REVISION``.
+
+``huggingface_hub`` fetches them into its cache, of one commit, which a bundle states. Weights in safetensors and what
+describes them is fetched, never code and never a pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from ...outside import said_by
+from .checkpoint import Checkpoint, open_checkpoint
+from .config import stated_offline
+
+HUB = "hub:"
+_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+|[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.jinja", "README.md")
+_WEIGHTS = ("*.safetensors",)
+# Copies of the same weights for other tools.
+_OTHERS = ("onnx/*", "openvino/*", "original/*", "consolidated*")
+
+
+def open_hub(text: str, with_weights: bool = True) -> Checkpoint:
+    """The checkpoint that ``hub:...`` names; what of it the cache lacks is fetched.
+
+    A commit that the cache has needs no network; a branch or tag, which may have moved, is asked for. Raises
+    CheckpointError, one line, for an id that is none, a model or revision that there is not, and without a network.
+    """
+    found = _ID.fullmatch(text.removeprefix(HUB))
+    if found is None:
+        raise CheckpointError(f"{text:.120}: expected {HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION")
+    name, revision = found["name"], found["revision"] or "main"
+    patterns = (*_DESCRIPTIONS, *(_WEIGHTS if with_weights else ()))
+    with _online(text, name) as hub:
+        endpoint = os.environ.get("HF_ENDPOINT")
+        if _COMMIT.fullmatch(revision) is None:
+            revision = hub.HfApi(endpoint=endpoint).model_info(name, revision=revision).sha
+        folder = hub.snapshot_download(
+            name, revision=revision, endpoint=endpoint, allow_patterns=list(patterns), ignore_patterns=list(_OTHERS)
+        )
+    return replace(open_checkpoint(Path(folder), untrained=not with_weights), hub=f"{name}@{revision}")
+
+
+@contextmanager
+def _online(text: str, name: str) -> Iterator[Any]:
+    """``huggingface_hub``, which may use the network within, and nowhere else, unless the user forbids it."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import huggingface_hub as hub
+    from huggingface_hub import constants, errors
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if sys.stderr is None or not sys.stderr.isatty():
+        disable_progress_bars()
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, stated_offline()
+    pinned = f"name a commit that its cache has, {HUB}{name}@COMMIT, or a folder"
+    try:
+        yield hub
+    except errors.RevisionNotFoundError as failure:
+        raise CheckpointError(f"{text}: the hub has no such revision of {name}") from failure
+    except errors.GatedRepoError as failure:
+        raise CheckpointError(
+            f"{text}: the hub asks for access to {name}; request it there, then `hf auth login`"
+        ) from failure
+    except errors.RepositoryNotFoundError as failure:
+        raise CheckpointError(
+            f"{text}: the hub has no model {name}, or it is private; check the name, or `hf auth login`"
+        ) from failure
+    except errors.OfflineModeIsEnabled as failure:
+        raise CheckpointError(f"{text}: HF_HUB_OFFLINE forbids the network; {pinned}") from failure
+    except CheckpointError:
+        raise
+    except Exception as failure:  # of any kind: no network, a proxy, a disk that is full
+        raise CheckpointError(f"{text}: cannot be fetched ({said_by(failure)}); {pinned}") from failure
+    finally:
+        constants.HF_HUB_OFFLINE = before
