@@ -76,6 +76,8 @@ def _decoder_problems(source: ModelSource, profile: DeviceProfile, submodels: It
                 f"generate: KV-cache engines are in fp32 or an integer precision, requested {precision}; on the "
                 "processor the operator that reads the cache takes longer in half precision"
             )
+    if form.depths and backend.fixed_caches:
+        yield f"generate: engines for {backend.name} have every layer; leave exits out, or compile for onnxruntime"
     for submodel in submodels:
         if (problem := form.at(submodel).problem) is not None:
             yield f"generate: submodel {submodel.id} cannot: {problem}"

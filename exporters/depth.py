@@ -1,6 +1,7 @@
 """Depth as an axis of a model that was trained to answer after several of its layers, each time by the norm, pooling
 and head that stand behind the last: AdaptiveLayer and two-dimensional Matryoshka embeddings (Li et al. 2024,
-arXiv:2402.14776), Starbucks (Zhuang et al. 2024, arXiv:2410.13230). The layers behind are left out, and nothing is
+arXiv:2402.14776), Starbucks (Zhuang et al. 2024, arXiv:2410.13230), LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710)
+language models, whose exits draft for all layers on one cache. The layers behind are left out, and nothing is
 added. Slices of Gemma 3n leave out layers between others (no torch here)."""
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ def with_depth(architecture: Architecture, checkpoint: Checkpoint, layers: Seque
     if wrong := [layer for layer in layers if not 1 <= layer <= last]:
         raise PlanError(f"{checkpoint.folder}: exits: expected layers from 1 to {last}, got {wrong[0]}")
     cached = architecture.cached
-    if cached is not None:
-        cached = replace(cached, family_problem="with exits it would need a cache for each depth; leave exits out")
+    if cached is not None and cached.takes_depth and len(cached.layers) == last and cached.window is None:
+        cached = replace(cached, depths=tuple(range(1, last + 1)))
+    elif cached is not None:
+        problem = "with exits: some layers have a window, or no keys of their own; leave the exits out"
+        cached = replace(cached, family_problem=problem)
 
     def behind(module: Any, depth: int) -> None:
         del module[depth:]

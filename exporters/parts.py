@@ -48,7 +48,8 @@ class Part:
     takes the ``inputs`` by position and returns the ``outputs`` as a tuple; the user's module is attribute ``model``.
     Where the model is traced in ``variants`` of ``Architecture.variants``, it is given in those for that. ``axes`` with
     choices are those that change its graph; ``routes(submodel)`` are what it returns after its outputs once it is
-    traced. ``elastic`` says by which axes dimensions of its inputs and outputs shrink, by their names.
+    traced. ``elastic`` says by which axes dimensions of its inputs and outputs shrink, by their names, and ``depths``
+    which of them submodels of fewer layers lack.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Part:
     axes: tuple[str, ...] = ()
     routes: Callable[[Submodel], tuple[RoutingEntry, ...]] = lambda _: ()
     elastic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    depths: Mapping[str, int] = field(default_factory=dict)
 
     def structure(self, submodel: Submodel) -> tuple[tuple[str, int], ...]:
         """The part of ``submodel``'s structure that changes its graph."""
@@ -74,9 +76,11 @@ class Part:
             axes = self.elastic.get(spec.name, {})
             return replace(spec, dims=tuple(submodel[axes[at]] if at in axes else n for at, n in enumerate(spec.dims)))
 
-        if not self.elastic:
-            return self
-        return replace(self, inputs=tuple(map(cut, self.inputs)), outputs=tuple(map(cut, self.outputs)))
+        def own(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+            least, depth = self.depths, submodel.depth
+            return tuple(cut(spec) for spec in specs if depth is None or least.get(spec.name, 0) <= depth)
+
+        return replace(self, inputs=own(self.inputs), outputs=own(self.outputs))
 
     def at(self, bucket: Bucket) -> Bucket:
         """The bucket that its engines have in the place of ``bucket``."""
@@ -198,6 +202,8 @@ class CachedSpec:
     ``module`` and that of the encoder are traced, of a model that reads folded tensors; ``recorded`` and the encoder's
     take a module in those too. ``cache_axes`` are the elastic axes by which what each of ``layers`` keeps shrinks, if
     it does. ``is_buffered``: attention is the model's own, over whole buffers that ONNX Runtime writes into in place.
+    ``depths`` are the least depths of submodels that have them, where some lack some, which ``module`` and
+    ``recorded`` may be given where it ``takes_depth``.
     """
 
     vocabulary: int
@@ -210,13 +216,19 @@ class CachedSpec:
     variants: Mapping[str, str] = field(default_factory=dict)
     cache_axes: tuple[CacheAxes, ...] = ()
     is_buffered: bool = False
+    takes_depth: bool = False
+    depths: tuple[int, ...] = ()
 
     def at(self, submodel: Submodel) -> CachedSpec:
         """This with the heads of ``submodel``, and their sizes."""
         encoder = self.encoder
         if encoder is not None and (encoder.cache_axes or self.cache_axes):
             encoder = replace(encoder, layers=_narrowed(self.entry.source_layers, encoder.cache_axes, submodel))
-        return replace(self, layers=_narrowed(self.layers, self.cache_axes, submodel), encoder=encoder)
+        layers = _narrowed(self.layers, self.cache_axes, submodel)
+        if self.depths and submodel.depth is not None:
+            every = zip(layers, self.depths, strict=True)
+            layers = tuple(layer if least <= submodel.depth else replace(layer, heads=0) for layer, least in every)
+        return replace(self, layers=layers, encoder=encoder)
 
     def within(self, capacity: int) -> CachedSpec:
         """This for texts of at most ``capacity`` tokens."""
@@ -259,6 +271,7 @@ class CachedSpec:
             variants=self.variants,
             axes=(DEPTH,),
             elastic=dict(self._elastic()),
+            depths=dict(self._depths()),
         )
         if encoder is not None:
             prompt = Bucket(1, min(PROMPT_TOKENS, encoder.positions))
@@ -273,6 +286,12 @@ class CachedSpec:
                 routes=encoder.routes,
                 elastic=dict(_elastic_source(encoder.cache_axes)),
             )
+
+    def _depths(self) -> Iterator[tuple[str, int]]:
+        """``Part.depths`` of KV-cache engines."""
+        for number, least in enumerate(self.depths):
+            for name in ("past_key", "past_value", "present_key", "present_value"):
+                yield f"{name}_{number}", least
 
     def _elastic(self) -> Iterator[tuple[str, Mapping[int, str]]]:
         """``Part.elastic`` of KV-cache engines."""

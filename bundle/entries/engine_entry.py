@@ -119,7 +119,8 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """A step of a decoder on a cache of keys and values. ``cache_heads`` is how many heads each layer of that has, and
+    """A step of a decoder on a cache of keys and values. ``cache_heads`` is how many heads each layer of that has, 0 of
+    one that its submodel lacks, and
     ``cache_sizes`` how many numbers each of those, where its submodel has other ones than the model; ``source_heads``
     and ``source_sizes`` say the same of what it reads of a prompt. ``capacity`` is how many tokens each row of the
     cache has room for, where caches have one size."""

@@ -27,11 +27,17 @@ PROMPT_TOKENS = 512
 @dataclass(frozen=True)
 class CachedLayer:
     """A layer's share of the cache for each token: keys and values of ``heads`` heads of ``size`` numbers. Its tokens
-    see the last ``window`` ones, themselves included, or all before them."""
+    see the last ``window`` ones, themselves included, or all before them. Of a submodel without the layer (``of``) no
+    heads are left."""
 
     heads: int = field(metadata={"min": 1})
     size: int = field(metadata={"min": 1})
     window: int | None = field(default=None, metadata={"min": 1})
+
+
+def present(layers: Iterable[CachedLayer]) -> Iterator[tuple[int, CachedLayer]]:
+    """The layers that a submodel has, with their numbers."""
+    return ((number, layer) for number, layer in enumerate(layers) if layer.heads)
 
 
 def window_of(layers: Iterable[CachedLayer]) -> int | None:
@@ -78,7 +84,8 @@ class GenerationEntry:
     """The ``engines`` of a causal language model, or of a decoder behind an ``encoder``, that keep keys and values in a
     cache of the caller's, one for each submodel; of those for TensorRT, whose caches have one size, one for each
     capacity too. A submodel continues the cache of another that has as many heads in
-    every layer, or more, of one size: it reads the first of them.
+    every layer, or more, of one size: it reads the first of them. Of a layer that it has not it has none, and its
+    engine takes nothing.
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,
     ``logits_at`` ``[answers]`` int64, the new tokens whose logits are wanted, and per layer ``past_key_0`` and
@@ -221,7 +228,7 @@ class GenerationEntry:
         outputs = [TensorSpec("logits", "float32", ("batch", LOGIT_COUNT, self.vocabulary))]
         if self.encoder is not None:
             inputs += [TensorSpec(SOURCE_LENGTHS, "int64", ("batch",)), *self._source("batch", SOURCE)]
-        for number, layer in enumerate(self.layers):
+        for number, layer in present(self.layers):
             places = capacity or (CAPACITY if layer.window is None else WINDOW)
             dims = ("batch", layer.heads, places, layer.size)
             for kind in ("key", "value"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.generation_entry import GenerationEntry, window_of
+from ...bundle.entries.generation_entry import GenerationEntry, present, window_of
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.parts import CachedSpec
@@ -117,7 +117,7 @@ def _in_one_run(entry: GenerationEntry, case: Case, run: CachedRun) -> dict[str,
         found = run.read[case.name]
         source = Source(tuple(found), np.array([found[0].shape[3]]))
         feeds |= {**source.counts, **source.named()}
-    for number, layer in enumerate(entry.layers):
+    for number, layer in present(entry.layers):
         for kind in ("key", "value"):
             feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, run.capacity or tokens, layer.size), np.float32)
     return feeds

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...bundle.entries.engine_entry import EngineEntry, RoutingEntry
-from ...bundle.entries.generation_entry import WINDOW, GenerationEntry, window_of
+from ...bundle.entries.generation_entry import WINDOW, GenerationEntry, present, window_of
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...exporters.parts import MOST_NEW_TOKENS
 from ...runtime.device.device import Device
@@ -74,7 +74,7 @@ def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
             "float32",
             ("batch", layer.heads, "sequence" if layer.window is None else WINDOW, layer.size),
         )
-        for number, layer in enumerate(entry.layers)
+        for number, layer in present(entry.layers)
         for kind in ("key", "value")
     ]
     return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *caches)
@@ -264,7 +264,7 @@ def _logits(cached: CachedEngine, batch: Batch, vocabulary: int) -> list[list[np
 def _cached_values(entry: GenerationEntry, cache: AnyCache[Any], row: int, tokens: int) -> Arrays:
     """Part of ``cache`` of a row of so many ``tokens``, as ``run_batches`` returns it."""
     found: dict[str, np.ndarray] = {}
-    for number, layer in enumerate(entry.layers):
+    for number, layer in present(entry.layers):
         for place, kind in enumerate(("key", "value")):
             start = 0 if layer.window is None or cache.window is None else int(cache.window.starts[row])
             first = 0 if layer.window is None else max(0, tokens - layer.window)

@@ -151,7 +151,7 @@ class RecordedDecoder(torch.nn.Module):
         layers = [layer for layer in cache.layers if layer.keys is not None]
         kept = [
             _wide(tensor if own.window is None else tensor[:, :, -own.window :], own.size)
-            for own, layer in zip(self.layers, layers, strict=True)
+            for own, layer in zip(self.layers, layers, strict=False)  # of fewer layers the first
             for tensor in (layer.keys, layer.values)
         ]
         return (answer.logits, *kept)

@@ -187,6 +187,7 @@ class TextModel:
             layers,
             lambda module: generating.CachedDecoder(module.model, layers).eval(),
             lambda module: generating.RecordedDecoder(module.model, layers).eval(),
+            takes_depth=True,
         )
 
 

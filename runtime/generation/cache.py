@@ -210,9 +210,9 @@ class AnyCache(ABC, Generic[Tensor]):
         return tokens if self.window is None or self.window.reaches(row, tokens) else 0
 
     def named(self, prefix: str) -> Mapping[str, Tensor]:
-        """The tensors by the names that engines have for them: ``past_`` or ``present_``."""
+        """The tensors by the names that engines have for them, ``past_`` or ``present_``, of layers with heads."""
         names = [f"{prefix}{kind}_{layer}" for layer in range(len(self.tensors) // 2) for kind in ("key", "value")]
-        return dict(zip(names, self.tensors, strict=True))
+        return {name: tensor for name, tensor in zip(names, self.tensors, strict=True) if tensor.shape[1]}
 
     def part(self: _SomeCache, start: int, stop: int) -> _SomeCache:
         """Rows ``start`` to ``stop``, which is left out."""
