@@ -151,11 +151,12 @@ def _places(edit: _Edit, last: str, query: str) -> tuple[str, str]:
     ones [B]."""
     if last not in edit.places:
         count = edit.add("Shape", [query], f"{last}.count", start=1, end=2)
-        before = edit.add("Sub", [count, edit.constant([1])], f"{last}.before")
-        whole = edit.add("Cast", [last], f"{last}.whole", to=onnx.TensorProto.INT64)
-        first = edit.add("Sub", [whole, before], f"{last}.first")
         number = edit.add("Squeeze", [count, edit.constant([0])], f"{last}.number")
         steps = edit.add("Range", [edit.constant(0), number, edit.constant(1)], f"{last}.steps")
+        # Not the count itself less 1: a size lies on the processor, and a run that copies it over is no CUDA graph.
+        before = edit.add("Gather", [steps, edit.constant([-1])], f"{last}.before")
+        whole = edit.add("Cast", [last], f"{last}.whole", to=onnx.TensorProto.INT64)
+        first = edit.add("Sub", [whole, before], f"{last}.first")
         rows = edit.add("Unsqueeze", [first, edit.constant([1])], f"{last}.rows")
         tokens = edit.add("Add", [rows, steps], f"{last}.tokens")
         edit.places[last] = first, edit.add("Unsqueeze", [tokens, edit.constant([1, 3])], f"{last}.places")

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TypeVar
 
+from ...errors import BundleError
 from ..inputs.arrays import Array
-from .cuda_memory import Stream, allocate, device_name, free, free_bytes, free_pinned, pinned, use_device
-from .device import SharedValues
+from .cuda_memory import Graph, Stream, allocate, device_name, free, free_bytes, free_pinned, pinned, use_device
+from .device import DeviceGraph, SharedValues
 
 T = TypeVar("T")
 
@@ -124,15 +125,23 @@ class CudaDevice:
         with self.lock:
             return self._thread.perform(work)
 
-    def end_capture(self) -> None:
-        """See ``Device.end_capture``.
+    def capture(self, work: Callable[[], object]) -> Graph:
+        """See ``Device.capture``.
 
         CUDA takes the end of a capture from the thread that began it alone. And it keeps the last error of every thread
-        in each copy of its runtime, and ONNX Runtime has one of its own: so another thread goes on.
+        in each copy of its runtime, and ONNX Runtime has one of its own: so another thread goes on after a failure.
         """
         with self.lock:
-            self._thread.perform(self.stream.end_capture)
-            self._thread.renew()
+            try:
+                return self._thread.perform(lambda: self.stream.capture(work))
+            except BundleError:
+                self._thread.renew()
+                raise
+
+    def start(self, graph: DeviceGraph) -> None:
+        with self.lock:
+            use_device(self.index)
+            graph.launch()
 
     def release(self) -> None:
         _devices.give(self.index)

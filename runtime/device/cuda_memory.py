@@ -12,6 +12,7 @@ import numpy as np
 from cuda.bindings import runtime as cudart
 
 from ...errors import BundleError, BundleIncompatibleError
+from ...outside import said_by
 from ..inputs.arrays import Array
 
 
@@ -143,38 +144,36 @@ class Stream:
         """Until all that was queued is done. Raises BundleError if some of it failed."""
         checked("running the engine", cudart.cudaStreamSynchronize(self._stream))
 
-    def capture(self, work: Callable[[], bool]) -> Graph | None:
-        """The operations of ``work``, as a graph, or None where it cannot be captured; nothing runs."""
+    def capture(self, work: Callable[[], object], own_copies: bool = False) -> Graph:
+        """The operations that ``work`` queues here, as a graph; nothing runs. With ``own_copies`` the host's memory
+        that it copies from and to is the caller's, and stays; else a graph that touches the host's is refused, for
+        nobody says how long that lasts.
+
+        Raises BundleError with the reason where there is no such graph; what CUDA keeps of a failure is cleared.
+        """
+        # Calls that allocate in other threads do not concern it.
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         checked("starting a capture", cudart.cudaStreamBeginCapture(self._stream, mode))
+        failure: Exception | None = None
         try:
-            done = work()
-        except BundleError:
-            done = False
+            work()
+        except Exception as raised:  # noqa: BLE001  (whatever the library raises, the capture has to end)
+            failure = raised
         error, captured = cudart.cudaStreamEndCapture(self._stream)
-        ok = cudart.cudaError_t.cudaSuccess
-        if error != ok or not done:
-            if error == ok:
+        try:
+            if failure is not None:
+                raise BundleError(said_by(failure)) from failure
+            checked("capturing a run", (error,))
+            try:
+                if not own_copies:
+                    _require_device_alone(captured)
+                graph = checked("making a graph of a run", cudart.cudaGraphInstantiate(captured, 0))
+            finally:
                 cudart.cudaGraphDestroy(captured)
+        except BaseException:
             cudart.cudaGetLastError()  # the refusal would else be reported by the next call
-            return None
-        error, graph = cudart.cudaGraphInstantiate(captured, 0)
-        cudart.cudaGraphDestroy(captured)
-        if error != ok:
-            cudart.cudaGetLastError()
-            return None
+            raise
         return Graph(graph, self._stream)
-
-    def end_capture(self) -> None:
-        """Ends a capture that the calling thread began here and did not finish, if there is one; it is not kept."""
-        # Called after a failure, which is what is reported: a GPU that fails here too fails in the next run.
-        ok, none = cudart.cudaError_t.cudaSuccess, cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone
-        error, status = cudart.cudaStreamIsCapturing(self._stream)
-        if error == ok and status != none:
-            error, captured = cudart.cudaStreamEndCapture(self._stream)  # what was invalidated ends with an error
-            if error == ok:
-                cudart.cudaGraphDestroy(captured)
-        cudart.cudaGetLastError()
 
     def start(self, graph: Graph) -> None:
         """Queues, here, work that was captured in another stream."""
@@ -184,6 +183,33 @@ class Stream:
         """Waits for the queue to run dry and gives it back."""
         cudart.cudaStreamSynchronize(self._stream)
         cudart.cudaStreamDestroy(self._stream)
+
+
+def _require_device_alone(graph: Any) -> None:
+    """Raises BundleError where ``graph`` calls functions of the host, copies from or to its memory, or keeps memory."""
+    kinds = cudart.cudaGraphNodeType
+    _, count = _nodes(graph, 0)
+    nodes, _ = _nodes(graph, count)
+    harmless = {kinds.cudaGraphNodeTypeKernel, kinds.cudaGraphNodeTypeMemset, kinds.cudaGraphNodeTypeEmpty}
+    kept = 0
+    for node in nodes[:count]:
+        kind = checked("reading a graph", cudart.cudaGraphNodeGetType(node))
+        kept += (kind == kinds.cudaGraphNodeTypeMemAlloc) - (kind == kinds.cudaGraphNodeTypeMemFree)
+        if kind in (*harmless, kinds.cudaGraphNodeTypeMemAlloc, kinds.cudaGraphNodeTypeMemFree):
+            continue
+        if kind == kinds.cudaGraphNodeTypeMemcpy:
+            copy = checked("reading a graph", cudart.cudaGraphMemcpyNodeGetParams(node))
+            if copy.kind == cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice:
+                continue
+        raise BundleError("a run reads or calls the host, so that it is no graph of the GPU alone")
+    if kept:
+        raise BundleError("a run keeps memory that it took, so that it cannot be repeated as a graph")
+
+
+def _nodes(graph: Any, most: int) -> tuple[list[Any], int]:
+    error, nodes, count = cudart.cudaGraphGetNodes(graph, most)
+    checked("reading a graph", (error,))
+    return nodes or [], int(count)
 
 
 class Graph:

@@ -26,6 +26,16 @@ TOKENS, TOKENS_OF_KEYS = 2, 3
 _ITEM_BYTES = 4
 
 
+class DeviceGraph(Protocol):
+    """Work that was captured once, started by one call; see ``Device.capture``."""
+
+    def launch(self) -> None: ...
+
+    def close(self) -> None:
+        """Frees it; it must not be running."""
+        ...
+
+
 class Device(Protocol):
     """One device of this process. Addresses are bytes of its memory; ``lock`` is held while work is queued."""
 
@@ -84,8 +94,13 @@ class Device(Protocol):
         """Result or error of ``work``, done by the one thread that runs sessions here; called under ``lock``."""
         ...
 
-    def end_capture(self) -> None:
-        """Puts an end to a capture that a session began and did not finish, and to the errors that it left."""
+    def capture(self, work: Callable[[], object]) -> DeviceGraph:
+        """What ``work`` queues, by the thread of ``perform``, as one graph; nothing runs. Raises BundleError with the
+        reason where it is not the device's work alone."""
+        ...
+
+    def start(self, graph: DeviceGraph) -> None:
+        """Queues it."""
         ...
 
     def release(self) -> None:

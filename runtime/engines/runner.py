@@ -183,6 +183,10 @@ def runner_for(
 
     Raises BundleIncompatibleError where its back end is missing.
     """
+    if provider is not None and engine.kind.needs == "generation":
+        from .onnxruntime_gpu.cached_runner import OnnxRuntimeGpuCacheRunner
+
+        return OnnxRuntimeGpuCacheRunner(bundle, engine, provider)
     if provider is not None:
         from .onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 

@@ -54,7 +54,8 @@ class ExitChooser:
         self._bundle = bundle
         self._gate = exits.gate
         self._pool = pool
-        self._latencies = host_latencies(bundle, pool.threads, pool.on_gpu).of_chains
+        # What was predicted or measured of a processor says nothing of a GPU.
+        self._latencies = () if pool.on_gpu else host_latencies(bundle, pool.threads).of_chains
         self._calibration = read_calibration(bundle)
         policies = self._calibration.policies if self._calibration else ()
         self._monitors = {(policy.submodel, policy.name): ExitMonitor(policy) for policy in policies}

@@ -13,6 +13,7 @@ from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
 from ...ownership import Owned, Owner
 from ..engines.memory import MemoryCap, residencies_for
+from ..engines.onnxruntime_gpu.provider import Provider
 from ..engines.pool import EnginePool
 from ..engines.residency import Residency
 from ..engines.runner import Runner
@@ -31,12 +32,13 @@ class AdmittedEngines:
         bundle: Bundle,
         threads: int,
         residency: Residency | Literal["auto"],
+        provider: Provider | None,
         affinity: Sequence[int],
         memory: MemoryCap | None,
     ) -> None:
         """``memory`` also counts what else is open."""
         self._bundle, self._residency, self._memory = bundle, residency, memory
-        self._pool = EnginePool(bundle, {}, threads, None, affinity, memory)
+        self._pool = EnginePool(bundle, {}, threads, provider, affinity, memory)
         self._users = Owned[None]()
         self._longest_prompt = Owner()  # of the bytes that it takes, which are kept for later runs
         self._lock = threading.Lock()

@@ -9,6 +9,7 @@ from typing import Any
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...errors import InputError
 from ..device.device import Device
+from ..engines.onnxruntime_gpu.provider import Provider
 from ..engines.runner import device_source
 from .cache import AnyCache, Cache, Source
 from .device_cache import DeviceCache, DeviceSource
@@ -35,10 +36,13 @@ def limited_by(entry: GenerationEntry) -> str:
     return "positions of this model" if entry.most_tokens == entry.positions else "tokens of its largest cache"
 
 
-def memory_for(entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int) -> CacheMemory:
+def memory_for(
+    entry: GenerationEntry, rows: int, capacity: int, prompt_tokens: int, provider: Provider | None
+) -> CacheMemory:
     """For ``rows`` with room for ``capacity`` tokens each, behind prompts of up to ``prompt_tokens`` that an encoder
-    reads. Raises BundleError where there is no device on which engines of ``entry`` have a cache."""
-    take = device_source(entry.engines[0], None)
+    reads, where engines run on ``provider`` or as their back end says. Raises BundleError where there is no device on
+    which engines of ``entry`` have a cache."""
+    take = device_source(entry.engines[0], provider)
     if take is None:
         return CacheMemory(entry, rows, capacity, prompt_tokens)
     return DeviceMemory(entry, rows, capacity, prompt_tokens, take)

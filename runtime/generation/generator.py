@@ -57,7 +57,7 @@ class Generator:
         self._tensors_of, self._merged = tensors_of, merged
         self._bundle, self._encoder, self._threads, self._residency = bundle, encoder, threads, residency
         self._provider = provider
-        self._engines = AdmittedEngines(bundle, threads, residency, affinity, memory)
+        self._engines = AdmittedEngines(bundle, threads, residency, provider, affinity, memory)
         self._lock = threading.Lock()
         self._times = StepTimes()
         self._gains = Gains(self._times)
@@ -152,10 +152,10 @@ class Generator:
             raise InputError(
                 f"bundle {self._bundle.path}: has no engines that generate; compile the model with `generate=True`"
             )
-        if self._provider is not None:
+        if self._provider is not None and (not self._provider.shares or not entry.capacities_for(1)):
             raise InputError(
-                "generate: KV-cache engines run on the processor, or as plans of TensorRT, not with provider "
-                f"{self._provider.name}; load with provider cpu"
+                f"generate: provider {self._provider.name} does not run these KV-cache engines; use provider cuda with "
+                "a bundle for backend tensorrt, whose graphs it takes, or provider cpu"
             )
         if self._residency == "mapped":
             raise InputError("generate: KV-cache engines are shared or packed, not mapped; load them so")
@@ -253,7 +253,7 @@ class Generator:
         memory = None
         try:
             self._engines.take(owner, size, "a cache", "ask for fewer rows, a smaller capacity or fewer tokens")
-            memory = memory_for(entry, count, given, prompt_tokens)
+            memory = memory_for(entry, count, given, prompt_tokens, self._provider)
             return Session(entry, opened, count, given, memory, owner, task)
         except BaseException as failure:
             owner.is_over = True

@@ -10,9 +10,9 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
-from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
+from nestforge.runtime.engines.onnxruntime_gpu import session
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider, provider_named
-from support.fake_gpu import CapturingSession, Gpu, provider_on
+from support.fake_gpu import Gpu, PlayedSession, provider_on
 from support.gpu_available import Results, gpu_problem
 from support.tiny_compile import board
 
@@ -73,7 +73,7 @@ def cuda(rehearsed: bool) -> Iterator[Provider]:
     if rehearsed:
         gpu = Gpu()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(onnxruntime_gpu_runner, "GpuSession", type("Session", (CapturingSession,), {"opened": []}))
+            patch.setattr(session, "GpuSession", type("Session", (PlayedSession,), {"opened": []}))
             yield provider_on(gpu)
         gpu.thread.close()
         return
@@ -125,7 +125,7 @@ def leaver_model(tmp_path_factory: pytest.TempPathFactory, rehearsed: bool) -> P
 
 @pytest.fixture(scope="session")
 def compile_leaver(leaver_model: Path) -> Callable[..., Bundle]:
-    """``compile_leaver(**profile)``: its bundle at 1x64 and 8x64, of every depth."""
+    """``compile_leaver(**profile)``: its bundle at 1x64, 4x64 and 8x64, of every depth."""
     known: dict[str, Bundle] = {}
 
     def make(**changes: Any) -> Bundle:
@@ -133,7 +133,7 @@ def compile_leaver(leaver_model: Path) -> Callable[..., Bundle]:
         if key not in known:
             profile = board(budgets={"full": {}}, memory_mb=8000, **changes)
             path = leaver_model.with_name(f"{len(known)}.bundle")
-            buckets = [Bucket(1, 64), Bucket(8, 64)]
+            buckets = [Bucket(1, 64), Bucket(4, 64), Bucket(8, 64)]
             emit_only = changes.get("backend") == "tensorrt"
             known[key] = open_bundle(
                 compile_bundle(

@@ -1,14 +1,12 @@
-"""CUDA graphs of the CUDA provider under what a server does: many threads, chains, more places than graphs."""
+"""CUDA graphs of the CUDA provider under what a server does: many threads and chains."""
 
 from __future__ import annotations
 
 import threading
 
 import numpy as np
-import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle
-from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.inputs.arrays import random_feeds
@@ -16,12 +14,8 @@ from nestforge.runtime.load import load
 from support.gpu_available import Results, on
 
 
-@pytest.mark.parametrize("most", [64, 3])
-def test_threads_get_their_own_answers(
-    cuda: Provider, leaver: Bundle, results: Results, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    """Six threads, chains and whole engines, requests of both buckets, where sessions may keep ``most`` graphs."""
-    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED_GRAPHS", most)
+def test_threads_get_their_own_answers(cuda: Provider, leaver: Bundle, results: Results) -> None:
+    """Six threads, chains and whole engines, requests of both buckets."""
     asked = [{"exits": ExitPolicy((-1.0, -1.0), "<=")}, {"exits": ExitPolicy((1.0, 1.0), "<=")}, {"exits": "off"}]
     cases = [
         (random_feeds(leaver.manifest.inputs, bucket, seed), how)
@@ -48,4 +42,4 @@ def test_threads_get_their_own_answers(
         for thread in threads:
             thread.join()
     assert not failures, failures[0]
-    results.add(f"six threads, {most} graphs a session", "equal", "equal", "chains and engines, to the processor")
+    results.add("six threads", "equal", "equal", "chains and engines, to the processor")

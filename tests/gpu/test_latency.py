@@ -29,7 +29,7 @@ def whole(bundle: Bundle, bucket: Bucket) -> EngineEntry:
 
 def test_a_cuda_graph_starts_an_engine_sooner(cuda: Provider, wide: Bundle, results: Results) -> None:
     engine = whole(wide, Bucket(1, 128))
-    queued = replace(cuda, options=lambda device, _, *more: cuda.options(device, False, *more))
+    queued = replace(cuda, captures=False)
     feeds = random_feeds(wide.manifest.inputs, engine.bucket)
     with OnnxRuntimeGpuRunner(wide, engine, cuda) as graph, OnnxRuntimeGpuRunner(wide, engine, queued) as calls:
         assert graph.is_captured, graph.capture_refusal

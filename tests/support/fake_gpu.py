@@ -1,7 +1,6 @@
 """A GPU as ONNX Runtime's sessions see it, played on the processor: nothing here ran on one.
 
-Sessions keep CUDA graphs as ONNX Runtime's providers do: ``cuda`` one for each number that runs name, in each thread
-that runs them; ``tensorrt`` one, whatever the number. A graph starts what it was captured with, whoever asks.
+A graph does again what was captured, with the arrays that it was captured with, whoever starts it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 import pytest
-from nestforge.errors import BundleIncompatibleError
+from nestforge.errors import BundleError, BundleIncompatibleError
 from nestforge.runtime.device.cuda_device import DeviceThread
-from nestforge.runtime.device.device import ALIGNMENT, Device, DeviceArray
+from nestforge.runtime.device.device import ALIGNMENT, Device, DeviceArray, DeviceGraph
 from nestforge.runtime.device.store import DeviceView
-from nestforge.runtime.engines.onnxruntime_gpu import runner
+from nestforge.runtime.engines.onnxruntime_gpu import session
 from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS, Provider
 from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.inputs.arrays import Array
@@ -80,28 +79,57 @@ class HostDevice:
     def perform(self, work: Callable[[], T]) -> T:
         return work()
 
-    def end_capture(self) -> None: ...
+    def capture(self, work: Callable[[], object]) -> DeviceGraph:
+        return PlayedGraph(self, work)
+
+    def start(self, graph: DeviceGraph) -> None:
+        graph.launch()
 
     def release(self) -> None: ...
 
 
+class PlayedGraph:
+    """Does ``work`` again whenever it is started, until it is closed."""
+
+    def __init__(self, device: HostDevice, work: Callable[[], object]) -> None:
+        self._device: HostDevice | None = device
+        self._work = work
+
+    def launch(self) -> None:
+        assert self._device is not None
+        self._device.perform(self._work)
+
+    def close(self) -> None:
+        self._device = None
+
+
 class Gpu(HostDevice):
-    """The processor's memory, under the name of a GPU, with the thread that a GPU has. ``ended`` counts captures."""
+    """The processor's memory, under the name of a GPU, with the thread that a GPU has. ``refuses`` is why it captures
+    nothing, ``graphs`` are what it captured, and ``starts`` counts how often these were started."""
 
     kind = "cuda"
     stream = SimpleNamespace(handle=4711)
+    refuses = ""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended = 0
+        self.graphs: list[PlayedGraph] = []
+        self.starts = 0
         self.thread = DeviceThread(lambda: None)
 
     def perform(self, work: Callable[[], T]) -> T:
         with self.lock:
             return self.thread.perform(work)
 
-    def end_capture(self) -> None:
-        self.ended += 1
+    def capture(self, work: Callable[[], object]) -> DeviceGraph:
+        if self.refuses:
+            raise BundleError(self.refuses)
+        self.graphs.append(PlayedGraph(self, work))
+        return self.graphs[-1]
+
+    def start(self, graph: DeviceGraph) -> None:
+        self.starts += 1
+        graph.launch()
 
 
 def provider_on(gpu: Gpu, name: str = "cuda") -> Provider:
@@ -109,9 +137,9 @@ def provider_on(gpu: Gpu, name: str = "cuda") -> Provider:
     return replace(PROVIDERS[name], take=lambda: gpu)
 
 
-class CapturingSession(GpuSession):
-    """``opened`` has the options of every session; ``calls`` what this one was asked: the number of a run's graph, or
-    "none". ``refuses`` says where it fails, see the tests."""
+class PlayedSession(GpuSession):
+    """A session of the processor's. ``opened`` has the options of every one; ``refuses`` says where it fails, see the
+    tests; ``threads`` are those that queued its runs."""
 
     refuses = ""
     opened: list[dict[str, str]]
@@ -126,45 +154,29 @@ class CapturingSession(GpuSession):
         is_range: bool = False,
     ) -> None:
         self.opened.append(options[0])
-        self._gpu, self._one_graph = gpu, provider.name == "tensorrt"
-        self._captures = "1" in (options[0].get("enable_cuda_graph"), options[0].get("trt_cuda_graph_enable"))
-        self.calls: list[str] = []
         self.threads: set[int] = set()
-        self.graphs: dict[Any, tuple[Any, Any]] = {}
-        if self._captures and self.refuses == "open":
-            raise BundleIncompatibleError(f"{path}: This session cannot use the graph capture feature")
         if self.refuses == "memory":
             raise BundleIncompatibleError(f"{path}: CUDA failure 2: out of memory")
         on_host = {name: replace(view, kind="cpu") for name, view in views.items()}
         super().__init__(path, host_provider(), HostDevice(), on_host, [{}], is_range)
+        self._gpu = gpu
 
     def run(self, binding: Any, options: Any) -> None:
-        self._gpu.perform(lambda: self._run(binding, options))
+        self._gpu.perform(lambda: self.queue(binding, options))
 
-    def _run(self, binding: Any, options: Any) -> None:
+    def queue(self, binding: Any, options: Any) -> None:
         assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
-        number = options.get_run_config_entry("gpu_graph_id") if self._captures and not self._one_graph else "none"
         self.threads.add(threading.get_ident())
-        self.calls.append(number)
-        if self._captures and self.refuses == "run":
-            raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
         if self.refuses == "memory in the first run":
             raise RuntimeError("Failed to allocate memory for requested buffer of size 99")
-        if self._captures and number != "-1":
-            key = 0 if self._one_graph else (threading.get_ident(), number)
-            if key not in self.graphs:
-                self.graphs[key] = binding, options
-                for _ in range(2):  # before it captures
-                    self.session.run_with_iobinding(binding, options)
-            binding, options = self.graphs[key]
-        self.session.run_with_iobinding(binding, options)
+        super().queue(binding, options)
 
 
-def capturing_sessions(monkeypatch: pytest.MonkeyPatch, refuses: str = "") -> type[CapturingSession]:
+def played_sessions(monkeypatch: pytest.MonkeyPatch, refuses: str = "") -> type[PlayedSession]:
     """The class of all sessions from here on."""
-    session = type("Session", (CapturingSession,), {"refuses": refuses, "opened": []})
-    monkeypatch.setattr(runner, "GpuSession", session)
-    return session
+    played = type("Session", (PlayedSession,), {"refuses": refuses, "opened": []})
+    monkeypatch.setattr(session, "GpuSession", played)
+    return played
 
 
 def arrays_on(device: Device, feeds: Mapping[str, Array]) -> dict[str, DeviceArray]:

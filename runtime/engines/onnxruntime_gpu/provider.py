@@ -43,17 +43,16 @@ _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "Tenso
 @dataclass(frozen=True)
 class Provider:
     """How engines run on one device: ``chain`` are ONNX Runtime's providers; each takes what the ones before it
-    leave. Where engines ``share`` weights, these are views of the store on the device. ``captures``: a session can
-    keep one CUDA graph for each number that runs name. ``take`` opens the device, and ``options`` are those of the
-    chain for an engine: whether its runs are to be captured, where what is built for it is kept, and its shapes as
-    ``ShapeProfile.written`` has them."""
+    leave. Where engines ``share`` weights, these are views of the store on the device. ``captures``: what a run queues
+    may be repeated as a graph. ``take`` opens the device, and ``options`` are those of the chain for an engine: where
+    what is built for it is kept, and its shapes as ``ShapeProfile.written`` has them."""
 
     name: str
     chain: tuple[str, ...]
     shares: bool
     captures: bool
     take: Callable[[], Device]
-    options: Callable[[Device, bool, Path | None, Sequence[str]], list[dict[str, str]]]
+    options: Callable[[Device, Path | None, Sequence[str]], list[dict[str, str]]]
 
     def cache_folder(self, bundle: Bundle, engine: EngineEntry) -> Path | None:
         """Where what is built for ``engine`` is kept: by its graph, its weights, whether TF32 may be used, and the ends
@@ -122,6 +121,9 @@ def _find_libraries() -> None:
     """Loads NVIDIA's libraries from their Python packages, where they are not on the system's path."""
     import onnxruntime
 
+    # Every session has a handle of cuBLAS, which takes 67 MB of a Hopper's memory by default, and of this size none.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:1")
+
     if hasattr(onnxruntime, "preload_dlls"):
         # It prints what it does not find; a session that needs it then says so.
         with contextlib.redirect_stdout(io.StringIO()):
@@ -134,20 +136,18 @@ def _take_gpu() -> Device:
     return take_cuda_device()
 
 
-def _cuda_options(device: Device, capture: bool, _folder: Path | None, _shapes: Sequence[str]) -> list[dict[str, str]]:
+def _cuda_options(device: Device, _folder: Path | None, _shapes: Sequence[str]) -> list[dict[str, str]]:
     return [
         {
             **_of_stream(device),
             "use_tf32": "0",  # beyond the tolerance of fp32, to which engines are proven
             "arena_extend_strategy": "kSameAsRequested",
-            "enable_cuda_graph": str(int(capture)),
+            "enable_cuda_graph": "0",  # captured by ourselves, see session.py
         }
     ]
 
 
-def _tensorrt_options(
-    device: Device, _capture: bool, folder: Path | None, shapes: Sequence[str]
-) -> list[dict[str, str]]:
+def _tensorrt_options(device: Device, folder: Path | None, shapes: Sequence[str]) -> list[dict[str, str]]:
     """It has no option for TF32, which TensorRT itself allows: only the process's NVIDIA_TF32_OVERRIDE=0 forbids it."""
     kept = {} if folder is None else {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder)}
     return [
@@ -159,7 +159,7 @@ def _tensorrt_options(
             **dict(zip(_SHAPE_OPTIONS, shapes, strict=False)),
             "trt_cuda_graph_enable": "0",
         },
-        *_cuda_options(device, False, None, ()),
+        *_cuda_options(device, None, ()),
     ]
 
 
@@ -192,7 +192,7 @@ PROVIDERS: Mapping[str, Provider | None] = MappingProxyType(
     {
         "cpu": None,
         "cuda": Provider("cuda", (_CUDA,), shares=True, captures=True, take=_take_gpu, options=_cuda_options),
-        # Its sessions keep one graph, and start that whatever number a run names: on another binding's addresses.
+        # Whether what TensorRT queues inside ONNX Runtime can be captured has not been tried.
         "tensorrt": Provider(
             "tensorrt", (_TENSORRT, _CUDA), shares=False, captures=False, take=_take_gpu, options=_tensorrt_options
         ),

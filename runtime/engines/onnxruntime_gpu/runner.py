@@ -1,30 +1,22 @@
 """Engines in ONNX Runtime on a device: weights as views of its store, inputs and outputs bound to memory of its own.
 
-All engines of a device queue their work in one stream, one run at a time. Where ONNX Runtime can capture an engine's
-kernels as a CUDA graph, a run starts as one; ``OnnxRuntimeGpuRunner`` says whether, and why not. A graph is of one
-shape, so none is requested where an engine takes a range: runs are bound at their own shape, in memory for the largest.
+All engines of a device queue their work in one stream, one run at a time. Runs that repeat start as one CUDA graph
+where their kernels can be captured; ``OnnxRuntimeGpuRunner`` says whether, and why not. Runs of an engine of a range
+are bound at their own shape, in memory for the largest, and captured where one shape comes again and again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from ....bundle.entries.engine_entry import EngineEntry
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
-from ....bundle.shape_profile import shape_profile
-from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
+from ....errors import BundleError, BundleIncompatibleError, InputError
 from ...device.device import Device, DeviceArray
 from ...device.layout import CopyingRunner, Layout
-from ...device.store import DeviceView, StoreUse
-from ...graphs.weight_store import store_initializers
 from ...inputs.arrays import Array
 from .provider import Provider
-from .session import CALL_BY_CALL, BoundRun, GpuSession, is_short_of_memory
-
-# CUDA graphs that a session may keep: some hundred kilobytes each, until it closes.
-_MAX_CAPTURED_GRAPHS = 64
+from .session import CALL_BY_CALL, BoundRun, GpuSession, OpenEngine
 
 
 class OnnxRuntimeGpuRunner(CopyingRunner):
@@ -34,16 +26,12 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         super().__init__(bundle, engine)
         self._provider = provider
         self._device: Device | None = None
-        self._store: StoreUse | None = None
-        self._session: GpuSession | None = None
+        self._open_engine: OpenEngine | None = None
         self._block: int | None = None
         self._staging: Array | None = None
         self._placed = self._layouts.largest
         self._own: BoundRun | None = None
         self._bound: set[BoundRun] = set()
-        self._graphs: dict[tuple[tuple[str, int], ...], int] = {}
-        self._captures = False
-        self._refusal: str | None = None
 
     def __enter__(self) -> OnnxRuntimeGpuRunner:
         """Opens the session and runs it once, on zeros, so that what cannot run is found here.
@@ -56,8 +44,10 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
                 self._block = device.allocate(self._layouts.largest.bytes)
                 self._staging = device.staging(self._layouts.largest.bytes)
                 self._staging[:] = 0
-                with self._bundle.held(self.engine.file, WEIGHTS_NAME):
-                    self._open(device, self._views(device))
+                self._open_engine = OpenEngine(self._bundle, self.engine, self._provider, device)
+                self._opened = object()  # not the session: callers may keep calls longer than what sessions read
+                self._place(self._open_engine.session, self._layouts.largest)
+                self._warm_up(device)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -69,10 +59,14 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         if device is None:
             return
         with device.lock:
-            self._close_session()
-            if self._store is not None:
-                self._store.close()
-                self._store = None
+            device.wait()
+            for bound in self._bound:  # those who made them may still hold them
+                bound.drop()
+            self._bound.clear()
+            self._own = self._opened = None
+            engine, self._open_engine = self._open_engine, None
+            if engine is not None:
+                engine.close()
             if self._block is not None:
                 device.free(self._block)
                 self._block = None
@@ -87,15 +81,15 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
 
     @property
     def is_captured(self) -> bool:
-        """Whether runs start as one CUDA graph. Raises BundleError while inactive."""
+        """Whether its own runs start as one CUDA graph. Raises BundleError while inactive."""
         self._require_open()
-        return self._captures
+        return self._own is not None and self._own.is_captured
 
     @property
     def capture_refusal(self) -> str | None:
-        """ONNX Runtime's message where it could not capture runs, in one line. Raises BundleError while inactive."""
+        """Why its own runs could not be captured, in one line. Raises BundleError while inactive."""
         self._require_open()
-        return self._refusal
+        return None if self._own is None else self._own.refusal
 
     def bind_device(self, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> BoundRun:
         self._check(self._layouts.of(feeds).misfit(feeds, outputs))
@@ -104,70 +98,23 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
             _, session = self._require_open()  # it may have been closed while another thread held the lock
             return self._bind(session, feeds, outputs)
 
-    def _views(self, device: Device) -> dict[str, DeviceView]:
-        initializers = store_initializers(self._bundle, self.engine)
-        if not initializers or not self._provider.shares:
-            return {}
-        self._store = StoreUse(self._bundle.file(WEIGHTS_NAME), device)
-        return self._store.store.views(initializers, str(self._bundle.file(self.engine.file)))
-
-    def _open(self, device: Device, views: Mapping[str, DeviceView]) -> None:
-        """Opens it captured where that is possible: ONNX Runtime says so when a session opens or in its first run."""
-        self._refusal = None
-        captures = self._provider.captures and self.engine.bucket.is_static
+    def _warm_up(self, device: Device) -> None:
+        """Runs it on zeros, so that what cannot run is found here, and requests of a static bucket start as a graph."""
         try:
-            self._start(device, views, captures)
-        except BundleIncompatibleError as refusal:
-            if not captures or is_short_of_memory(str(refusal)):
-                raise
-            self._close_session()
-            self._start(device, views, captures=False)
-            self._refusal = str(refusal)
-
-    def _start(self, device: Device, views: Mapping[str, DeviceView], captures: bool) -> None:
-        path = self._bundle.file(self.engine.file)
-        folder = self._provider.cache_folder(self._bundle, self.engine)
-        if folder is not None:  # what is built is kept by these hashes, so they must be those of the bytes
-            self._bundle.require_hashes(self.engine.file, WEIGHTS_NAME)
-        bucket = self.engine.bucket
-        shapes = shape_profile(self._bundle.manifest, bucket).written(self._inputs)
-        options = self._provider.options(device, captures, folder, shapes)
-        self._captures = captures
-        self._session = GpuSession(path, self._provider, device, views, options, is_range=not bucket.is_static)
-        self._check_interface(self._session.session)
-        self._opened = object()  # not the session: callers may keep calls longer than the memory that sessions read
-        self._place(self._session, self._layouts.largest)
-        try:
-            self._queue_own(device)
+            for _ in range(CALL_BY_CALL if self.engine.bucket.is_static else 1):
+                self._queue_own(device)
             device.wait()
         except (InputError, BundleError) as failure:  # on zeros, so it is not the input
             raise BundleIncompatibleError(str(failure)) from failure
-
-    def _close_session(self) -> None:
-        """Bound calls let go of it too: those who made them may still hold them."""
-        for bound in self._bound:
-            bound.drop()
-        self._bound.clear()
-        self._graphs.clear()
-        self._own = self._session = self._opened = None
 
     def _bind(
         self, session: GpuSession, feeds: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> BoundRun:
         assert self._device is not None
         binding = session.binding(feeds.items(), outputs.items())
-        graph = self._graph_for((*feeds.items(), *outputs.items())) if self._captures else None
-        bound = BoundRun(self._where, self._device, session, binding, graph, self._bound.discard)
+        bound = BoundRun(self._where, self._device, session, binding, self._provider.captures, self._bound.discard)
         self._bound.add(bound)
         return bound
-
-    def _graph_for(self, arrays: Sequence[tuple[str, DeviceArray]]) -> int:
-        """The number of the graph that reads and writes these addresses, which no other may be started for. It outlives
-        the binding that it was captured with, so that the next one at the same places starts it."""
-        places = tuple((name, array.address) for name, array in arrays)
-        if places not in self._graphs and len(self._graphs) == _MAX_CAPTURED_GRAPHS:
-            return CALL_BY_CALL
-        return self._graphs.setdefault(places, len(self._graphs) + 1)
 
     def _run(self, layout: Layout, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         device, _ = self._require_open()
@@ -205,19 +152,8 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         device.to_device(self._block, self._staging[: self._placed.input_bytes])
         self._own()
 
-    def _check_interface(self, session: Any) -> None:
-        """The session has exactly the manifest's inputs, outputs and routes; ONNX Runtime checks their types."""
-        for kind, found, specs in (
-            ("input", session.get_inputs(), self._inputs),
-            ("output", session.get_outputs(), self._returned),
-        ):
-            have = {tensor.name: tuple(tensor.shape) for tensor in found}
-            want = {spec.name: spec.declared(self.engine.bucket) for spec in specs}
-            if have != want:
-                raise BundleCorruptError(f"{self._where}: {kind}s are {have}, the manifest says {want}")
-
     def _require_open(self) -> tuple[Device, GpuSession]:
-        device, session = self._device, self._session
-        if device is None or session is None:
+        device, engine = self._device, self._open_engine
+        if device is None or engine is None:
             raise self._not_open()
-        return device, session
+        return device, engine.session

@@ -1,18 +1,30 @@
-"""Sessions of ONNX Runtime on a device, whose weights are views of its store, and their runs on bound memory."""
+"""Sessions of ONNX Runtime on a device, whose weights are views of its store, and their runs on bound memory.
+
+The first two runs of a binding are queued call by call, since one that is not repeated is not worth a capture; after
+the second its kernels are captured as one CUDA graph, by which the following ones start. ONNX Runtime could capture by
+itself, but not where sizes are computed on the processor, and it would release no graph before its session.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from ....errors import BundleError, InputError
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.tensor_spec import TensorSpec
+from ....bundle.manifest import WEIGHTS_NAME
+from ....bundle.open_bundle import Bundle
+from ....bundle.shape_profile import shape_profiles
+from ....errors import BundleCorruptError, BundleError, InputError
 from ....outside import is_of_library, said_by
-from ...device.device import Device
-from ...device.store import DeviceView
+from ...device.device import Device, DeviceGraph
+from ...device.layout import routes_of
+from ...device.store import DeviceView, StoreUse
+from ...graphs.weight_store import store_initializers
 from ..onnxruntime.session import open_error, stop_spinning
 from .provider import Provider, require_on_device, require_providers
 
@@ -20,8 +32,8 @@ from .provider import Provider, require_on_device, require_providers
 _OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
 _LOG_FATAL_ONLY = 4
-# The number by which ONNX Runtime knows runs that are not captured, in a session that captures.
-CALL_BY_CALL = -1
+# Runs of a binding before its capture. In them ONNX Runtime takes the memory that the captured one must find.
+CALL_BY_CALL = 2
 
 
 class GpuSession:
@@ -45,6 +57,8 @@ class GpuSession:
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = _LOG_FATAL_ONLY
         settings.graph_optimization_level = _OPTIMIZATION_LEVEL
+        # It would keep one more block for the activations of every shape.
+        settings.enable_mem_pattern = False
         settings.add_session_config_entry("session.disable_prepacking", "1")
         stop_spinning(settings)
         if is_range:
@@ -81,15 +95,18 @@ class GpuSession:
         return binding
 
     def run(self, binding: Any, options: Any) -> None:
-        """Queues a run. Raises what ONNX Runtime does."""
-        self._device.perform(lambda: self.session.run_with_iobinding(binding, options))
+        """Queues a run, in the device's thread. Raises what ONNX Runtime does."""
+        self._device.perform(lambda: self.queue(binding, options))
+
+    def queue(self, binding: Any, options: Any) -> None:
+        """Queues a run, called in the device's thread. Raises what ONNX Runtime does."""
+        self.session.run_with_iobinding(binding, options)
 
 
 class BoundRun:
-    """A call that queues one run on bound memory; with ``graph``, the number of one, as that CUDA graph, which the
-    session captures in the first call, or with CALL_BY_CALL as none.
+    """A call that queues one run on bound memory. ``captures``: as a CUDA graph once it has been repeated.
 
-    ``forget`` is called when it is closed. The graph stays with the session, which can release none.
+    ``forget`` is called when it is closed.
     """
 
     def __init__(
@@ -98,18 +115,23 @@ class BoundRun:
         device: Device,
         session: GpuSession,
         binding: Any,
-        graph: int | None,
+        captures: bool,
         forget: Callable[[BoundRun], None],
     ) -> None:
-        self._where, self._device, self._forget = where, device, forget
+        self._where, self._device, self._captures, self._forget = where, device, captures, forget
         self._session: GpuSession | None = session
         self._binding: Any = binding
         self._options = onnxruntime.RunOptions()
         # The stream is ours, and whoever reads the outputs waits for it.
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        self._captures = graph is not None and graph != CALL_BY_CALL  # in the next call
-        if graph is not None:
-            self._options.add_run_config_entry("gpu_graph_id", str(graph))
+        self._runs = 0
+        self._graph: DeviceGraph | None = None
+        self.refusal: str | None = None  # why it could not be captured
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the next run starts as one CUDA graph."""
+        return self._graph is not None
 
     def __call__(self) -> None:
         """Raises BundleError where the GPU fails or once closed, InputError where the processor refuses the values."""
@@ -117,32 +139,87 @@ class BoundRun:
             session = self._session
             if session is None:
                 raise BundleError(f"{self._where}: not open; run it inside its `with` block")
+            if self._graph is not None:
+                self._device.start(self._graph)
+                return
             try:
                 session.run(self._binding, self._options)
-                self._captures = False
             except BaseException as failure:
                 if not is_of_library(failure):
                     raise
-                if self._captures:  # the stream is every session's, and runs in none while it captures
-                    self._device.end_capture()
                 # Shapes and types have been checked, and kernels of a GPU do not look at values.
                 error = BundleError if self._device.kind == "cuda" else InputError
                 raise error(f"{self._where}: {said_by(failure)}") from failure
+            self._runs += 1
+            if self._captures and self._runs == CALL_BY_CALL:
+                self._capture(session)
 
     def close(self) -> None:
         with self._device.lock:
             if self._session is None:
                 return
+            self._device.wait()  # what it queued may be running, on memory that the caller frees now
             self.drop()
             self._forget(self)
-            self._device.wait()  # what it queued may be running, on memory that the caller frees now
 
     def drop(self) -> None:
-        """Lets go of the session, which is about to close."""
+        """Lets go of the session, which is about to close; nothing of it is running."""
         self._session = self._binding = None
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            graph.close()
+
+    def _capture(self, session: GpuSession) -> None:
+        try:
+            self._graph = self._device.capture(lambda: session.queue(self._binding, self._options))
+        except BundleError as refusal:
+            self.refusal = str(refusal)
 
 
-def is_short_of_memory(reason: str) -> bool:
-    """Whether CUDA, its libraries or ONNX Runtime's arena found too little memory, by their own words."""
-    words = ("out of memory", "failed to allocate memory", "alloc_failed")
-    return any(word in reason.lower() for word in words)
+class OpenEngine:
+    """The session of ``engine`` on ``device``, with what it reads of the store there."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider, device: Device) -> None:
+        """Called under the device's lock. Raises BundleCorruptError or BundleIncompatibleError."""
+        self.store: StoreUse | None = None
+        inputs, outputs = bundle.manifest.interface_of(engine)
+        path, bucket = bundle.file(engine.file), engine.bucket
+        try:
+            with bundle.held(engine.file, WEIGHTS_NAME):
+                folder = provider.cache_folder(bundle, engine)
+                if folder is not None:  # what is built is kept by these hashes, so they must be those of the bytes
+                    bundle.require_hashes(engine.file, WEIGHTS_NAME)
+                views: Mapping[str, DeviceView] = {}
+                initializers = store_initializers(bundle, engine)
+                if initializers and provider.shares:
+                    self.store = StoreUse(bundle.file(WEIGHTS_NAME), device)
+                    views = self.store.store.views(initializers, str(path))
+                shapes = shape_profiles(bundle.manifest, engine)[0].written(inputs)
+                options = provider.options(device, folder, shapes)
+                self.session = GpuSession(path, provider, device, views, options, is_range=not bucket.is_static)
+            self._check_interface(f"engine {engine.id}", engine, inputs, (*outputs, *routes_of(engine)))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Called under the device's lock, once nothing of it runs."""
+        if hasattr(self, "session"):
+            del self.session  # it reads the store until it is gone
+        store, self.store = self.store, None
+        if store is not None:
+            store.close()
+
+    def _check_interface(
+        self, where: str, engine: EngineEntry, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> None:
+        """The session has exactly the manifest's inputs, outputs and routes; ONNX Runtime checks their types."""
+        session = self.session.session
+        for kind, found, specs in (
+            ("input", session.get_inputs(), inputs),
+            ("output", session.get_outputs(), outputs),
+        ):
+            have = {tensor.name: tuple(tensor.shape) for tensor in found}
+            want = {spec.name: spec.declared(engine.bucket) for spec in specs}
+            if have != want:
+                raise BundleCorruptError(f"{where}: {kind}s are {have}, the manifest says {want}")

@@ -18,13 +18,11 @@ from functools import partial
 
 import tensorrt as trt
 
-from ....bundle.entries.generation_entry import PAST, PRESENT
 from ....bundle.shape_profile import Shape
 from ....errors import BundleError
+from ...device.cached_layout import CachedRun
 from ...device.cuda_device import CudaDevice
 from ...device.cuda_memory import Blocks, Graph, Stream, use_device
-from ...device.device import DeviceArray
-from ...device.layout import Layout
 from ...inputs.arrays import Array
 from .engine import captured, open_context, require_shapes, set_addresses, set_shapes
 
@@ -120,17 +118,14 @@ class CacheRun:
     def __init__(
         self,
         context: CacheContext,
-        profile: int,
-        layout: Layout,
+        bound: CachedRun,
         feeds: Mapping[str, Array],
         outputs: Mapping[str, Array],
-        read: Mapping[str, DeviceArray],
-        made: Mapping[str, DeviceArray],
         forget: Callable[[CacheRun], None],
     ) -> None:
-        """Bindings on the device: ``read``, by the names of inputs, caches among it, which are updated, or ``made``,
-        by those of outputs; ``forget`` is called when the run is closed. Made under the device's lock. Raises
-        BundleIncompatibleError where memory is short."""
+        """``forget`` is called when the run is closed. Made under the device's lock. Raises BundleIncompatibleError
+        where memory is short."""
+        layout = bound.layout
         self._context, self._layout, self._forget = context, layout, forget
         self._feeds, self._outputs = feeds, outputs
         self._blocks: Blocks | None = Blocks(layout.bytes)
@@ -138,16 +133,14 @@ class CacheRun:
         self._runs = 0
         block = self._blocks.device
         slots = {**layout.inputs, **layout.outputs}
-        updated = {PRESENT + name.removeprefix(PAST): array for name, array in read.items() if name.startswith(PAST)}
-        written = {**updated, **made}
         self._binding = Binding(
-            profile,
+            bound.profile,
             {name: slot.shape for name, slot in layout.inputs.items()}
-            | {name: array.shape for name, array in read.items()},
+            | {name: array.shape for name, array in bound.read.items()},
             {name: slot.shape for name, slot in layout.outputs.items()}
-            | {name: array.shape for name, array in written.items()},
+            | {name: array.shape for name, array in bound.written.items()},
             {name: block + slot.offset for name, slot in slots.items()}
-            | {name: array.address for name, array in (*read.items(), *written.items())},
+            | {name: array.address for name, array in (*bound.read.items(), *bound.written.items())},
         )
 
     @property

@@ -11,18 +11,16 @@ from collections.abc import Callable, Mapping
 
 import tensorrt as trt
 
-from ....bucket import Bucket
 from ....bundle.device_files.plan_index import PlanEntry
 from ....bundle.entries.engine_entry import EngineEntry
-from ....bundle.entries.generation_entry import ENCODER, ON_DEVICE, PRESENT
+from ....bundle.entries.generation_entry import ENCODER
 from ....bundle.open_bundle import Bundle
-from ....bundle.shape_profile import shape_profiles
 from ....errors import BundleError, InputError
+from ...device.cached_layout import CachedLayouts
 from ...device.cuda_device import CudaDevice, take_cuda_device
 from ...device.cuda_memory import use_device
 from ...device.device import DeviceArray
-from ...device.layout import layout_of, routes_of
-from ...inputs.arrays import Array, named_sizes
+from ...inputs.arrays import Array
 from .cache_runs import CacheContext, CacheRun
 from .engine import Log, inspected, open_plan
 
@@ -34,14 +32,7 @@ class TensorRTCacheRunner:
         self.engine = engine
         self._bundle, self._index, self._plan = bundle, device, plan
         self._where = f"engine {engine.id}"
-        inputs, outputs = bundle.manifest.interface_of(engine)
-        outputs += routes_of(engine)
-        self._interface = inputs, outputs
-        self._inputs = [spec for spec in inputs if not spec.name.startswith(ON_DEVICE)]
-        self._outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *ON_DEVICE))]
-        self._read = {spec.name: spec for spec in inputs if spec.name.startswith(ON_DEVICE)}
-        self._made = {spec.name: spec for spec in outputs if spec.name.startswith(ON_DEVICE)}
-        self._profiles = shape_profiles(bundle.manifest, engine)
+        self._layouts = CachedLayouts(bundle, engine)
         self._log = Log()
         self._opened: trt.ICudaEngine | None = None
         self._device: CudaDevice | None = None
@@ -55,11 +46,17 @@ class TensorRTCacheRunner:
             # An allocation on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
             with device.lock:
                 use_device(self._index)
-                one = layout_of(self._inputs, self._outputs, Bucket(1, 1), dict.fromkeys(self._profiles[0].most, 1))
                 self._opened = opened = open_plan(
-                    self._bundle, self.engine, self._plan, self._index, self._interface, one.bytes, self._log
+                    self._bundle,
+                    self.engine,
+                    self._plan,
+                    self._index,
+                    self._layouts.interface,
+                    self._layouts.smallest.bytes,
+                    self._log,
                 )
-                usual = {spec.name: self._profiles[0].shapes(spec)[1] for spec in self._inputs}
+                profile = self._layouts.profiles[0]
+                usual = {spec.name: profile.shapes(spec)[1] for spec in self._layouts.inputs}
                 self._context = CacheContext(
                     self._where, opened, device, usual if self.engine.segment == ENCODER else None
                 )
@@ -99,21 +96,12 @@ class TensorRTCacheRunner:
     def bind_cache(
         self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
     ) -> CacheRun:
-        sizes = named_sizes([*self._inputs, *self._read.values()], {**caches, **feeds})
-        number = next((number for number, profile in enumerate(self._profiles) if profile.takes(sizes)), None)
-        if number is None:
-            taken = ", ".join(str(profile.bucket) for profile in self._profiles)
-            raise InputError(f"{self._where}: a run of {sizes}; expected one within {taken}")
-        bucket = Bucket(sizes["batch"], sizes["sequence"])
-        layout = layout_of(self._inputs, self._outputs, bucket, sizes)
-        if problem := layout.misfit(feeds, outputs) or self._misfit(caches, bucket, sizes):
-            raise InputError(f"{self._where}: {problem}")
+        bound = self._layouts.run(feeds, outputs, caches)
         with self.device.lock:
             use_device(self._index)
             if self._context is None:  # closed while another thread held the lock
                 raise self._not_open()
-            read, made = ({name: caches[name] for name in specs} for specs in (self._read, self._made))
-            run = CacheRun(self._context, number, layout, feeds, outputs, read, made, self._runs.discard)
+            run = CacheRun(self._context, bound, feeds, outputs, self._runs.discard)
             self._runs.add(run)
             return run
 
@@ -128,17 +116,6 @@ class TensorRTCacheRunner:
         self._require_open()
         assert self._context is not None
         return self._context.usual_bytes
-
-    def _misfit(self, caches: Mapping[str, DeviceArray], bucket: Bucket, sizes: Mapping[str, int]) -> str | None:
-        """Why ``caches`` is not what the engine keeps at these sizes, or None."""
-        specs = {**self._read, **self._made}
-        if caches.keys() != specs.keys():
-            return f"caches are {', '.join(caches)}; it has {', '.join(specs)}"
-        for name, spec in specs.items():
-            array, shape = caches[name], spec.shape(bucket, sizes)
-            if (array.dtype, array.shape) != (spec.dtype, shape):
-                return f"{name}: expected {spec.dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
-        return None
 
     def _require_open(self) -> trt.ICudaEngine:
         if self._opened is None:

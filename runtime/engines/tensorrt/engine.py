@@ -187,13 +187,21 @@ def set_addresses(where: str, context: trt.IExecutionContext, addresses: Mapping
 
 
 def captured(work: Callable[[Stream], bool]) -> Graph | None:
-    """The operations of ``work`` as a graph, see ``Stream.capture``, in a stream of their own: other threads may queue
-    work in the device's, which must not be captured."""
+    """The operations of ``work``, which says whether TensorRT took it, as a graph, or None where it cannot be captured,
+    see ``Stream.capture``; in a stream of their own: other threads may queue work in the device's, which must not be
+    captured."""
     stream = Stream()
     try:
-        return stream.capture(lambda: work(stream))
+        return stream.capture(lambda: _require_taken(work(stream)), own_copies=True)
+    except BundleError:
+        return None
     finally:
         stream.close()
+
+
+def _require_taken(taken: bool) -> None:
+    if not taken:
+        raise BundleError("TensorRT refused to run")
 
 
 def inspected(engine: trt.ICudaEngine) -> str:

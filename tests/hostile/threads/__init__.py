@@ -18,11 +18,11 @@ from random import Random
 import psutil
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError
-from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
+from nestforge.runtime.engines.onnxruntime_gpu import session
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import write_exits_bundle
-from support.fake_gpu import CapturingSession, Gpu, provider_on
+from support.fake_gpu import Gpu, PlayedSession, provider_on
 
 from ..outcomes import Result
 from ..worker import begin, golden_bundles
@@ -44,7 +44,7 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
     buckets, and that one on a stand-in for a GPU."""
     sites = [Site(path.name, path) for path in golden_bundles()]
     exits = write_exits_bundle(folder / "exits")
-    onnxruntime_gpu_runner.GpuSession = type("Session", (CapturingSession,), {"opened": []})  # type: ignore[misc]
+    session.GpuSession = type("Session", (PlayedSession,), {"opened": []})  # type: ignore[misc]
     sites += [Site("exits", exits), GpuSite("exits, GPU played", exits)]
     return lambda seed: sites[seed % len(sites)].attempt(seed)
 

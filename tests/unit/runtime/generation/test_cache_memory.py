@@ -39,7 +39,7 @@ def test_a_session_counts_its_cache_and_the_one_that_it_moves_from() -> None:
 
 
 def test_the_processors_lies_on_the_host_and_has_room_at_once() -> None:
-    memory = memory_for(ANY_SIZE, 2, 30, 0)
+    memory = memory_for(ANY_SIZE, 2, 30, 0, None)
     assert isinstance(memory, CacheMemory)
     cache = memory.empty()
     assert (cache.rows, cache.capacity) == (2, 30)

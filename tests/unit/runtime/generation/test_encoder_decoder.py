@@ -140,7 +140,7 @@ def test_a_memory_cap_admits_a_decoder_with_its_encoder(bundle: Path) -> None:
     def written(cap: float) -> str:
         # Engines of whole inputs are not open, and a cap that they do not fit is another matter.
         with load(bundle, threads=1) as model:
-            model.generate._engines = AdmittedEngines(model.bundle, 1, "auto", (), MemoryCap(model.bundle, cap))
+            model.generate._engines = AdmittedEngines(model.bundle, 1, "auto", None, (), MemoryCap(model.bundle, cap))
             return model.generate([5], max_tokens=3).rows[0].runs[0].submodel
 
     small, large = takes[SMALL], takes["ffn32"]

@@ -1,0 +1,75 @@
+"""What a run of an engine that generates is bound to: arrays of the host that are copied, and memory of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.entries.generation_entry import ON_DEVICE, PAST, PRESENT
+from ...bundle.open_bundle import Bundle
+from ...bundle.shape_profile import shape_profiles
+from ...errors import InputError
+from ..inputs.arrays import Array, named_sizes
+from .device import DeviceArray
+from .layout import Layout, layout_of, routes_of
+
+
+@dataclass(frozen=True)
+class CachedRun:
+    """One run's arrays: ``layout`` of those that are copied, and by the names of inputs and of outputs what lies on the
+    device; a cache is both. ``profile`` is the number of the engine's shape profile that takes it."""
+
+    profile: int
+    layout: Layout
+    read: Mapping[str, DeviceArray]
+    written: Mapping[str, DeviceArray]
+
+
+class CachedLayouts:
+    """The runs of one engine."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry) -> None:
+        self._where = f"engine {engine.id}"
+        inputs, outputs = bundle.manifest.interface_of(engine)
+        outputs += routes_of(engine)
+        self.interface = inputs, outputs
+        self.inputs = [spec for spec in inputs if not spec.name.startswith(ON_DEVICE)]
+        self.outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *ON_DEVICE))]
+        self._read = {spec.name: spec for spec in inputs if spec.name.startswith(ON_DEVICE)}
+        self._made = {spec.name: spec for spec in outputs if spec.name.startswith(ON_DEVICE)}
+        self.profiles = shape_profiles(bundle.manifest, engine)
+
+    @property
+    def smallest(self) -> Layout:
+        """That of one token of one row."""
+        return layout_of(self.inputs, self.outputs, Bucket(1, 1), dict.fromkeys(self.profiles[0].most, 1))
+
+    def run(
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
+    ) -> CachedRun:
+        """The run that ``CacheRunner.bind_cache`` binds. Raises InputError for arrays that do not fit."""
+        sizes = named_sizes([*self.inputs, *self._read.values()], {**caches, **feeds})
+        number = next((number for number, profile in enumerate(self.profiles) if profile.takes(sizes)), None)
+        if number is None:
+            taken = ", ".join(str(profile.bucket) for profile in self.profiles)
+            raise InputError(f"{self._where}: a run of {sizes}; expected one within {taken}")
+        bucket = Bucket(sizes["batch"], sizes["sequence"])
+        layout = layout_of(self.inputs, self.outputs, bucket, sizes)
+        if problem := layout.misfit(feeds, outputs) or self._misfit(caches, bucket, sizes):
+            raise InputError(f"{self._where}: {problem}")
+        read, made = ({name: caches[name] for name in specs} for specs in (self._read, self._made))
+        updated = {PRESENT + name.removeprefix(PAST): array for name, array in read.items() if name.startswith(PAST)}
+        return CachedRun(number, layout, read, {**updated, **made})
+
+    def _misfit(self, caches: Mapping[str, DeviceArray], bucket: Bucket, sizes: Mapping[str, int]) -> str | None:
+        """Why ``caches`` is not what the engine keeps at these sizes, or None."""
+        specs = {**self._read, **self._made}
+        if caches.keys() != specs.keys():
+            return f"caches are {', '.join(caches)}; it has {', '.join(specs)}"
+        for name, spec in specs.items():
+            array, shape = caches[name], spec.shape(bucket, sizes)
+            if (array.dtype, array.shape) != (spec.dtype, shape):
+                return f"{name}: expected {spec.dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
+        return None

@@ -1,0 +1,156 @@
+"""Engines that generate, in ONNX Runtime on a device: what they keep of tokens stays there, in memory of the caller's.
+
+The graphs are those for TensorRT, whose caches have one capacity: a cache is input and output of a session at one
+address, so that a run copies new tokens over and logits back. Steps, which repeat, start as one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.open_bundle import Bundle
+from ....errors import BundleError, InputError
+from ...device.cached_layout import CachedLayouts, CachedRun
+from ...device.device import Device, DeviceArray
+from ...inputs.arrays import Array
+from .provider import Provider
+from .session import BoundRun, GpuSession, OpenEngine
+
+
+class OnnxRuntimeGpuCacheRunner:
+    """One engine as one session on ``provider``'s device; see ``CacheRunner``."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider) -> None:
+        self.engine = engine
+        self._bundle, self._provider = bundle, provider
+        self._where = f"engine {engine.id}"
+        self._layouts = CachedLayouts(bundle, engine)
+        self._device: Device | None = None
+        self._opened: OpenEngine | None = None
+        self._runs: set[GpuCacheRun] = set()
+
+    def __enter__(self) -> OnnxRuntimeGpuCacheRunner:
+        """Opens the session. Raises BundleCorruptError or BundleIncompatibleError."""
+        self._device = device = self._provider.take()
+        try:
+            with device.lock:
+                self._opened = OpenEngine(self._bundle, self.engine, self._provider, device)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes every run that is bound; they fail afterwards."""
+        device, self._device = self._device, None
+        if device is None:
+            return
+        with device.lock:
+            for run in tuple(self._runs):
+                run.close()
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                opened.close()
+        device.release()
+
+    @property
+    def device(self) -> Device:
+        """Where it runs, and caches must lie. Raises BundleError while inactive."""
+        if self._device is None:
+            raise self._not_open()
+        return self._device
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:  # noqa: ARG002
+        """Raises InputError: see ``bind_cache``."""
+        raise self._on_the_device()
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:  # noqa: ARG002
+        """Raises InputError: see ``bind_cache``."""
+        raise self._on_the_device()
+
+    def bind_cache(
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
+    ) -> GpuCacheRun:
+        bound = self._layouts.run(feeds, outputs, caches)
+        with self.device.lock:
+            if self._opened is None:  # closed while another thread held the lock
+                raise self._not_open()
+            captures = self._provider.captures
+            run = GpuCacheRun(
+                self._where, self.device, self._opened.session, bound, feeds, outputs, captures, self._runs.discard
+            )
+            self._runs.add(run)
+            return run
+
+    def _not_open(self) -> BundleError:
+        return BundleError(f"{self._where}: not open; run it inside its `with` block")
+
+    def _on_the_device(self) -> InputError:
+        return InputError(f"{self._where}: its cache lies on the GPU; run it in a session of its model")
+
+
+class GpuCacheRun:
+    """A call that runs from arrays of the host into arrays of the host, and returns once they are written."""
+
+    def __init__(
+        self,
+        where: str,
+        device: Device,
+        session: GpuSession,
+        bound: CachedRun,
+        feeds: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        captures: bool,
+        forget: Callable[[GpuCacheRun], None],
+    ) -> None:
+        """``forget`` is called when the run is closed. Made under the device's lock. Raises BundleIncompatibleError
+        where memory is short."""
+        self._where, self._device, self._layout, self._forget = where, device, bound.layout, forget
+        self._feeds, self._outputs = feeds, outputs
+        self._block: int | None = device.allocate(self._layout.bytes)
+        try:
+            self._staging = device.staging(self._layout.bytes)
+        except BaseException:
+            device.free(self._block)
+            raise
+        inputs, made = (
+            {name: DeviceArray(self._block + slot.offset, slot.dtype, slot.shape) for name, slot in slots.items()}
+            for slots in (self._layout.inputs, self._layout.outputs)
+        )
+        binding = session.binding({**inputs, **bound.read}.items(), {**made, **bound.written}.items())
+        self._run = BoundRun(where, device, session, binding, captures, lambda _: None)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the next run starts as one CUDA graph."""
+        return self._run.is_captured
+
+    def __call__(self) -> None:
+        """Raises BundleError where the GPU fails, or once the run or the engine is closed."""
+        device = self._device
+        with device.lock:
+            if self._block is None:
+                raise BundleError(f"{self._where}: not open; run it inside its `with` block")
+            for name, slot in self._layout.inputs.items():
+                slot.host_view(self._staging)[...] = self._feeds[name]
+            device.to_device(self._block, self._staging[: self._layout.input_bytes])
+            self._run()
+            for name in self._outputs:
+                slot = self._layout.outputs[name]
+                device.to_host(slot.host_view(self._staging), self._block + slot.offset)
+            device.wait()
+            for name, array in self._outputs.items():
+                array[...] = self._layout.outputs[name].host_view(self._staging)
+
+    def close(self) -> None:
+        """See ``DeviceCall.close``."""
+        device = self._device
+        with device.lock:
+            block, self._block = self._block, None
+            if block is None:
+                return
+            self._run.close()  # waits for a run that was interrupted
+            self._forget(self)
+            device.free(block)
+            device.free_staging(self._staging)
