@@ -169,15 +169,6 @@ def _quantize(node: onnx.NodeProto, values: _Values) -> Iterator[str]:
         yield "a zero point other than 0"
 
 
-def _attention(node: onnx.NodeProto, _values: _Values) -> Iterator[str]:
-    if len(node.output) > 1:
-        yield f"{len(node.output)} outputs; expected one"
-    if any(node.input[4:6]):
-        yield "keys and values of earlier tokens as inputs; expected a cache that they were scattered into"
-    if _attribute(node, "softcap", 0.0):
-        yield "softcap, which the parser passes over; expected scores that are capped by operations of their own"
-
-
 def _tensor_scatter(node: onnx.NodeProto, _values: _Values) -> Iterator[str]:
     mode = _attribute(node, "mode", b"linear").decode()
     if mode != "linear":
@@ -186,7 +177,6 @@ def _tensor_scatter(node: onnx.NodeProto, _values: _Values) -> Iterator[str]:
 
 _Rule = Callable[[onnx.NodeProto, _Values], Iterator[str]]
 _RULES: Mapping[str, _Rule] = {
-    "Attention": _attention,
     "DequantizeLinear": _quantize,
     "LayerNormalization": _layer_norm,
     "QuantizeLinear": _quantize,

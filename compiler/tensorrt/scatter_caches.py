@@ -1,9 +1,9 @@
-"""Attention over a cache in operators that TensorRT has: scatters into the cache, and attention with an explicit mask.
+"""Attention over a cache in operators of the standard: scatters into the cache, and attention operation by operation.
 
 ONNX Runtime's ``GroupQueryAttention`` writes new keys and values and reads what is valid. TensorRT's parser takes, from
-10.15 on, ``TensorScatter`` into a cache that is an input of the graph, and ``Attention`` over all of it, with a mask of
-places. It passes over the attribute ``softcap``, so that capped scores are computed one operation after the other. A
-bias by distance is then computed of all places, and is the mask itself, which adds to scores.
+10.15 on, ``TensorScatter`` into a cache that is an input of the graph. The standard's ``Attention`` is of no use over
+all places of it: the parser passes over ``softcap``, and ONNX Runtime's kernel for CUDA answered otherwise than the
+processor's where a window hides the first places (docs/gpu.md). A bias by distance is computed of all places.
 
 Requires: static capacities. Ensures: the same function of what is valid; what is left unused is removed.
 """
@@ -29,6 +29,7 @@ _OPSET = 24
 # Inputs of the operator: the place of the last token, how many tokens there are in all, and what is added to scores.
 _LAST, _TOTAL, _BIAS = 5, 6, 10
 _TOKENS_BEFORE_HEADS = (0, 2, 1, 3)
+_TURNED = (0, 1, 3, 2)
 
 
 def scatter_caches(where: str, model: onnx.ModelProto, capacity: int) -> None:
@@ -102,48 +103,42 @@ def _lowered(edit: _Edit, where: str, node: onnx.NodeProto, shapes: Mapping[str,
     window = stated.get("local_window_size", -1)
     mask = _mask(edit, node.input[_LAST], first, tokens, window, capacity)
     split = _split_heads(edit, query, heads, size, f"{out}.query")
-    cap = stated.get("softcap", 0.0)
-    if bias := _bias_of(node):
-        if cap:
-            raise BuildError(f"{where}: attention with a soft cap and a bias by distance; expected one of them")
-        mask = _added(edit, mask, bias)
-    if cap:
-        found = _capped(edit, split, caches, mask, (heads, shared, size), (scale, cap), out)
+    cap, bias = stated.get("softcap", 0.0), _bias_of(node)
+    if bias and cap:
+        raise BuildError(f"{where}: attention with a soft cap and a bias by distance; expected one of them")
+    scores = _scores(edit, split, caches[0], (heads, shared, size, capacity), scale, cap, out)
+    if bias:
+        masked = edit.add("Add", [scores, _added(edit, mask, bias)], f"{out}.masked")
     else:
-        found = edit.add("Attention", [split, *caches, mask], f"{out}.heads", scale=scale)
+        lowest = edit.constant(np.finfo(np.float32).min, np.float32)
+        masked = edit.add("Where", [mask, scores, lowest], f"{out}.masked")
+    shares = edit.add("Softmax", [masked], f"{out}.shares", axis=-1)
+    joint = edit.add("Reshape", [shares, edit.constant([0, shared, -1, capacity])], f"{out}.joint")
+    read = edit.add("MatMul", [joint, caches[1]], f"{out}.read")
+    found = edit.add("Reshape", [read, edit.constant([0, heads, -1, size])], f"{out}.heads")
     joined = edit.add("Transpose", [found], f"{out}.tokens", perm=_TOKENS_BEFORE_HEADS)
     edit.add("Reshape", [joined, edit.constant([0, 0, heads * size])], out)
 
 
-def _capped(
-    edit: _Edit,
-    query: str,
-    caches: Sequence[str],
-    mask: str,
-    sizes: tuple[int, int, int],
-    bent: tuple[float, float],
-    out: str,
+def _scores(
+    edit: _Edit, query: str, keys: str, sizes: tuple[int, int, int, int], scale: float, cap: float, out: str
 ) -> str:
-    """``query`` [B, A, S, D] over caches [B, K, C, D], scores bent to a cap before they are masked: [B, A, S, D]."""
-    (heads, shared, size), (scale, cap) = sizes, bent
-    keys, values = (
-        edit.add("Unsqueeze", [cache, edit.constant([2])], f"{out}.shared{number}")
-        for number, cache in enumerate(caches)
-    )
-    group = edit.constant([0, shared, heads // shared, -1, size])
-    grouped = edit.add("Reshape", [query, group], f"{out}.grouped")
-    turned = edit.add("Transpose", [keys], f"{out}.keys", perm=(0, 1, 2, 4, 3))
-    scores = edit.add("MatMul", [grouped, turned], f"{out}.scores")
-    scaled = edit.add("Mul", [scores, edit.constant(scale / cap, np.float32)], f"{out}.scaled")
-    capped = edit.add(
-        "Mul", [edit.add("Tanh", [scaled], f"{out}.bent"), edit.constant(cap, np.float32)], f"{out}.capped"
-    )
-    wide = edit.add("Unsqueeze", [mask, edit.constant([1])], f"{out}.seen")
-    lowest = edit.constant(np.finfo(np.float32).min, np.float32)
-    masked = edit.add("Where", [wide, capped, lowest], f"{out}.masked")
-    shares = edit.add("Softmax", [masked], f"{out}.shares", axis=-1)
-    read = edit.add("MatMul", [shares, values], f"{out}.read")
-    return edit.add("Reshape", [read, edit.constant([0, heads, -1, size])], f"{out}.heads")
+    """``query`` [B, A, S, D] by ``keys`` [B, K, C, D], to [B, A, S, C], of a ``cap`` bent to it.
+
+    Heads that share keys are rows of one product, so that nothing is repeated, and not the cache is turned but the
+    queries and the scores, which are few.
+    """
+    heads, shared, size, capacity = sizes
+    scaled = edit.add("Mul", [query, edit.constant(scale / (cap or 1), np.float32)], f"{out}.scaled")
+    grouped = edit.add("Reshape", [scaled, edit.constant([0, shared, -1, size])], f"{out}.grouped")
+    turned = edit.add("Transpose", [grouped], f"{out}.turned", perm=_TURNED)
+    by_place = edit.add("MatMul", [keys, turned], f"{out}.by_place")
+    by_row = edit.add("Transpose", [by_place], f"{out}.by_row", perm=_TURNED)
+    scores = edit.add("Reshape", [by_row, edit.constant([0, heads, -1, capacity])], f"{out}.scores")
+    if cap:
+        bent = edit.add("Tanh", [scores], f"{out}.bent")
+        scores = edit.add("Mul", [bent, edit.constant(cap, np.float32)], f"{out}.capped")
+    return scores
 
 
 def _places(edit: _Edit, last: str, query: str) -> tuple[str, str]:

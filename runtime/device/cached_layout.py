@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import ON_DEVICE, PAST, PRESENT
+from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.open_bundle import Bundle
 from ...bundle.shape_profile import shape_profiles
 from ...errors import InputError
@@ -40,6 +41,11 @@ class CachedLayouts:
         self._read = {spec.name: spec for spec in inputs if spec.name.startswith(ON_DEVICE)}
         self._made = {spec.name: spec for spec in outputs if spec.name.startswith(ON_DEVICE)}
         self.profiles = shape_profiles(bundle.manifest, engine)
+
+    @property
+    def on_device(self) -> tuple[TensorSpec, ...]:
+        """What a run reads or makes there, a cache once."""
+        return (*self._read.values(), *self._made.values())
 
     @property
     def smallest(self) -> Layout:

@@ -67,7 +67,9 @@ class CudaDevice:
         use_device(index)
         self.index = index
         self.lock = threading.RLock()
-        self.name, _ = device_name(index)
+        self.name, capability = device_name(index)
+        major, minor = capability.split(".")
+        self.capability = int(major), int(minor)
         self.stream = Stream()
         self._thread = DeviceThread(lambda: use_device(index))
 

@@ -44,6 +44,15 @@ Error = enum.Enum(
 )
 
 
+@dataclass(frozen=True)
+class Node:
+    """One operation of a captured graph."""
+
+    work: Callable[[], object]
+    kind: str
+    copy: int = 0
+
+
 class FakeCuda(ModuleType):
     """``cuda.bindings.runtime``."""
 
@@ -51,17 +60,22 @@ class FakeCuda(ModuleType):
     cudaStreamNonBlocking = 1
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
-    cudaStreamCaptureStatus = SimpleNamespace(cudaStreamCaptureStatusNone=0, cudaStreamCaptureStatusInvalidated=2)
+    cudaGraphNodeType = SimpleNamespace(
+        **{
+            f"cudaGraphNodeType{name}": name
+            for name in ("Kernel", "Memcpy", "Memset", "Host", "Empty", "MemAlloc", "MemFree")
+        }
+    )
 
     def __init__(self, world: World) -> None:
         super().__init__("cuda.bindings.runtime")
         self.world = world
-        self.recorded: dict[int, list[Callable[[], object]]] = {}
+        self.recorded: dict[int, list[Node]] = {}
 
-    def submit(self, stream: int, work: Callable[[], object]) -> None:
+    def submit(self, stream: int, work: Callable[[], object], kind: str = "Kernel", copy: int = 0) -> None:
         """Runs ``work`` now, or keeps it where ``stream`` is being captured."""
         if stream in self.recorded:
-            self.recorded[stream].append(work)
+            self.recorded[stream].append(Node(work, kind, copy))
         else:
             work()
 
@@ -115,7 +129,7 @@ class FakeCuda(ModuleType):
                 self.world.crossed.append(size)
             ctypes.memmove(target, source, size)
 
-        self.submit(stream, copy)
+        self.submit(stream, copy, "Memcpy", kind)
         return (Error.cudaSuccess,)
 
     def cudaMemcpy2DAsync(
@@ -132,11 +146,8 @@ class FakeCuda(ModuleType):
     ) -> tuple[Error]:
         assert width <= pitch
         for row in range(rows):
-            self.submit(stream, lambda at=target + row * pitch: ctypes.memset(at, value, width))
+            self.submit(stream, lambda at=target + row * pitch: ctypes.memset(at, value, width), "Memset")
         return (Error.cudaSuccess,)
-
-    def cudaStreamIsCapturing(self, stream: int) -> tuple[Error, int]:
-        return Error.cudaSuccess, 2 if stream in self.recorded else 0
 
     def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[Error]:
         self.recorded[stream] = []
@@ -149,6 +160,15 @@ class FakeCuda(ModuleType):
         work = self.recorded.pop(stream)
         return (Error.cudaSuccess, work) if self.world.captures else (Error.cudaErrorStreamCaptureUnsupported, None)
 
+    def cudaGraphGetNodes(self, graph: list[Node], most: int) -> tuple[Error, list[Node], int]:
+        return Error.cudaSuccess, graph[:most], len(graph)
+
+    def cudaGraphNodeGetType(self, node: Node) -> tuple[Error, str]:
+        return Error.cudaSuccess, node.kind
+
+    def cudaGraphMemcpyNodeGetParams(self, node: Node) -> tuple[Error, Any]:
+        return Error.cudaSuccess, SimpleNamespace(kind=node.copy)
+
     def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[Error, Any]:
         return Error.cudaSuccess, graph
 
@@ -157,8 +177,8 @@ class FakeCuda(ModuleType):
 
     def cudaGraphLaunch(self, graph: Any, stream: int) -> tuple[Error]:
         self.world.calls.append("graph")
-        for work in graph:
-            work()
+        for node in graph:
+            node.work()
         return (Error.cudaSuccess,)
 
     cudaGraphExecDestroy = cudaGraphDestroy

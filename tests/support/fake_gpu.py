@@ -102,6 +102,10 @@ class PlayedGraph:
     def close(self) -> None:
         self._device = None
 
+    @property
+    def is_closed(self) -> bool:
+        return self._device is None
+
 
 class Gpu(HostDevice):
     """The processor's memory, under the name of a GPU, with the thread that a GPU has. ``refuses`` is why it captures

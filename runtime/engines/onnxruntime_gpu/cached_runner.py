@@ -14,6 +14,7 @@ from ....errors import BundleError, InputError
 from ...device.cached_layout import CachedLayouts, CachedRun
 from ...device.device import Device, DeviceArray
 from ...inputs.arrays import Array
+from .prove import require_equal
 from .provider import Provider
 from .session import BoundRun, GpuSession, OpenEngine
 
@@ -31,11 +32,13 @@ class OnnxRuntimeGpuCacheRunner:
         self._runs: set[GpuCacheRun] = set()
 
     def __enter__(self) -> OnnxRuntimeGpuCacheRunner:
-        """Opens the session. Raises BundleCorruptError or BundleIncompatibleError."""
+        """Opens the session, and compares it with the processor. Raises BundleCorruptError or
+        BundleIncompatibleError."""
         self._device = device = self._provider.take()
         try:
             with device.lock:
                 self._opened = OpenEngine(self._bundle, self.engine, self._provider, device)
+            require_equal(self._bundle, self.engine, self.bind_cache, device)
         except BaseException:
             self.__exit__(None, None, None)
             raise

@@ -37,6 +37,7 @@ _SIZE_OPERATORS = frozenset(
     }
 )
 _SHAPE_OPTIONS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+_HOPPER = (9, 0)
 _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
@@ -121,9 +122,6 @@ def _find_libraries() -> None:
     """Loads NVIDIA's libraries from their Python packages, where they are not on the system's path."""
     import onnxruntime
 
-    # Every session has a handle of cuBLAS, which takes 67 MB of a Hopper's memory by default, and of this size none.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:1")
-
     if hasattr(onnxruntime, "preload_dlls"):
         # It prints what it does not find; a session that needs it then says so.
         with contextlib.redirect_stdout(io.StringIO()):
@@ -133,7 +131,12 @@ def _find_libraries() -> None:
 def _take_gpu() -> Device:
     from ...device.cuda_device import take_cuda_device
 
-    return take_cuda_device()
+    device = take_cuda_device()
+    if device.capability >= _HOPPER:
+        # Every session has a handle of cuBLAS. There it has two workspaces by default, of 67 MB in all, of which one
+        # stream uses one; smaller ones make products of float32 half as fast again (docs/gpu.md).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":32768:1")
+    return device
 
 
 def _cuda_options(device: Device, _folder: Path | None, _shapes: Sequence[str]) -> list[dict[str, str]]:

@@ -25,6 +25,7 @@ from ...device.device import Device, DeviceGraph
 from ...device.layout import routes_of
 from ...device.store import DeviceView, StoreUse
 from ...graphs.weight_store import store_initializers
+from ...inputs.arrays import Array
 from ..onnxruntime.session import open_error, stop_spinning
 from .provider import Provider, require_on_device, require_providers
 
@@ -174,6 +175,18 @@ class BoundRun:
             self._graph = self._device.capture(lambda: session.queue(self._binding, self._options))
         except BundleError as refusal:
             self.refusal = str(refusal)
+
+
+def on_the_processor(bundle: Bundle, engine: EngineEntry) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """The graph of ``engine`` in ONNX Runtime on the processor, as the gate of its compile ran it: outputs by name."""
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _LOG_FATAL_ONLY
+    settings.graph_optimization_level = _OPTIMIZATION_LEVEL
+    stop_spinning(settings)
+    path = str(bundle.file(engine.file))
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
 class OpenEngine:

@@ -18,7 +18,7 @@ from ...device.cuda_memory import Blocks, Graph, Stream, use_device
 from ...device.device import DeviceArray
 from ...device.layout import Layout, Layouts
 from ...inputs.arrays import Array
-from .engine import captured, open_context, require_shapes, set_addresses, set_shapes
+from .engine import captured, captured_in, open_context, require_shapes, set_addresses, set_shapes
 
 
 class ExecutionContext:
@@ -45,7 +45,7 @@ class ExecutionContext:
                 raise BundleError(f"{where}: TensorRT refused to run")
             self._stream.wait()
             if not self._is_range:
-                self._graph = self._stream.capture(self._queue)
+                self._graph = captured_in(self._stream, lambda _: self._queue())
         except BaseException:
             self.close()
             raise

@@ -187,16 +187,22 @@ def set_addresses(where: str, context: trt.IExecutionContext, addresses: Mapping
 
 
 def captured(work: Callable[[Stream], bool]) -> Graph | None:
-    """The operations of ``work``, which says whether TensorRT took it, as a graph, or None where it cannot be captured,
-    see ``Stream.capture``; in a stream of their own: other threads may queue work in the device's, which must not be
+    """As ``captured_in``, in a stream of their own: other threads may queue work in the device's, which must not be
     captured."""
     stream = Stream()
+    try:
+        return captured_in(stream, work)
+    finally:
+        stream.close()
+
+
+def captured_in(stream: Stream, work: Callable[[Stream], bool]) -> Graph | None:
+    """What ``work`` queues in ``stream``, and whether TensorRT took it, as a graph, or None where it cannot be
+    captured; see ``Stream.capture``."""
     try:
         return stream.capture(lambda: _require_taken(work(stream)), own_copies=True)
     except BundleError:
         return None
-    finally:
-        stream.close()
 
 
 def _require_taken(taken: bool) -> None:

@@ -158,9 +158,10 @@ def test_every_cache_is_an_input_of_one_size_and_comes_back_by_a_scatter() -> No
         scatter = makers[f"{kind}_after"]
         assert (scatter.op_type, scatter.input[0]) == ("TensorScatter", f"past_{kind}")
         assert sizes[f"past_{kind}"][1:] == sizes[f"{kind}_after"][1:] == [2, CAPACITY, SIZE]
-    attentions = [node for node in graph.node if node.op_type == "Attention"]
-    assert [list(node.input[1:3]) for node in attentions] == [["key_after", "value_after"]] * 2
-    assert len({node.input[3] for node in attentions}) == 1, "one mask for all layers"
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    assert [node.input[0] for node in products[::2]] == ["key_after"] * 2
+    assert [node.input[1] for node in products[1::2]] == ["value_after"] * 2
+    assert len({node.input[0] for node in graph.node if node.op_type == "Where"}) == 1, "one mask for all layers"
     assert "unread" not in makers
     assert not {"no_key", "no_value"} & makers.keys()
 

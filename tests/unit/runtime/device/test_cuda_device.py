@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nestforge.errors import BundleIncompatibleError
+from nestforge.errors import BundleError, BundleIncompatibleError
 from nestforge.runtime.device.cuda_device import DeviceThread
 from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
@@ -85,24 +85,56 @@ def test_nobody_waits_for_the_stream_while_another_thread_holds_it(
     device.release()
 
 
-def test_a_capture_that_was_refused_half_way_is_ended_by_the_thread_that_began_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cuda.bindings import runtime as cudart
+def test_what_is_captured_runs_when_it_is_started(world: World) -> None:
     from nestforge.runtime.device.cuda_device import take_cuda_device
 
     device = take_cuda_device()
-    before = device.perform(threading.current_thread)
-    began = device.perform(lambda: cudart.cudaStreamBeginCapture(device.stream.handle, 0))
-    assert began == (cudart.cudaError_t.cudaSuccess,)
-    device.end_capture()
-    assert cudart.cudaStreamIsCapturing(device.stream.handle)[1] == 0
-    assert device.perform(threading.current_thread) is not before  # CUDA keeps the last error of each thread
-    assert not before.is_alive()
-    ended: list[object] = []
-    monkeypatch.setattr(cudart, "cudaStreamEndCapture", ended.append)
-    device.end_capture()  # where nothing is captured, nothing is ended
-    assert not ended
+    source, target, clear = device.allocate(4), device.allocate(4), np.zeros(4, np.uint8)
+    device.to_device(source, np.arange(4, dtype=np.uint8))
+    device.to_device(target, clear)
+
+    def fetched() -> list[int]:
+        found = np.empty(4, np.uint8)
+        device.to_host(found, target)
+        device.wait()
+        return found.tolist()
+
+    graph = device.capture(lambda: device.stream.copy_rows(target, 4, source, 4, 4, 1))
+    assert fetched() == [0, 0, 0, 0]
+    device.start(graph)
+    assert fetched() == [0, 1, 2, 3]
+    graph.close()
+    device.free(source)
+    device.free(target)
+    device.release()
+    assert not world.allocated
+
+
+def test_a_refused_capture_ends_and_another_thread_goes_on(world: World) -> None:
+    """CUDA takes the end of a capture from the thread that began it, and keeps the last error of each thread. A graph
+    that touches the host's memory is none: nobody says how long that lasts."""
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    device = take_cuda_device()
+    address, host = device.allocate(4), np.zeros(4, np.uint8)
+
+    def fails() -> None:
+        raise RuntimeError("CUDA failure 900: operation not permitted\nmore")
+
+    refusals = {
+        "^CUDA failure 900: operation not permitted$": fails,
+        "reads or calls the host": lambda: device.stream.upload(address, host),
+    }
+    for reason, work in refusals.items():
+        before = device.perform(threading.current_thread)
+        with pytest.raises(BundleError, match=reason):
+            device.capture(work)
+        assert device.perform(threading.current_thread) is not before
+        assert not before.is_alive()
+    world.captures = False
+    with pytest.raises(BundleError, match="capturing a run"):
+        device.capture(lambda: None)
+    device.free(address)
     device.release()
     assert not world.allocated
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,9 @@ from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError
-from nestforge.runtime.engines.onnxruntime_gpu import runner as onnxruntime_gpu_runner
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.engines.residency import Residency
+from nestforge.runtime.exits import segments
 from nestforge.runtime.exits import workspace as steps
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun
 from nestforge.runtime.exits.device_workspace import DeviceWorkspace
@@ -28,7 +29,7 @@ from nestforge.runtime.exits.segments import BatchPlan
 from nestforge.runtime.model import ElasticModel
 from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
 from support.fake_cuda import World
-from support.fake_gpu import CapturingSession, Gpu, HostDevice, host_provider, provider_on
+from support.fake_gpu import Gpu, HostDevice, host_provider, played_sessions, provider_on
 from support.fake_tensorrt import list_plans
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
@@ -43,6 +44,28 @@ def pool_of(bundle: Bundle, device: HostDevice | None) -> EnginePool:
 @pytest.fixture(scope="module")
 def device() -> HostDevice:
     return HostDevice()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plans_of_the_processor() -> Iterator[None]:
+    """Chains on a device would choose fewer runs; what they answer is compared at the same ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "_TOKENS_OF_A_RUN", 0)
+        yield
+
+
+def test_a_device_prefers_fewer_runs(exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its size, a run costs it as much as some hundred tokens."""
+    monkeypatch.undo()
+    monkeypatch.setattr(segments, "_TOKENS_OF_A_RUN", 512)
+    pool = pool_of(open_bundle(exits_bundle), device)
+    with ExitStack() as stack:
+        stack.callback(pool.close)
+        chain = ExitChain(pool.bundle, "depth4", pool, ())
+        stack.callback(chain.release)
+        ordinary = ExitChain(pool.bundle, "depth4", pool_of(pool.bundle, None), ())
+        assert [bucket.batch for bucket in chain.batch_plan(0, 2, 8)] == [4]
+        assert [bucket.batch for bucket in ordinary.batch_plan(0, 2, 8)] == [1, 1]
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +135,13 @@ def test_what_engines_keep_for_a_chain_is_bounded(
     chain.release()
 
 
-@pytest.mark.parametrize("most", [64, 3])
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
 def test_captured_runs_answer_from_the_workspace_they_are_requested(
-    exits_bundle: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, most: int
+    exits_bundle: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    """Sessions start a graph for the addresses that it was captured with, as ONNX Runtime's do: on either provider, on
-    one thread and on several, and where they may not keep a graph for every place."""
+    """On either provider, on one thread and on several."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(onnxruntime_gpu_runner, "_MAX_CAPTURED_GRAPHS", most)
-    monkeypatch.setattr(onnxruntime_gpu_runner, "GpuSession", type("S", (CapturingSession,), {"opened": []}))
+    played_sessions(monkeypatch)
     bundle = open_bundle(exits_bundle)
     held = {engine.id: "shared" for engine in bundle.manifest.engines}
     pools = EnginePool(bundle, held, 1), EnginePool(bundle, held, 1, provider_on(gpu, name))
@@ -149,8 +169,7 @@ def test_captured_runs_answer_from_the_workspace_they_are_requested(
         thread.join()
     assert not wrong
     assert len(resident._idle) <= 4
-    sessions = [runner._session for runner in pools[1]._open.values()]  # type: ignore[attr-defined]
-    assert max(len(session.graphs) for session in sessions) <= (most if name == "cuda" else 0)
+    assert bool(gpu.starts) is (name == "cuda")
     for pool, chain in zip(pools, (ordinary, resident), strict=True):
         pool.close()
         chain.release()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -9,7 +10,13 @@ import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleIncompatibleError, InputError
 from nestforge.runtime.engines.onnxruntime_gpu import provider as module
-from nestforge.runtime.engines.onnxruntime_gpu.provider import provider_named, provider_problem, require_providers
+from nestforge.runtime.engines.onnxruntime_gpu.provider import (
+    PROVIDERS,
+    provider_named,
+    provider_problem,
+    require_providers,
+)
+from support.fake_cuda import World
 from support.fake_gpu import HostDevice, host_provider
 
 
@@ -59,8 +66,7 @@ def test_engines_run_in_the_devices_stream_without_tf32(
     assert (cuda.chain, cuda.shares, cuda.captures) == (("CUDAExecutionProvider",), True, True)
     stream = {"device_id": "1", "has_user_compute_stream": "1", "user_compute_stream": "4711"}
     own = {**stream, "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
-    for capture in (True, False):
-        assert cuda.options(Gpu(), capture, None, ()) == [{**own, "enable_cuda_graph": str(int(capture))}]
+    assert cuda.options(Gpu(), None, ()) == [{**own, "enable_cuda_graph": "0"}]
     assert capsys.readouterr().out == ""
 
 
@@ -83,7 +89,7 @@ def test_tensorrt_inside_onnx_runtime_keeps_what_it_builds(
     assert folder.stat().st_mode & 0o77 == 0
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # what was built with TF32 must not serve without
     assert tensorrt.cache_folder(bundle, bundle.manifest.engines[0]) not in folders
-    first, second = tensorrt.options(Gpu(), False, folder, ())
+    first, second = tensorrt.options(Gpu(), folder, ())
     assert first["trt_engine_cache_path"] == str(folder)
     assert not tensorrt.captures
     assert (first["trt_cuda_graph_enable"], second["enable_cuda_graph"]) == ("0", "0")
@@ -120,3 +126,19 @@ def test_a_host_without_cudas_runtime_from_python(monkeypatch: pytest.MonkeyPatc
 def test_a_host_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert provider_problem(("CPUExecutionProvider",)) == "onnxruntime is not installed; install nestforge[cuda]"
+
+
+@pytest.mark.parametrize(
+    ("capability", "stated", "expected"), [((8, 7), None, None), ((9, 0), None, ":32768:1"), ((9, 0), ":16:1", ":16:1")]
+)
+def test_a_session_on_hopper_takes_one_workspace_of_cublas(
+    world: World, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], stated: str | None, expected: str | None
+) -> None:
+    world.capability = capability
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", stated or "")  # so that it is put back
+    if stated is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    cuda = PROVIDERS["cuda"]
+    assert cuda is not None
+    cuda.take().release()
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == expected
