@@ -44,6 +44,8 @@ _MOST_PARAMETERS = 30_000_000
 _PASSING = ("range", "batch", "length")
 _RANGE, _LENGTH = "1..2x1..40", "2x33"
 _PROMPTS, _NEW_TOKENS = (1, 7, 20), 12
+# What is said of a class that keeps something else than keys and values.
+_STATE = re.compile(r"keeps a \w+, which|takes no cache of keys and values")
 
 # What else a type needs to stay a model.
 _OWN: dict[str, dict[str, Any]] = {
@@ -254,10 +256,13 @@ def generating_table(found: Sequence[Mapping[str, str]], types: int, version: st
     made = [one for one in found if one["result"] != "no small model"]
     whole = [one for one in made if "whole" in one]
     equal = [one for one in whole if one["result"] == "tokens"]
+    others = [one for one in whole if _STATE.search(one.get("reason", ""))]
+    share, own = (100 * len(equal) / max(1, len(of)) for of in (whole, whole[len(others) :]))
     lines = [
         f"transformers {version}, {len(found)} of {types} causal types that no family names: small models of "
-        f"{len(made)} could be made, of which {len(whole)} compile whole and pass the gate. {len(equal)} of these "
-        f"({100 * len(equal) / max(1, len(whole)):.0f} %) write the tokens that transformers writes.",
+        f"{len(made)} could be made, of which {len(whole)} compile whole, at one length, and pass the gate. "
+        f"{len(equal)} of these write the tokens that transformers writes ({share:.0f} %); {len(others)} keep "
+        f"something else than keys and values ({own:.0f} % of the others generate).",
         *("", "| causal type | generates | reason |", "|---|---|---|"),
         f"| {_listed(equal)} | as transformers does | |",
     ]

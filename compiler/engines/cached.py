@@ -177,12 +177,15 @@ def _other(
 
 
 def _activation_bytes(builder: EngineBuilder, form: CachedSpec, submodel: Submodel, precision: Precision) -> int:
-    """Bytes of activations in the longest run. Attention is one operator and keeps its scores once. Logits are left
-    out, the last product: a run computes few of them, into buffers of the caller's."""
+    """Bytes of activations in the longest run. Attention is one operator and keeps its scores once, or the model's own
+    and keeps those of every place. Logits are left out, the last product: a run computes few of them, into buffers of
+    the caller's."""
     tokens = max(form.bucket.sequence, form.bucket.batch)
     ops = builder.universal.source.workload(submodel, Bucket(1, tokens))
     products = [op for op in ops if op.kind == "gemm"][:-1]
     scores = max((op.activation_bytes for op in ops if op.kind == "batched_gemm"), default=0)
+    if form.is_buffered:
+        scores = scores * form.positions // tokens
     return predict(products, builder.profile, precision).activation_bytes + scores
 
 

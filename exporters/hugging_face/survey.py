@@ -497,6 +497,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket is _CPU_ATTENTION:
             query, key = tensors[:2]
             kind, flops = "batched_gemm", 4 * query.numel() * int(key.shape[-2])
+            read += 2 * flops // int(query.shape[-1])  # scores, which a graph writes and reads
         elif count is not None:
             kind = "gemm" if weights else "batched_gemm"
             flops = int(count(*args, **named, out_val=found))
