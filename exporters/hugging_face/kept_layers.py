@@ -216,7 +216,7 @@ def _cache_axes(model: Any, ids: torch.Tensor, axes: FoundAxes, kept: Sequence[K
         numbers = [own | (now.heads < all_.heads) << bit for own, now, all_ in zip(numbers, found, kept, strict=True)]
     for number, each in zip(numbers, kept, strict=True):
         if number and (number > len(heads) or heads[number - 1].size != each.heads):
-            raise ExportError(f"layer {each.number} keeps keys and values that shrink with several axes")
+            raise ExportError(f"layer {each.number} keeps {each.heads} heads, which are not the steps of one axis")
     if not any(numbers):
         return ()
     return tuple(CacheAxes(heads=heads[number - 1].name if number else None) for number in numbers)

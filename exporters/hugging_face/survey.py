@@ -126,11 +126,12 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
     module = TransformersModule(model, signature, None, loading)
     axes = axes_of(checkpoint, module, fake, signature)
     with refused(checkpoint, cls.__name__):
-        kept = _kept_by(model, fake, signature, axes)
+        kept = kept_by(model, fake, signature, axes)
     return Survey(module, fake, shapes, signature, _depth(model), axes, kept)
 
 
-def _kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundAxes) -> KeptLayers | str | None:
+def kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundAxes) -> KeptLayers | str | None:
+    """What ``model`` keeps of each token, or why it cannot generate; None where it is not causal."""
     logits = next((spec for spec in signature.outputs if spec.role == "next_tokens"), None)
     if logits is None:
         return None

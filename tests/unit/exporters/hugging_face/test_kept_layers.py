@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.generation_entry import CachedLayer
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.job import resolve
+from nestforge.elastic import Axis, PrefixSlice
 from nestforge.errors import PlanError
+from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
+from nestforge.exporters.hugging_face.found_axes import FoundAxes
+from nestforge.exporters.hugging_face.interface import Loading
+from nestforge.exporters.hugging_face.kept_layers import KeptLayers, find_kept
+from nestforge.exporters.hugging_face.survey import Survey, kept_by, survey
 from nestforge.exporters.parts import CacheAxes, CachedSpec
 from nestforge.exporters.source import open_source
 from nestforge.profiles.compile_request import CompileRequest
@@ -91,6 +101,60 @@ def test_why_a_class_cannot_generate(
     request = CompileRequest(model=folder, output=tmp_path / "b", profile="raspberry-pi-5", generate=True)
     with pytest.raises(PlanError, match=f"generate: m cannot: {why}"):
         resolve(request)
+
+
+@pytest.fixture(scope="module")
+def opt(tmp_path_factory: pytest.TempPathFactory) -> Survey:
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_attention_heads": 4, "num_hidden_layers": 1, **TEXT}
+    folder = save_config(tmp_path_factory.mktemp("opt"), "OPTForCausalLM", "opt", **sizes)
+    return survey(open_checkpoint(folder, untrained=True), Loading(surveyed=True))
+
+
+def asked_of(opt: Survey, axes: FoundAxes | None = None, model: Any = None) -> KeptLayers | str:
+    with opt.fake:
+        ids = torch.ones((2, 12), dtype=torch.int64)
+        return find_kept(opt.module.model if model is None else model, ids, axes or opt.axes, 64)
+
+
+def test_heads_of_a_cache_are_steps_of_an_axis(opt: Survey) -> None:
+    found = asked_of(opt)
+    assert isinstance(found, KeptLayers)
+    assert (found.is_fused, found.cache_axes) == (True, (CacheAxes("layers.0.heads"),))
+    attention = "model.decoder.layers.0.self_attn"
+    pairs = FoundAxes((Axis("layers.0.heads", 2),), counts={(attention, "head_dim"): ("layers.0.heads", 4)})
+    assert asked_of(opt, pairs) == "cut to fewer heads it keeps other numbers of each"
+    linears = [PrefixSlice(f"{attention}.{name}_proj.weight", 0, "layers.0.heads", 16) for name in "qkv"]
+    linears += [PrefixSlice(f"{attention}.{name}_proj.bias", 0, "layers.0.heads", 16) for name in "qkv"]
+    linears += [PrefixSlice(f"{attention}.out_proj.weight", 1, "layers.0.heads", 16)]
+    counts = {(attention, "num_heads"): ("layers.0.heads", 2), (attention, "embed_dim"): ("layers.0.heads", 16)}
+    doubled = FoundAxes((Axis("layers.0.heads", 2),), tuple(linears), counts=counts)
+    assert asked_of(opt, doubled) == "layer 0 keeps 4 heads, which are not the steps of one axis"
+
+
+def test_a_class_must_return_its_cache(opt: Survey) -> None:
+    class Forgetful(torch.nn.Module):
+        config = opt.module.model.config
+
+        def forward(self, input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bool = False) -> Any:
+            return SimpleNamespace(past_key_values=past_key_values)
+
+    class Broken(Forgetful):
+        def forward(self, input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bool = False) -> Any:
+            raise ValueError("no cache today")
+
+    assert asked_of(opt, model=Forgetful()) == "Forgetful returns no cache of keys and values"
+    assert asked_of(opt, model=Broken()) == "Broken fails with a cache: no cache today"
+
+
+def test_a_text_goes_in_and_tokens_come_out(opt: Survey) -> None:
+    def why(**changes: Any) -> object:
+        return kept_by(opt.module.model, opt.fake, replace(opt.signature, **changes), opt.axes)
+
+    pixels = TensorSpec("pixel_values", "float32", ("batch", 3, 8, 8))
+    assert why(inputs=(*opt.signature.inputs, pixels)) == "OPTForCausalLM takes pixel_values beside the text"
+    scores = TensorSpec("logits", "float32", ("batch", "sequence", 63), role="next_tokens")
+    assert why(outputs=(scores,)) == "OPTForCausalLM reads 64 tokens and scores 63"
+    assert why(outputs=(replace(scores, role=None),)) is None
 
 
 def test_buffers_are_no_plans(tmp_path: Path) -> None:
