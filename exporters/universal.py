@@ -187,7 +187,7 @@ def taylor_scores(
                     gradients = torch.autograd.grad(objective, [*hidden, *weights.values()], retain_graph=keep)
                     for (name, (cut, _)), h, gradient in zip(consumers.items(), hidden, gradients, strict=False):
                         # [B, S, n * unit] -> change of the objective per text and step [B, n]
-                        change = (h * gradient).detach().flatten(1, -2).sum(1)
+                        change = (h * gradient).detach().reshape(len(h), -1, h.shape[-1]).sum(1)
                         change = change.reshape(len(change), -1, cut.unit).sum(-1)
                         scores[name] += change.double().square().sum(0)
                     by_weight = dict(zip(weights, gradients[len(hidden) :], strict=True))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...bucket import Bucket
@@ -32,6 +33,10 @@ _CARRIES = frozenset(
     ]
 )
 
+_PRODUCTS = frozenset(
+    ["mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution", "embedding", "native_layer_norm"]
+)
+
 
 def module_in_memory(
     module: torch.nn.Module, examples: Any, dynamic: Mapping[str, Sequence[str | None]] | None
@@ -48,11 +53,11 @@ def module_in_memory(
         raise InputError(f"dynamic: no input {name!r:.80}{nearest(str(name)[:80], given)}")
     specs = tuple(_spec(name, tensor, stated.get(name, (_BATCH,))) for name, tensor in given.items())
     sizes = _sizes(given, specs)
-    rows = _table_rows(ModuleInMemory(module, specs, sizes[_SEQUENCE]), sizes)
-    specs = tuple(_bounded(spec, given[spec.name], rows.get(spec.name)) for spec in specs)
+    seen = _looked_up(ModuleInMemory(module, specs, sizes[_SEQUENCE]), sizes)
+    specs = tuple(_bounded(spec, given[spec.name], seen.rows.get(spec.name)) for spec in specs)
     with _evaluated(module):
         _answers(module, given)
-        specs = tuple(replace(spec, row_needs=_row_need(module, given, spec)) for spec in specs)
+        specs = tuple(replace(spec, row_needs=_row_need(module, given, spec, seen)) for spec in specs)
     return ModuleInMemory(module, specs, sizes[_SEQUENCE])
 
 
@@ -121,9 +126,9 @@ def _sizes(given: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec]) -> di
     return {_SEQUENCE: 1, **{dim: size for dim, (size, _) in sizes.items()}}
 
 
-def _table_rows(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The least number of rows of the tables that each whole-number input indexes, by the name of the input. Raises
-    UnsupportedModelError where the module does not run on shapes alone, InputError where it does at one size alone."""
+def _looked_up(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> Lookups:
+    """What a pass does with the whole numbers of its inputs. Raises UnsupportedModelError where the module does not run
+    on shapes alone, InputError where it does at one size alone."""
     name, fake = checkpoint.name, FakeTensorMode(allow_non_fake_inputs=True)
     with survey.refused(checkpoint, name):
         model = survey.faked(checkpoint.module, fake)
@@ -138,7 +143,7 @@ def _table_rows(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> dict[st
                     f"dynamic: {name} is made for one size of {dim}: it runs at {sizes[dim]} and not at {other}"
                     f"{line_of(failure)}; {todo}: {survey.reason(failure)}"
                 ) from failure
-    return lookups.rows
+    return lookups
 
 
 def _passed(
@@ -152,19 +157,24 @@ def _passed(
 
 
 class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
-    """Sees a pass index tables: ``rows`` are those of the smallest that each of the ``given`` indexes, by name."""
+    """Sees what a pass does with whole numbers and bools of ``given``: ``rows`` are those of the smallest table that
+    each indexes, by name; ``masks`` are those that reach scores of attention with no product on the way."""
 
     def __init__(self, given: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows: dict[str, int] = {}
+        self.masks: set[str] = set()
         self._names: Any = WeakIdKeyDictionary()
+        # Of tensors that are made of inputs by anything but products, the names of those.
+        self._made_of: Any = WeakIdKeyDictionary()
         for name, tensor in given.items():
             if not tensor.is_floating_point():
-                self._names[tensor] = name
+                self._names[tensor], self._made_of[tensor] = name, {name}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = super().__torch_dispatch__(func, types, args, kwargs)
         name = func.overloadpacket.__name__
+        self._follow(name, args, kwargs or {}, found)
         if name in _CARRIES and isinstance(found, torch.Tensor) and args[0] in self._names:
             self._names[found] = self._names[args[0]]
         elif name == "embedding":
@@ -175,6 +185,20 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
             for at, indices in enumerate(args[1]):
                 self._see(args[0], at, indices)
         return found
+
+    def _follow(self, name: str, args: Any, kwargs: Mapping[str, Any], found: Any) -> None:
+        scores = name.startswith("_scaled_dot_product")
+        given = tree_iter((args[3:], kwargs) if scores else (args, kwargs))  # queries, keys and values are no mask
+        names: set[str] = set()
+        for tensor in given:
+            if isinstance(tensor, torch.Tensor):
+                names |= self._made_of.get(tensor, set())
+        if scores or name in ("_softmax", "_safe_softmax"):
+            self.masks |= names
+        elif names and name not in _PRODUCTS:
+            for tensor in tree_iter(found):
+                if isinstance(tensor, torch.Tensor):
+                    self._made_of[tensor] = names
 
     def _see(self, table: torch.Tensor, dim: int, indices: torch.Tensor | None) -> None:
         if indices is not None and indices in self._names:
@@ -221,10 +245,13 @@ def _answers(module: torch.nn.Module, given: Mapping[str, torch.Tensor]) -> bool
     return all(bool(torch.isfinite(tensor).all()) for tensor in found.values() if tensor.is_floating_point())
 
 
-def _row_need(module: torch.nn.Module, given: Mapping[str, torch.Tensor], spec: TensorSpec) -> RowNeed | None:
-    """What every row of an input must have for the module to answer with numbers, of one that may be a mask: found by
-    asking it. Raises InputError for a mask that hides where it is 1."""
-    example = given[spec.name]
+def _row_need(
+    module: torch.nn.Module, given: Mapping[str, torch.Tensor], spec: TensorSpec, seen: Lookups
+) -> RowNeed | None:
+    """What every row of an input must have for the module's answer to be defined, of one that may be a mask: found by
+    asking it, and of one of attention, which over nothing is what each implementation makes of it, by what it reaches.
+    Raises InputError for a mask that hides where it is 1."""
+    example, masks = given[spec.name], spec.name in seen.masks and spec.name not in seen.rows
     if spec.dims != (_BATCH, _SEQUENCE) or (spec.dtype != "bool" and spec.high != 2):
         return None
     if not _answers(module, {**given, spec.name: torch.ones_like(example)}):
@@ -236,4 +263,4 @@ def _row_need(module: torch.nn.Module, given: Mapping[str, torch.Tensor], spec: 
     first[:, 0] = 0
     if example.shape[1] > 1 and not _answers(module, {**given, spec.name: first}):
         return "first_token"
-    return None if _answers(module, {**given, spec.name: torch.zeros_like(example)}) else "token"
+    return "token" if masks or not _answers(module, {**given, spec.name: torch.zeros_like(example)}) else None

@@ -18,7 +18,7 @@ from ...errors import CheckpointError, ExportError
 from ...outside import library_errors
 from ..checkpoints.own_folder import is_finite
 from ..hugging_face import survey
-from ..hugging_face.transformers_model import TransformersModule
+from ..hugging_face.transformers_model import TransformersModule, one_sequence_a_row
 from ..own_lines import line_of
 from ..signature import Signature
 from .checkpoint import ModuleInMemory
@@ -71,17 +71,24 @@ class PlainModule(TransformersModule):
         """Raises ExportError, one line, where the module does not run."""
         if torch.compiler.is_exporting():
             return super().forward(*tensors)
+        name = type(self.model).__name__
+        shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(self.inputs, tensors, strict=True))
         try:
-            return super().forward(*tensors)
+            found = super().forward(*tensors)
         except Exception as failure:  # of any kind: the user's code
-            shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(self.inputs, tensors, strict=True))
             raise ExportError(
-                f"{type(self.model).__name__} does not run on {shapes}{line_of(failure)}: {survey.reason(failure)}; "
-                "ask for `buckets` that it takes"
+                f"{name} does not run on {shapes}{line_of(failure)}: {survey.reason(failure)}; ask for `buckets` that "
+                "it takes"
             ) from failure
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
+            raise ExportError(
+                f"{name} answers with NaN or infinite numbers on {shapes}, which no engine can be held to: inputs of "
+                "the comparison are standard normal, so bring them into the range that it needs within the module"
+            )
+        return found
 
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        with plainly():
+        with plainly(), one_sequence_a_row():  # the user's module may have parts of transformers
             return named_outputs(self.model(**inputs))
 
 
@@ -93,9 +100,10 @@ def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
         model = survey.faked(checkpoint.module, fake)
         signature = Signature(inputs, ())
         module = PlainModule(model, signature, length)
+        lengths = length, length
         if any("sequence" in spec.dims for spec in inputs):
-            signature = replace(signature, max_sequence=_longest(module, fake, inputs, length))
-        lengths = length, length - 1 if length == signature.max_sequence else length + 1
+            longest, other = _lengths(module, fake, inputs, length)
+            signature, lengths = replace(signature, max_sequence=longest), (length, other)
         outputs, lost = survey.output_specs(module, fake, signature, False, lengths)
         if not outputs:
             raise ExportError(f"returns no float tensors with the batch in front, but {', '.join(lost) or 'none'}")
@@ -110,24 +118,27 @@ def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
     return survey.Survey(module, fake, shapes, signature, depth, axes)
 
 
-def _longest(module: PlainModule, fake: FakeTensorMode, inputs: Sequence[TensorSpec], least: int) -> int:
-    """The longest sequence that passes run on, if that is less than ``_SEARCHED``; they do at ``least``."""
+def _lengths(module: PlainModule, fake: FakeTensorMode, inputs: Sequence[TensorSpec], length: int) -> tuple[int, int]:
+    """The longest sequence that passes run on, if that is less than ``_SEARCHED``; and another than ``length`` on which
+    they do, as far from it as may be, since what has a share of the steps, as behind a stride, must differ too."""
 
     def runs(length: int) -> bool:
         try:
             with fake, torch.no_grad():
-                module(*survey.fake_inputs(fake, inputs, Bucket(2, length)).values())
-        except ExportError:
+                module.answer(survey.fake_inputs(fake, inputs, Bucket(2, length)))
+        except Exception:  # noqa: BLE001  (of any kind: the user's code)
             return False
         return True
 
-    most = max(_SEARCHED, 2 * least)
+    most = max(_SEARCHED, 2 * length + 1)
     if runs(most):
-        return MAX_TOKENS
+        return MAX_TOKENS, 2 * length + 1
+    least = length
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if runs(middle) else (least, middle)
-    return least
+    others = (least, length // 2, length - 1)
+    return least, next((other for other in others if 0 < other != length and runs(other)), length)
 
 
 def load_module(checkpoint: ModuleInMemory, signature: Signature) -> PlainModule:

@@ -153,6 +153,41 @@ def test_what_no_engine_computes_is_refused_at_its_line(case: str, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+class Striding(torch.nn.Module):
+    """Sound ``[B, 4, S]`` to half its steps, and a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wave, self.out = torch.nn.Conv1d(4, 8, 3, stride=2), torch.nn.Linear(8, 2)
+
+    def forward(self, sound: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.wave(sound)
+        return found, self.out(found.mean(-1).relu())
+
+
+def test_a_sequence_behind_its_features_and_outputs_of_a_share_of_it(tmp_path: Path) -> None:
+    stated = {"sound": ("batch", None, "sequence")}
+    folder = compiled(Striding(), tmp_path / "out", torch.randn(2, 4, 19), dynamic=stated, buckets=["1..2x5..12"])
+    manifest = nestforge.open_bundle(folder).manifest
+    assert [(spec.name, spec.dims) for spec in manifest.outputs] == [("output_1", ("batch", 2))]
+    assert manifest.notes == ("outputs that engines do not have (not of float rows): output_0",)
+
+
+class Infinite(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).log()
+
+
+def test_rows_rank_the_axes_and_answers_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", x=np.random.default_rng(0).standard_normal((300, 8)).astype("f4"))
+    settings: dict[str, Any] = {"buckets": ["1..4x1"], "levels": {"ffn": [0.5, 1]}, "data": tmp_path / "rows.npz"}
+    manifest = nestforge.open_bundle(compiled(Mlp(), tmp_path / "out", torch.randn(2, 8), **settings)).manifest
+    assert manifest.ranking.method == "taylor"
+    assert all(entry.quality is not None for entry in manifest.submodels)
+    with pytest.raises(ExportError, match=r"Infinite answers with NaN or infinite numbers on x \[2, 8\], which no eng"):
+        compiled(Infinite(), tmp_path / "none", torch.ones(2, 8), buckets=["2x1"])
+
+
 def test_of_shapes_that_are_asked_one_by_one_none_is_frozen(tmp_path: Path) -> None:
     shapes, whole = ["2x3", "2x7"], {"ffn": [1]}
     folder = compiled(Looping(), tmp_path / "out", WIDE, dynamic={"x": (*ROWS, None)}, buckets=shapes, levels=whole)

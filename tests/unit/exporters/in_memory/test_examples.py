@@ -10,6 +10,7 @@ import torch
 from nestforge.errors import InputError, UnsupportedModelError
 from nestforge.exporters.in_memory.examples import module_in_memory
 from support.plain_modules import Block, Mlp, Tagger
+from torch.nn import functional
 
 TOKENS, MASK = torch.ones(2, 9, dtype=torch.int64), torch.ones(2, 9, dtype=torch.int64)
 ROWS = ("batch", "sequence")
@@ -52,6 +53,25 @@ def test_a_mask_without_which_there_are_no_numbers_is_found_by_asking() -> None:
     ids, mask = module_in_memory(Causal(), (TOKENS, MASK), {"ids": ROWS, "mask": ROWS}).inputs
     assert (ids.high, ids.row_needs) == (50, None)
     assert (mask.high, mask.row_needs) == (2, "first_token")
+
+
+class Attending(torch.nn.Module):
+    """A mask of attention, which PyTorch answers with zeros where it hides all, and a feature of zeros and ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.query = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids) + marked[..., None]
+        q, seen = self.query(x)[:, None], mask.bool()[:, None, None]
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=seen)[:, 0]
+
+
+def test_a_mask_of_attention_is_found_by_what_it_reaches() -> None:
+    examples = {"ids": TOKENS, "mask": MASK, "marked": MASK}
+    _, mask, marked = module_in_memory(Attending(), examples, dict.fromkeys(examples, ROWS)).inputs
+    assert (mask.row_needs, marked.row_needs) == ("token", None)
 
 
 class Hiding(Tagger):
