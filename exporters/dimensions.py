@@ -4,7 +4,7 @@ folder says (no torch here)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ..bundle.roles import Interface, embedding_of, embedding_output
 from ..elastic import Pairs
@@ -60,7 +60,7 @@ def read_depths(
 
 def trained_by_layer(checkpoint: Checkpoint) -> str | None:
     """The loss in a card's tags by which a model learnt to answer after every layer, if any."""
-    tags = read_card(checkpoint.folder).get("tags")
+    tags = read_card(checkpoint.folder, ("tags",)).get("tags")
     return next((loss for loss in _LOSSES if isinstance(tags, list) and f"loss:{loss}" in tags), None)
 
 
@@ -103,8 +103,8 @@ def with_dimensions(
 
 def _stated(checkpoint: Checkpoint) -> _Matryoshka:
     """What config.json states, and where that is silent the card."""
-    config, card = checkpoint.config, read_card(checkpoint.folder)
-    own = known_keys(_Matryoshka, {key: value for key, value in card.items() if key not in config})
+    config = checkpoint.config
+    own = read_card(checkpoint.folder, [each.name for each in fields(_Matryoshka) if each.name not in config])
     structure(_Matryoshka, own, str(checkpoint.folder / CARD), CheckpointError)
     where = str(checkpoint.folder / "config.json")
     return structure(_Matryoshka, {**own, **known_keys(_Matryoshka, config)}, where, CheckpointError)
