@@ -78,12 +78,15 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
     A parameter or a view of one is known by where it lies, whatever made the view.
     """
 
+    DTYPE: torch.dtype
+
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         found = [(p.data_ptr(), name, p.detach()) for name, p in module.named_parameters() if p.numel()]
         self._parameters = sorted(found, key=lambda each: each[:2])
         self._starts = [start for start, _, _ in self._parameters]
         self._ends = [start + _extent(tensor) * tensor.itemsize for start, _, tensor in self._parameters]
+        self._room, self._used = torch.empty(0, dtype=self.DTYPE), 0
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,6 +103,7 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._computed(func, args, named)
 
     def _computed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._used = 0  # the operation before has read what it took
         # What is written into is a pass's own.
         written = args[:1] if func._schema.is_mutable else ()
         return func(*written, *map(self._read, args[len(written) :]), **{k: self._read(v) for k, v in named.items()})
@@ -141,14 +145,26 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [self._read(each) for each in value]
         if not self.reads(value):
             return value
-        return self._changed(value, self._mark(value))
+        return self._changed(value, self._mark(value), self._room_like(value))
+
+    def _room_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory for what is read in the place of ``tensor``, which the next operation gets again: pages that are new
+        cost ten times what it costs to widen a weight."""
+        numbers = tensor.numel()
+        if self._used + numbers > len(self._room):
+            self._room, self._used = torch.empty(max(numbers, len(self._room)), dtype=self.DTYPE), 0
+        room = self._room[self._used : self._used + numbers]
+        self._used += numbers
+        return room.as_strided(tensor.shape, _strides_in_a_copy(tensor.shape, tensor.stride()))
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What ``_changed`` must know of each number of a part of a parameter, in its shape; None for nothing."""
         raise NotImplementedError
 
-    def _changed(self, numbers: torch.Tensor, mark: torch.Tensor | None) -> torch.Tensor:
-        """Other numbers than these."""
+    def _changed(
+        self, numbers: torch.Tensor, mark: torch.Tensor | None, room: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Other numbers than these, in ``room`` where that is given."""
         raise NotImplementedError
 
 
@@ -156,9 +172,10 @@ class _Float64(_Reading):  # type: ignore[no-untyped-call]
     """Parameters are float64; an operation that takes one, or another float64 tensor, takes its float32 ones as
     float64, and returns no float32."""
 
+    DTYPE = torch.float64
+
     def __init__(self, module: torch.nn.Module, first: Cuts) -> None:
         super().__init__(module)
-        self._room, self._used = torch.empty(0, dtype=torch.float64), 0
         self._cuts = [first.get(name, ()) for _, name, _ in self._parameters]
 
     def _computed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -173,21 +190,6 @@ class _Float64(_Reading):  # type: ignore[no-untyped-call]
         """Arguments of one call with parameters in float64."""
         self._used = 0  # the call before has read what it took
         return tuple(map(self._read, args)), {name: self._read(value) for name, value in named.items()}
-
-    def _read(self, value: Any) -> Any:
-        if not self.reads(value):
-            return super()._read(value)
-        return self._changed(value, self._mark(value), self._room_like(value))
-
-    def _room_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Float64 memory for ``tensor``, which the next operation gets again: pages that are new cost ten times what
-        it costs to widen a weight."""
-        numbers = tensor.numel()
-        if self._used + numbers > len(self._room):
-            self._room, self._used = torch.empty(max(numbers, len(self._room)), dtype=torch.float64), 0
-        room = self._room[self._used : self._used + numbers]
-        self._used += numbers
-        return room.as_strided(tensor.shape, _strides_in_a_copy(tensor.shape, tensor.stride()))
 
     # An operation takes tensors and lists of them. Every one of a pass comes here: torch's walk through any structure
     # would take longer than the operations of a small model.
@@ -256,6 +258,8 @@ class _Strict(TorchFunctionMode):
 class _Nudged(_Reading):  # type: ignore[no-untyped-call]
     """Float32 bits count up from zero: 16 of 256 places go up by one, 16 go down."""
 
+    DTYPE = torch.int32
+
     def __init__(self, module: torch.nn.Module, seed: int) -> None:
         super().__init__(module)
         generator = np.random.default_rng(seed)
@@ -273,10 +277,15 @@ class _Nudged(_Reading):  # type: ignore[no-untyped-call]
         steps = self._steps.roll(-(first % _PERIOD)).repeat(-(-numbers // _PERIOD))
         return steps.as_strided(tensor.shape, tensor.stride())
 
-    def _changed(self, numbers: torch.Tensor, mark: torch.Tensor | None) -> torch.Tensor:
+    def _changed(
+        self, numbers: torch.Tensor, mark: torch.Tensor | None, room: torch.Tensor | None = None
+    ) -> torch.Tensor:
         assert mark is not None
         bits = numbers.view(torch.int32)
-        return torch.where(numbers == 0, bits, bits + mark).view(torch.float32)  # no sign of a zero
+        moved = torch.add(bits, mark, out=torch.empty_like(bits) if room is None else room)
+        if (zeros := numbers == 0).any():  # no sign of a zero
+            moved = torch.where(zeros, bits, moved)
+        return moved.view(torch.float32)
 
 
 @cache

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 
+import onnx_ir as ir
 import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.errors import ExportError
+from nestforge.exporters import trace as trace_module
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.trace import Trace, quiet_export, torchlib_read_once, trace
 from torch.onnx._internal.exporter import _registration
@@ -140,3 +143,52 @@ def test_a_translation_that_one_export_adds_is_not_seen_by_the_next() -> None:
         assert export(optimize=False, custom_translation_table={torch.ops.aten.gelu.default: as_relu}) != plain
         assert export(optimize=False) == plain
     assert isinstance(vars(ONNXRegistry)["from_torchlib"], classmethod)  # its own again
+
+
+class Tied(torch.nn.Module):
+    """Operations that torch composes of others or writes in place, that ONNX has or has not; a weight read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(7, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+        self.recurrent = torch.nn.GRU(4, 4, batch_first=True)
+        self.head = torch.nn.Linear(4, 7, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("places", torch.arange(5.0), persistent=False)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = x + self.words(mask)
+        kept[:, 0] = 0.0
+        kept, _ = self.attention(*[self.norm(kept)] * 3, need_weights=False)
+        kept, _ = self.recurrent(torch.nn.functional.silu(kept) + self.places[:, None])
+        y = self.head(kept)[..., :3]
+        return y, torch.where(y > 0, y, y.clamp_min(-1.0)).std((1, 2))
+
+
+def test_a_trace_that_is_decomposed_at_once_is_the_one_that_is_decomposed_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    module = Wrapper(Tied()).eval().requires_grad_(False)
+    at_once = trace(module, SIGNATURE, BUCKET, 20)
+    monkeypatch.setattr(trace_module, "_decomposed_at_once", lambda opset: contextlib.nullcontext())
+    behind = trace(module, SIGNATURE, BUCKET, 20)
+    assert list(at_once.module_outputs) == list(behind.module_outputs)
+    assert sorted(at_once.model.graph.initializers) == sorted(behind.model.graph.initializers)
+    assert "words.weight" in at_once.model.graph.initializers  # once, as the tied one that it is
+    assert _described(at_once.model.graph) == _described(behind.model.graph)
+
+
+def _described(graph: ir.Graph) -> list[tuple[object, ...]]:
+    """Its nodes, with values by number where they have no name of a parameter or an input."""
+    made = {value: number for number, value in enumerate(value for node in graph for value in node.outputs)}
+    return [
+        (
+            node.op_type,
+            [value and made.get(value, value.name) for value in node.inputs],
+            {name: str(attribute.value) for name, attribute in node.attributes.items()},
+        )
+        for node in graph
+    ]
