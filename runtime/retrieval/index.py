@@ -267,8 +267,9 @@ class Index:
                 longest = min(longest, model.longest_sequence(1, submodel))
             choice = model.choose(1, longest, **request._asdict())
             request, reason = Request(submodel=choice.engine.submodel), choice.reason
-            required(spec, self.identity.width, submodel=model.bundle.manifest.submodel(choice.engine.submodel))
         encoded = encode(model, rows, spec, request, self.identity.width, truncate=truncate)
+        answered = model.bundle.manifest.submodel(encoded.engines[0].submodel)
+        required(spec, self.identity.width, submodel=answered)
         encoded_at = perf_counter()
         ids, scores = nearest(self.embeddings, encoded.vectors, k)
         entries = self.entries

@@ -15,7 +15,7 @@ from nestforge.runtime.model import ElasticModel
 from support.sentence_folders import HIDDEN, TEXTS, TINY, Layout, classes
 from support.tiny_models import save_tiny_encoder
 
-PAIRS = [[1, 4], [2, 4], [2, 8], [3, HIDDEN]]
+PAIRS = [[1, 4], [2, 4], [2, 8], [3, 8], [3, HIDDEN]]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def model(folder: Path) -> Iterator[ElasticModel]:
 def test_dimensions_choose_the_layers_that_they_were_trained_with(folder: Path, model: ElasticModel) -> None:
     theirs = classes().SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     layers = theirs[0].auto_model.encoder.layer
-    for dimensions, depth in ((None, 3), (HIDDEN, 3), (8, 2), (4, 2)):
+    for dimensions, depth in ((None, 3), (HIDDEN, 3), (8, 3), (4, 2)):
         theirs[0].auto_model.encoder.layer = layers[:depth]
         expected = theirs.encode(list(TEXTS), truncate_dim=dimensions, normalize_embeddings=True)
         answers = [model(text, dimensions=dimensions) for text in TEXTS]
@@ -52,15 +52,20 @@ def test_dimensions_choose_the_layers_that_they_were_trained_with(folder: Path, 
 
 
 def test_other_pairs_are_refused(model: ElasticModel) -> None:
-    message = "8 was trained with 2 layers, submodel depth1-.* has 1, which go with 4; ask for"
+    message = "8 was trained with 2, 3 layers, submodel depth1-.* has 1, which go with 4; ask for"
     with pytest.raises(InputError, match=f"^dimensions: {message}"):
         model("dog", dimensions=8, submodel="depth1")
     with pytest.raises(InputError, match="dimensions: expected one of 16, 8, 4, got 5"):
         model("dog", dimensions=5)
     with pytest.raises(InputError, match=f"^truncate_dim: {message}"):
         SentenceEncoder(model, submodel="depth1", truncate_dim=8)
-    with pytest.raises(InputError, match="dimensions: 8 was trained with 2 layers, submodel depth3-"):
-        nestforge.index(model, ["dog"], dimensions=8)  # the universal model makes it
+    with pytest.raises(InputError, match="dimensions: 4 was trained with 1, 2 layers, submodel depth3-"):
+        nestforge.index(model, ["dog"], dimensions=4)  # the universal model makes it
+    index = nestforge.index(model, ["dog", "fox"], dimensions=8)
+    assert index.search(model, "dog", submodel="depth2").entries is not None
+    assert index.search(model, "dog", deadline_ms=1e9).submodel.startswith("depth3")
+    with pytest.raises(InputError, match=f"^dimensions: {message}"):
+        index.search(model, "dog", submodel="depth1")
 
 
 def test_verify_opens_the_model_as_the_job_had_it(folder: Path, model: ElasticModel) -> None:
