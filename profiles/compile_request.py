@@ -45,7 +45,7 @@ class CompileRequest:
 
     model: Any = again(
         MODEL,
-        help=f"{MODEL.metadata['help']} From Python also a torch.nn.Module, with `example_inputs`.",
+        help=f"{MODEL.metadata['help']} From Python also a torch.nn.Module, with example inputs.",
     )
     profile: str | Path | DeviceProfile = option(
         "Built-in device profile or a YAML file; an unknown name lists the built-in ones.",
