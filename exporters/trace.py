@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
+from torch.distributions import Distribution
 from torch.export import Dim, exported_program
 from torch.export import _trace as export_trace
 from torch.onnx._internal.exporter import _decomp, _fx_passes
@@ -234,12 +235,16 @@ def _decomposed_at_once(opset: int) -> Iterator[None]:
         with exported_program._override_composite_implicit_decomp(composite):
             return to_aten(*args, **given, decomp_table=others)
 
+    # Distributions check values, of which such a trace knows none; what they return is the same.
+    checks = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
     setattr(export_trace, to_aten.__name__, decomposed)
     setattr(export_trace, for_training.__name__, export_trace._export)
     setattr(_fx_passes, decompose.__name__, lambda program, *_: program)
     try:
         yield
     finally:
+        Distribution.set_default_validate_args(checks)
         setattr(export_trace, to_aten.__name__, to_aten)
         setattr(export_trace, for_training.__name__, for_training)
         setattr(_fx_passes, decompose.__name__, decompose)
