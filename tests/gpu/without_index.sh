@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The GPU tests on a machine without a package index, whose Python has PyTorch for CUDA 13, transformers, onnx,
 # cuda-bindings, pytest and NVIDIA's libraries, but ONNX Runtime for the processor alone; what is brought to it comes in
-# parts of at most PART_MB. `make gpu-tests` is for all others. This script has not run on a GPU yet.
+# parts of at most PART_MB. `make gpu-tests` is for all others.
 #
 # The wheel of ONNX Runtime for CUDA has 256 MB. Three quarters of it are code for other GPUs: zeroed and packed it is
 # about 62 MB. TensorRT is not brought: its tests skip.

@@ -50,7 +50,7 @@ _GENERATE_FIELDS = tuple(field.name for field in fields(GenerationRequest) if fi
     help="Text that ends a row beside the model's own end tokens; token ids are for Python. Repeatable.",
 )
 @field_options(GenerationRequest, *_GENERATE_FIELDS)
-@field_options(load, "threads", "residency")
+@field_options(load, "threads", "residency", "provider")
 @merge_option
 @json_option
 def generate_command(
@@ -61,6 +61,7 @@ def generate_command(
     messages: Path | None,
     threads: int | None,
     residency: Residency | Literal["auto"],
+    provider: str,
     merge: bool,
     as_json: bool,
     **options: Any,
@@ -79,7 +80,8 @@ def generate_command(
     if residency == "mapped":
         raise click.UsageError("--residency: expected auto, shared or packed; engines that generate are never mapped")
     task, capacity = options["task"], options.pop("capacity")
-    with load(bundle, residency=residency, threads=threads, merge=merged_tasks(task, merge)) as model:
+    merged = merged_tasks(task, merge)
+    with load(bundle, residency=residency, threads=threads, provider=provider, merge=merged) as model:
         say_endless(model.bundle.manifest.generation, options["stop"])
         names = ShortNames.of(model.bundle.manifest)
         if chat:

@@ -11,12 +11,14 @@ import pytest
 from click.testing import Result
 from nestforge.bundle.entries.generation_entry import CachedLayer, GenerationEntry
 from nestforge.outside import printable
+from nestforge.runtime import load as load_module
 from nestforge.runtime.generation.row import Generated, GeneratedRow, Run
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.summary import ShortNames
 from nestforge.tools.commands.generate import say_endless, say_speed
 from support.commands import error_of, json_of, nestforge, usage_of
+from support.fake_gpu import host_provider
 from support.generating import llama_folder
 
 CHAT = [{"role": "user", "content": "class method"}]
@@ -190,3 +192,12 @@ def test_a_text_that_no_token_ends_is_announced(capsys: pytest.CaptureFixture[st
     say_endless(replace(entry, end_ids=(2,)), ())
     say_endless(None, ())
     assert capsys.readouterr().err == ""
+
+
+def test_a_provider_is_the_hosts_and_of_the_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that this host lacks, and one whose kernels the bundle's caches are not for."""
+    line = error_of("generate", bundle, "--prompt", "class", "--provider", "cuda")
+    assert line.endswith("; install nestforge[cuda] in place of nestforge[cpu]")
+    monkeypatch.setattr(load_module, "provider_named", lambda _: host_provider())
+    line = error_of("generate", bundle, "--prompt", "class", "--provider", "cuda")
+    assert line.startswith("generate: provider host does not run these KV-cache engines; use provider cuda with a ")
