@@ -38,6 +38,8 @@ from ..parity.cases import Case, shapes_to_prove, unjudged
 from ..parity.compare import Rounding, Roundings, Tolerance
 from ..parity.judge import JudgedOutputs, Replayed, judge
 
+# How what is checked is named.
+PLAN = "its plan"
 # Cases of a static bucket; a range has one at each of several shapes.
 _CASES_COMPARED = 4
 # Near ties that may be met while looking for those cases.
@@ -62,13 +64,15 @@ class Answers(Protocol):
         ...
 
 
-def check_plan(here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequence[Bucket] | None = None) -> PlanParity:
+def check_plan(
+    here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequence[Bucket] | None = None, what: str = PLAN
+) -> PlanParity:
     """How the open ``plan`` of ``engine`` compares with its graph in the bundle as this host runs it, ``here``, at
     these ``shapes``, or at some all over its bucket.
 
     A decision between equals may fall otherwise in each, and the outputs behind it then differ rightly: such a case is
-    left out, and another one takes its place. Raises ParityError if a case breaks the rule of the graph's own receipt,
-    or too many are left out; BuildError where ONNX Runtime is missing.
+    left out, and another one takes its place. ``what`` is named where it differs. Raises ParityError if a case breaks
+    the rule of the graph's own receipt, or too many are left out; BuildError where ONNX Runtime is missing.
     """
     compared_with = graph_in_onnx_runtime(engine)
     from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
@@ -95,14 +99,14 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequenc
             if broken is None:
                 kept += verdict.outputs
             elif all(np.array_equal(expected[name], found[name]) for name in routing):
-                raise ParityError(f"engine {engine.id}: its plan: {broken.describe()}; allowed {limit.rule}")
+                raise ParityError(f"engine {engine.id}: {what}: {broken.describe()}; allowed {limit.rule}")
             else:
                 left_out += 1
             if len(kept) == len(shapes) * len(names):
                 break
         else:
             raise ParityError(
-                f"engine {engine.id}: its plan decides otherwise than its graph in {left_out} of "
+                f"engine {engine.id}: {what} decides otherwise than its graph in {left_out} of "
                 f"{len(shapes) + _MAX_NEAR_TIES} cases, more than equal scores explain"
             )
     return PlanParity(
@@ -115,7 +119,7 @@ def check_plan(here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequenc
     )
 
 
-def check_prompt_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: Device) -> PlanParity:
+def check_prompt_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: Device, what: str = PLAN) -> PlanParity:
     """As ``check_plan``, for the open ``plan`` of an encoder's ``engine`` on ``device``, by prompts up to the longest
     that it takes, or that is affordable."""
     generation = here.manifest.generation
@@ -123,10 +127,12 @@ def check_prompt_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: D
     entry = generation.of(engine)
     heads = max(layer.heads for layer in entry.source_layers)
     longest = min(engine.bucket.sequence, isqrt(_MOST_SCORES // heads))
-    return check_plan(here, engine, _ReadBack(plan, engine, entry, device), shapes_of(Bucket(1, longest, None, 1)))
+    return check_plan(
+        here, engine, _ReadBack(plan, engine, entry, device), shapes_of(Bucket(1, longest, None, 1)), what
+    )
 
 
-def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: Device) -> PlanParity:
+def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: Device, what: str = PLAN) -> PlanParity:
     """How the open ``plan`` of ``engine``, whose cache lies on ``device``, compares with its graph in the bundle as
     this host runs it, ``here``.
 
@@ -155,7 +161,7 @@ def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: D
             outputs = JudgedOutputs(judged_specs(entry))
             verdict = judge(reference, found, cases_of([batch]), outputs, limit)
             if verdict.broken is not None:
-                raise ParityError(f"engine {engine.id}: its plan: {verdict.broken.describe()}; allowed {limit.rule}")
+                raise ParityError(f"engine {engine.id}: {what}: {verdict.broken.describe()}; allowed {limit.rule}")
             kept += verdict.outputs
     note = unjudged(cases_of(batches), judged_specs(entry))
     return PlanParity(

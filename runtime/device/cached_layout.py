@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import ON_DEVICE, PAST, PRESENT
-from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.open_bundle import Bundle
 from ...bundle.shape_profile import shape_profiles
 from ...errors import InputError
 from ..inputs.arrays import Array, named_sizes
 from .device import DeviceArray
 from .layout import Layout, layout_of, routes_of
+
+
+class Call(Protocol):
+    """A bound run; see ``DeviceCall``."""
+
+    def __call__(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# As ``CacheRunner.bind_cache``.
+Bind = Callable[[Mapping[str, Array], Mapping[str, Array], Mapping[str, DeviceArray]], Call]
 
 
 @dataclass(frozen=True)
@@ -38,14 +50,10 @@ class CachedLayouts:
         self.interface = inputs, outputs
         self.inputs = [spec for spec in inputs if not spec.name.startswith(ON_DEVICE)]
         self.outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *ON_DEVICE))]
-        self._read = {spec.name: spec for spec in inputs if spec.name.startswith(ON_DEVICE)}
-        self._made = {spec.name: spec for spec in outputs if spec.name.startswith(ON_DEVICE)}
+        # What lies on the device: what runs read, a cache and what they update in place among it, and what they make.
+        self.read = [spec for spec in inputs if spec.name.startswith(ON_DEVICE)]
+        self.made = [spec for spec in outputs if spec.name.startswith(ON_DEVICE)]
         self.profiles = shape_profiles(bundle.manifest, engine)
-
-    @property
-    def on_device(self) -> tuple[TensorSpec, ...]:
-        """What a run reads or makes there, a cache once."""
-        return (*self._read.values(), *self._made.values())
 
     @property
     def smallest(self) -> Layout:
@@ -56,7 +64,7 @@ class CachedLayouts:
         self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
     ) -> CachedRun:
         """The run that ``CacheRunner.bind_cache`` binds. Raises InputError for arrays that do not fit."""
-        sizes = named_sizes([*self.inputs, *self._read.values()], {**caches, **feeds})
+        sizes = named_sizes([*self.inputs, *self.read], {**caches, **feeds})
         number = next((number for number, profile in enumerate(self.profiles) if profile.takes(sizes)), None)
         if number is None:
             taken = ", ".join(str(profile.bucket) for profile in self.profiles)
@@ -65,13 +73,13 @@ class CachedLayouts:
         layout = layout_of(self.inputs, self.outputs, bucket, sizes)
         if problem := layout.misfit(feeds, outputs) or self._misfit(caches, bucket, sizes):
             raise InputError(f"{self._where}: {problem}")
-        read, made = ({name: caches[name] for name in specs} for specs in (self._read, self._made))
+        read, made = ({spec.name: caches[spec.name] for spec in specs} for specs in (self.read, self.made))
         updated = {PRESENT + name.removeprefix(PAST): array for name, array in read.items() if name.startswith(PAST)}
         return CachedRun(number, layout, read, {**updated, **made})
 
     def _misfit(self, caches: Mapping[str, DeviceArray], bucket: Bucket, sizes: Mapping[str, int]) -> str | None:
         """Why ``caches`` is not what the engine keeps at these sizes, or None."""
-        specs = {**self._read, **self._made}
+        specs = {spec.name: spec for spec in (*self.read, *self.made)}
         if caches.keys() != specs.keys():
             return f"caches are {', '.join(caches)}; it has {', '.join(specs)}"
         for name, spec in specs.items():

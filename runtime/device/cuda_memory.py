@@ -12,7 +12,7 @@ import numpy as np
 from cuda.bindings import runtime as cudart
 
 from ...errors import BundleError, BundleIncompatibleError
-from ...outside import said_by
+from ...outside import is_of_library, said_by
 from ..inputs.arrays import Array
 
 
@@ -154,26 +154,32 @@ class Stream:
         # Calls that allocate in other threads do not concern it.
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         checked("starting a capture", cudart.cudaStreamBeginCapture(self._stream, mode))
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             work()
-        except Exception as raised:  # noqa: BLE001  (whatever the library raises, the capture has to end)
+        except BaseException as raised:  # noqa: BLE001  (whatever it is, the capture has to end; raised below)
             failure = raised
         error, captured = cudart.cudaStreamEndCapture(self._stream)
         try:
-            if failure is not None:
-                raise BundleError(said_by(failure)) from failure
+            if error == cudart.cudaError_t.cudaSuccess:
+                try:
+                    return self._graph_of(captured, own_copies, failure)
+                finally:
+                    cudart.cudaGraphDestroy(captured)
+            _require_done(failure)
             checked("capturing a run", (error,))
-            try:
-                if not own_copies:
-                    _require_device_alone(captured)
-                graph = checked("making a graph of a run", cudart.cudaGraphInstantiate(captured, 0))
-            finally:
-                cudart.cudaGraphDestroy(captured)
+            raise AssertionError("unreachable")
         except BaseException:
             cudart.cudaGetLastError()  # the refusal would else be reported by the next call
             raise
-        return Graph(graph, self._stream)
+        finally:
+            del failure  # it holds this frame, and the frame would hold it, and what ``work`` is of
+
+    def _graph_of(self, captured: Any, own_copies: bool, failure: BaseException | None) -> Graph:
+        _require_done(failure)
+        if not own_copies:
+            _require_device_alone(captured)
+        return Graph(checked("making a graph of a run", cudart.cudaGraphInstantiate(captured, 0)), self._stream)
 
     def start(self, graph: Graph) -> None:
         """Queues, here, work that was captured in another stream."""
@@ -185,25 +191,44 @@ class Stream:
         cudart.cudaStreamDestroy(self._stream)
 
 
+def _require_done(failure: BaseException | None) -> None:
+    """Raises what ended the work of a capture: BundleError for what a library raised."""
+    if failure is None:
+        return
+    if not is_of_library(failure):
+        raise failure
+    raise BundleError(said_by(failure)) from failure
+
+
 def _require_device_alone(graph: Any) -> None:
-    """Raises BundleError where ``graph`` calls functions of the host, copies from or to its memory, or keeps memory."""
+    """Raises BundleError where ``graph`` calls functions of the host, copies from or to its memory, keeps memory, or
+    does nothing at all."""
     kinds = cudart.cudaGraphNodeType
     _, count = _nodes(graph, 0)
+    if not count:
+        raise BundleError("a run queued nothing in its stream, so that there is no graph of it")
     nodes, _ = _nodes(graph, count)
-    harmless = {kinds.cudaGraphNodeTypeKernel, kinds.cudaGraphNodeTypeMemset, kinds.cudaGraphNodeTypeEmpty}
+    takes, gives = kinds.cudaGraphNodeTypeMemAlloc, kinds.cudaGraphNodeTypeMemFree
+    others = (kinds.cudaGraphNodeTypeKernel, kinds.cudaGraphNodeTypeMemset, kinds.cudaGraphNodeTypeEmpty)
     kept = 0
     for node in nodes[:count]:
-        kind = checked("reading a graph", cudart.cudaGraphNodeGetType(node))
-        kept += (kind == kinds.cudaGraphNodeTypeMemAlloc) - (kind == kinds.cudaGraphNodeTypeMemFree)
-        if kind in (*harmless, kinds.cudaGraphNodeTypeMemAlloc, kinds.cudaGraphNodeTypeMemFree):
-            continue
-        if kind == kinds.cudaGraphNodeTypeMemcpy:
-            copy = checked("reading a graph", cudart.cudaGraphMemcpyNodeGetParams(node))
-            if copy.kind == cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice:
-                continue
-        raise BundleError("a run reads or calls the host, so that it is no graph of the GPU alone")
+        kind, copy = _node(node)
+        kept += (kind == takes) - (kind == gives)
+        if kind not in (*others, takes, gives) and copy != cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice:
+            raise BundleError("a run reads or calls the host, so that it is no graph of the GPU alone")
     if kept:
         raise BundleError("a run keeps memory that it took, so that it cannot be repeated as a graph")
+
+
+def _node(node: Any) -> tuple[Any, Any]:
+    """Its kind, None for one that cuda-bindings does not know, and of a copy which way it goes."""
+    try:
+        kind = checked("reading a graph", cudart.cudaGraphNodeGetType(node))
+    except ValueError:
+        return None, None
+    if kind != cudart.cudaGraphNodeType.cudaGraphNodeTypeMemcpy:
+        return kind, None
+    return kind, checked("reading a graph", cudart.cudaGraphMemcpyNodeGetParams(node)).kind
 
 
 def _nodes(graph: Any, most: int) -> tuple[list[Any], int]:

@@ -186,7 +186,7 @@ def runner_for(
     if provider is not None and engine.kind.needs == "generation":
         from .onnxruntime_gpu.cached_runner import OnnxRuntimeGpuCacheRunner
 
-        return OnnxRuntimeGpuCacheRunner(bundle, engine, provider)
+        return OnnxRuntimeGpuCacheRunner(bundle, engine, provider, threads)
     if provider is not None:
         from .onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 

@@ -76,8 +76,8 @@ class ExitChain:
     """The exits of ``submodel`` (its id) on the engines of ``pool``. Thread-safe.
 
     ``engines`` are the ids of engines that may be used, all that can run here by default. ``latencies`` decide which
-    buckets run how many rows: measured medians, else predictions, else tokens. ``entry`` is what the manifest says of
-    the model's exits. Raises SelectionError where there are none or not all segments may be used.
+    buckets run how many rows: measured medians, else predictions, else tokens, and on a device runs. ``entry`` is what
+    the manifest says of the model's exits. Raises SelectionError where there are none or not all segments may be used.
     """
 
     def __init__(

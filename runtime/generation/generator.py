@@ -152,7 +152,7 @@ class Generator:
             raise InputError(
                 f"bundle {self._bundle.path}: has no engines that generate; compile the model with `generate=True`"
             )
-        if self._provider is not None and (not self._provider.shares or not entry.capacities_for(1)):
+        if self._provider is not None and not self._provider.generates(entry):
             raise InputError(
                 f"generate: provider {self._provider.name} does not run these KV-cache engines; use provider cuda with "
                 "a bundle for backend tensorrt, whose graphs it takes, or provider cpu"

@@ -31,6 +31,7 @@ class World:
     off_by: float = 0.0
     more_rows: int = 0  # than it should have, in the shape of every output
     steps: int = 3
+    graphs: int = 0  # that were made and not destroyed
     calls: list[str] = field(default_factory=list)
     crossed: list[int] = field(default_factory=list)  # bytes of each copy between the host and the GPU
     allocated: dict[int, Any] = field(default_factory=dict)
@@ -158,7 +159,10 @@ class FakeCuda(ModuleType):
         if threading.get_ident() != self.capturing_thread:
             return Error.cudaErrorStreamCaptureWrongThread, None
         work = self.recorded.pop(stream)
-        return (Error.cudaSuccess, work) if self.world.captures else (Error.cudaErrorStreamCaptureUnsupported, None)
+        if not self.world.captures:
+            return Error.cudaErrorStreamCaptureUnsupported, None
+        self.world.graphs += 1
+        return Error.cudaSuccess, work
 
     def cudaGraphGetNodes(self, graph: list[Node], most: int) -> tuple[Error, list[Node], int]:
         return Error.cudaSuccess, graph[:most], len(graph)
@@ -170,9 +174,11 @@ class FakeCuda(ModuleType):
         return Error.cudaSuccess, SimpleNamespace(kind=node.copy)
 
     def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[Error, Any]:
+        self.world.graphs += 1
         return Error.cudaSuccess, graph
 
     def cudaGraphDestroy(self, graph: Any) -> tuple[Error]:
+        self.world.graphs -= 1
         return (Error.cudaSuccess,)
 
     def cudaGraphLaunch(self, graph: Any, stream: int) -> tuple[Error]:

@@ -143,9 +143,10 @@ def provider_on(gpu: Gpu, name: str = "cuda") -> Provider:
 
 class PlayedSession(GpuSession):
     """A session of the processor's. ``opened`` has the options of every one; ``refuses`` says where it fails, see the
-    tests; ``threads`` are those that queued its runs."""
+    tests; ``threads`` are those that queued its runs. Its outputs in float32 are larger by the share ``off_by``."""
 
     refuses = ""
+    off_by = 0.0
     opened: list[dict[str, str]]
 
     def __init__(
@@ -174,11 +175,14 @@ class PlayedSession(GpuSession):
         if self.refuses == "memory in the first run":
             raise RuntimeError("Failed to allocate memory for requested buffer of size 99")
         super().queue(binding, options)
+        for output in binding.get_outputs() if self.off_by else ():
+            if output.element_type() == 1:  # float32
+                output.numpy()[...] *= np.float32(1 + self.off_by)
 
 
-def played_sessions(monkeypatch: pytest.MonkeyPatch, refuses: str = "") -> type[PlayedSession]:
+def played_sessions(monkeypatch: pytest.MonkeyPatch, refuses: str = "", off_by: float = 0.0) -> type[PlayedSession]:
     """The class of all sessions from here on."""
-    played = type("Session", (PlayedSession,), {"refuses": refuses, "opened": []})
+    played = type("Session", (PlayedSession,), {"refuses": refuses, "off_by": off_by, "opened": []})
     monkeypatch.setattr(session, "GpuSession", played)
     return played
 

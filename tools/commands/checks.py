@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import ParityError
+from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
 from ...runtime.summary import ShortNames
 from ..bundle_view import print_ids
 from ..console import let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
@@ -15,13 +16,19 @@ from ..functions import consistency
 from ..options import bundle_argument, field_options, json_option, path_option
 
 if TYPE_CHECKING:
+    from ...bundle.device_files.plan_index import PlanParity
     from ...compiler.parity.engine_verdict import EngineVerdict
     from ...runtime.consistency.measure import Consistency
 
 
 _COUNTS = ("files", "bytes", "policies", "plans", "measurements", "tasks")
 
-_VERIFY_EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge verify my.bundle --against MODEL --json"
+_VERIFY_EXAMPLES = """\b
+Examples:
+  nestforge verify my.bundle
+  nestforge verify my.bundle --against MODEL --json
+  nestforge verify my.bundle --provider cuda
+"""
 
 
 @click.command("verify", epilog=_VERIFY_EXAMPLES)
@@ -29,14 +36,24 @@ _VERIFY_EXAMPLES = "\b\nExamples:\n  nestforge verify my.bundle\n  nestforge ver
 @path_option(
     "--against", "Model folder, whose PyTorch submodels the written engines are compared with again.", metavar="MODEL"
 )
+@click.option(
+    "--provider",
+    type=click.Choice([name for name, provider in PROVIDERS.items() if provider is not None]),
+    help="Compares every engine on this GPU, by ONNX Runtime's provider, with its graph on the processor.",
+)
 @json_option
-def verify_command(bundle: Path, against: Path | None, as_json: bool) -> None:
-    """Check a bundle's bytes, and its parity with a model.
+def verify_command(bundle: Path, against: Path | None, provider: str | None, as_json: bool) -> None:
+    """Check a bundle's bytes, and its parity with a model, or on a GPU with the processor.
 
     Without --against the hash of every file is checked, calibration, plans, measurements and tasks included; with it
-    every engine is run and compared as well, with the tensors of every task that it may answer for.
+    every engine is run and compared as well, with the tensors of every task that it may answer for. --provider needs
+    no model and no torch.
     """
-    if against is None:
+    if against is not None and provider is not None:
+        raise click.UsageError("expected at most one of --against and --provider")
+    if provider is not None:
+        _verify_provider(bundle, provider, as_json)
+    elif against is None:
         _verify_bytes(bundle, as_json)
     else:
         _verify_parity(bundle, against, as_json)
@@ -51,6 +68,37 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
         print_json({"bundle": str(checked.bundle.path), **counts, "engines": []})
     else:
         say(f"{path}: {checked}")
+
+
+def _verify_provider(path: Path, provider: str, as_json: bool) -> None:
+    from ...compiler.tensorrt.check_provider import check_on_provider
+    from ...runtime.load import verify_bytes
+
+    runs_on = provider_named(provider)
+    assert runs_on is not None
+    with working() as progress:
+        bundle = verify_bytes(path).bundle
+        engines = check_on_provider(bundle, runs_on, progress)
+    if as_json:
+        print_json({"bundle": str(bundle.path), "provider": provider, "engines": engines})
+    else:
+        names = ShortNames.of(bundle.manifest)
+        rows = [
+            [names(one.engine), *(["differs", "-", "-"] if one.parity is None else _figures(one.parity))]
+            for one in engines
+        ]
+        print_table(["engine", "parity", "max abs", "min cosine"], rows)
+        click.echo()
+        print_ids(names)
+    broken = [one for one in engines if one.problem]
+    if broken:
+        raise ParityError(
+            f"bundle {path}: {len(broken)} of {len(engines)} engines differ on provider {provider}: {broken[0].problem}"
+        )
+
+
+def _figures(parity: PlanParity) -> list[str]:
+    return ["equal", f"{parity.max_abs:.1e}", f"{parity.min_cosine:.7f}"]
 
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:

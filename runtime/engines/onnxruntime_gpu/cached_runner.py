@@ -7,6 +7,7 @@ address, so that a run copies new tokens over and logits back. Steps, which repe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.open_bundle import Bundle
@@ -22,9 +23,10 @@ from .session import BoundRun, GpuSession, OpenEngine
 class OnnxRuntimeGpuCacheRunner:
     """One engine as one session on ``provider``'s device; see ``CacheRunner``."""
 
-    def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider) -> None:
+    def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider, threads: int) -> None:
+        """``threads`` of the processor compare it."""
         self.engine = engine
-        self._bundle, self._provider = bundle, provider
+        self._bundle, self._provider, self._threads = bundle, provider, threads
         self._where = f"engine {engine.id}"
         self._layouts = CachedLayouts(bundle, engine)
         self._device: Device | None = None
@@ -38,7 +40,7 @@ class OnnxRuntimeGpuCacheRunner:
         try:
             with device.lock:
                 self._opened = OpenEngine(self._bundle, self.engine, self._provider, device)
-            require_equal(self._bundle, self.engine, self.bind_cache, device)
+            require_equal(self._bundle, self.engine, self.bind_cache, device, self._threads)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -49,13 +51,14 @@ class OnnxRuntimeGpuCacheRunner:
         device, self._device = self._device, None
         if device is None:
             return
-        with device.lock:
-            for run in tuple(self._runs):
-                run.close()
-            opened, self._opened = self._opened, None
+        opened, self._opened = self._opened, None
+        with ExitStack() as stack:  # what fails keeps nothing else from being given back
+            stack.callback(device.release)
+            stack.enter_context(device.lock)
             if opened is not None:
-                opened.close()
-        device.release()
+                stack.callback(opened.close)
+            for run in tuple(self._runs):
+                stack.callback(run.close)
 
     @property
     def device(self) -> Device:
@@ -111,18 +114,20 @@ class GpuCacheRun:
         where memory is short."""
         self._where, self._device, self._layout, self._forget = where, device, bound.layout, forget
         self._feeds, self._outputs = feeds, outputs
-        self._block: int | None = device.allocate(self._layout.bytes)
-        try:
+        self._block: int | None = None
+        with ExitStack() as stack:
+            block = device.allocate(self._layout.bytes)
+            stack.callback(device.free, block)
             self._staging = device.staging(self._layout.bytes)
-        except BaseException:
-            device.free(self._block)
-            raise
-        inputs, made = (
-            {name: DeviceArray(self._block + slot.offset, slot.dtype, slot.shape) for name, slot in slots.items()}
-            for slots in (self._layout.inputs, self._layout.outputs)
-        )
-        binding = session.binding({**inputs, **bound.read}.items(), {**made, **bound.written}.items())
-        self._run = BoundRun(where, device, session, binding, captures, lambda _: None)
+            stack.callback(device.free_staging, self._staging)
+            inputs, made = (
+                {name: DeviceArray(block + slot.offset, slot.dtype, slot.shape) for name, slot in slots.items()}
+                for slots in (self._layout.inputs, self._layout.outputs)
+            )
+            binding = session.binding({**inputs, **bound.read}.items(), {**made, **bound.written}.items())
+            self._run = BoundRun(where, device, session, binding, captures, lambda _: None)
+            self._block = block
+            stack.pop_all()
 
     @property
     def is_captured(self) -> bool:
@@ -149,11 +154,12 @@ class GpuCacheRun:
     def close(self) -> None:
         """See ``DeviceCall.close``."""
         device = self._device
-        with device.lock:
+        with ExitStack() as stack:
+            stack.enter_context(device.lock)
             block, self._block = self._block, None
             if block is None:
                 return
+            stack.callback(device.free_staging, self._staging)
+            stack.callback(device.free, block)
+            stack.callback(self._forget, self)
             self._run.close()  # waits for a run that was interrupted
-            self._forget(self)
-            device.free(block)
-            device.free_staging(self._staging)

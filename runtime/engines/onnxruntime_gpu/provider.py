@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.generation_entry import GenerationEntry
 from ....bundle.files import private_folder
 from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
@@ -54,6 +55,11 @@ class Provider:
     captures: bool
     take: Callable[[], Device]
     options: Callable[[Device, Path | None, Sequence[str]], list[dict[str, str]]]
+
+    def generates(self, entry: GenerationEntry) -> bool:
+        """Whether the engines of ``entry`` have kernels there: caches of one capacity are in standard operators, and
+        TensorRT inside ONNX Runtime would build them anew for each number of tokens."""
+        return self.shares and bool(entry.capacities_for(1))
 
     def cache_folder(self, bundle: Bundle, engine: EngineEntry) -> Path | None:
         """Where what is built for ``engine`` is kept: by its graph, its weights, whether TF32 may be used, and the ends
@@ -134,7 +140,7 @@ def _take_gpu() -> Device:
     device = take_cuda_device()
     if device.capability >= _HOPPER:
         # Every session has a handle of cuBLAS. There it has two workspaces by default, of 67 MB in all, of which one
-        # stream uses one; smaller ones make products of float32 half as fast again (docs/gpu.md).
+        # stream uses one; with smaller ones products of float32 took half as long again (docs/gpu.md).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":32768:1")
     return device
 

@@ -8,6 +8,9 @@ are bound at their own shape, in memory for the largest, and captured where one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
+
+import numpy as np
 
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.open_bundle import Bundle
@@ -58,22 +61,23 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         device, self._device = self._device, None
         if device is None:
             return
-        with device.lock:
-            device.wait()
-            for bound in self._bound:  # those who made them may still hold them
-                bound.drop()
-            self._bound.clear()
-            self._own = self._opened = None
-            engine, self._open_engine = self._open_engine, None
+        bound, self._bound = self._bound, set()
+        engine, self._open_engine = self._open_engine, None
+        block, self._block = self._block, None
+        staging, self._staging = self._staging, None
+        self._own = self._opened = None
+        with ExitStack() as stack:  # what fails keeps nothing else from being given back
+            stack.callback(device.release)
+            stack.enter_context(device.lock)
+            if staging is not None:
+                stack.callback(device.free_staging, staging)
+            if block is not None:
+                stack.callback(device.free, block)
             if engine is not None:
-                engine.close()
-            if self._block is not None:
-                device.free(self._block)
-                self._block = None
-            if self._staging is not None:
-                device.free_staging(self._staging)
-                self._staging = None
-        device.release()
+                stack.callback(engine.close)
+            for one in bound:  # those who made them may still hold them
+                stack.callback(one.drop)
+            device.wait()
 
     @property
     def device(self) -> Device:
@@ -103,6 +107,12 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         try:
             for _ in range(CALL_BY_CALL if self.engine.bucket.is_static else 1):
                 self._queue_own(device)
+            assert self._own is not None
+            assert self._staging is not None
+            for slot in self._placed.inputs.values():  # on ones, for what the graph leaves out it had before
+                slot.host_view(self._staging)[...] = 1
+            self._upload(device)
+            self._own.prove_graph(lambda: self._outputs_on(device))
             device.wait()
         except (InputError, BundleError) as failure:  # on zeros, so it is not the input
             raise BundleIncompatibleError(str(failure)) from failure
@@ -122,7 +132,7 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
             _, session = self._require_open()  # it may have been closed while another run was under way
             assert self._staging is not None
             assert self._block is not None
-            if layout != self._placed:
+            if layout != self._placed or self._own is None:
                 self._place(session, layout)
             for name, slot in layout.inputs.items():
                 slot.host_view(self._staging)[...] = feeds[name]
@@ -139,6 +149,7 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         assert self._block is not None
         if self._own is not None:
             self._own.close()
+            self._own = None
         inputs, outputs = (
             {name: DeviceArray(self._block + slot.offset, slot.dtype, slot.shape) for name, slot in slots.items()}
             for slots in (layout.inputs, layout.outputs)
@@ -146,11 +157,25 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
         self._own, self._placed = self._bind(session, inputs, outputs), layout
 
     def _queue_own(self, device: Device) -> None:
+        assert self._own is not None
+        self._upload(device)
+        self._own()
+
+    def _upload(self, device: Device) -> None:
         assert self._staging is not None
         assert self._block is not None
-        assert self._own is not None
         device.to_device(self._block, self._staging[: self._placed.input_bytes])
-        self._own()
+
+    def _outputs_on(self, device: Device) -> bytes:
+        """All of its own outputs as they lie on the device, once it has run."""
+        found = []
+        for slot in self._placed.outputs.values():
+            array = np.empty(slot.shape, slot.dtype)
+            assert self._block is not None
+            device.to_host(array, self._block + slot.offset)
+            device.wait()
+            found.append(array.tobytes())
+        return b"".join(found)
 
     def _require_open(self) -> tuple[Device, GpuSession]:
         device, engine = self._device, self._open_engine

@@ -25,7 +25,6 @@ from ...device.device import Device, DeviceGraph
 from ...device.layout import routes_of
 from ...device.store import DeviceView, StoreUse
 from ...graphs.weight_store import store_initializers
-from ...inputs.arrays import Array
 from ..onnxruntime.session import open_error, stop_spinning
 from .provider import Provider, require_on_device, require_providers
 
@@ -143,25 +142,33 @@ class BoundRun:
             if self._graph is not None:
                 self._device.start(self._graph)
                 return
-            try:
-                session.run(self._binding, self._options)
-            except BaseException as failure:
-                if not is_of_library(failure):
-                    raise
-                # Shapes and types have been checked, and kernels of a GPU do not look at values.
-                error = BundleError if self._device.kind == "cuda" else InputError
-                raise error(f"{self._where}: {said_by(failure)}") from failure
+            self._queue(session)
             self._runs += 1
             if self._captures and self._runs == CALL_BY_CALL:
                 self._capture(session)
+
+    def prove_graph(self, fetched: Callable[[], bytes]) -> None:
+        """Lets go of its graph where that answers otherwise than a run call by call, by what ``fetched`` then returns:
+        work that ONNX Runtime queued in another stream would be none of the graph's."""
+        with self._device.lock:
+            if self._graph is None or self._session is None:
+                return
+            self()
+            by_graph = fetched()
+            self._queue(self._session)
+            if fetched() != by_graph:
+                self._graph.close()
+                self._graph, self.refusal = None, "as a graph a run answers otherwise"
 
     def close(self) -> None:
         with self._device.lock:
             if self._session is None:
                 return
-            self._device.wait()  # what it queued may be running, on memory that the caller frees now
-            self.drop()
-            self._forget(self)
+            try:
+                self._device.wait()  # what it queued may be running, on memory that the caller frees now
+            finally:
+                self.drop()
+                self._forget(self)
 
     def drop(self) -> None:
         """Lets go of the session, which is about to close; nothing of it is running."""
@@ -170,23 +177,21 @@ class BoundRun:
         if graph is not None:
             graph.close()
 
+    def _queue(self, session: GpuSession) -> None:
+        try:
+            session.run(self._binding, self._options)
+        except BaseException as failure:
+            if not is_of_library(failure):
+                raise
+            # Shapes and types have been checked, and kernels of a GPU do not look at values.
+            error = BundleError if self._device.kind == "cuda" else InputError
+            raise error(f"{self._where}: {said_by(failure)}") from failure
+
     def _capture(self, session: GpuSession) -> None:
         try:
             self._graph = self._device.capture(lambda: session.queue(self._binding, self._options))
         except BundleError as refusal:
             self.refusal = str(refusal)
-
-
-def on_the_processor(bundle: Bundle, engine: EngineEntry) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """The graph of ``engine`` in ONNX Runtime on the processor, as the gate of its compile ran it: outputs by name."""
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _LOG_FATAL_ONLY
-    settings.graph_optimization_level = _OPTIMIZATION_LEVEL
-    stop_spinning(settings)
-    path = str(bundle.file(engine.file))
-    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
 class OpenEngine:

@@ -43,7 +43,6 @@ class TensorRTCacheRunner:
         """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
         self._device = device = take_cuda_device(self._index)
         try:
-            # An allocation on a GPU breaks a capture that ONNX Runtime has under way there, in any thread.
             with device.lock:
                 use_device(self._index)
                 self._opened = opened = open_plan(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from nestforge.runtime.device.store import StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
 from safetensors.numpy import save_file
 from support.fake_cuda import World
+from support.fake_gpu import Gpu
 
 
 def test_rows_move_and_are_cleared_within_the_device(world: World) -> None:
@@ -108,6 +111,33 @@ def test_what_is_captured_runs_when_it_is_started(world: World) -> None:
     device.free(target)
     device.release()
     assert not world.allocated
+    assert not world.graphs
+
+
+def _raise(failure: BaseException) -> None:
+    raise failure
+
+
+def test_a_refused_capture_holds_nothing_of_its_run(world: World) -> None:
+    """A session would stay open until the garbage collector comes."""
+    from nestforge.runtime.device.cuda_device import take_cuda_device
+
+    device, session = take_cuda_device(), Gpu()
+    gone = weakref.ref(session)
+
+    def work(of: object = session) -> None:
+        raise RuntimeError("CUDA failure 900")
+
+    gc.disable()
+    try:
+        with pytest.raises(BundleError, match="CUDA failure 900"):
+            device.capture(work)
+        session.thread.close()
+        del work, session
+        assert gone() is None
+    finally:
+        gc.enable()
+    device.release()
 
 
 def test_a_refused_capture_ends_and_another_thread_goes_on(world: World) -> None:
@@ -121,9 +151,10 @@ def test_a_refused_capture_ends_and_another_thread_goes_on(world: World) -> None
     def fails() -> None:
         raise RuntimeError("CUDA failure 900: operation not permitted\nmore")
 
-    refusals = {
+    refusals: dict[str, Callable[[], object]] = {
         "^CUDA failure 900: operation not permitted$": fails,
         "reads or calls the host": lambda: device.stream.upload(address, host),
+        "queued nothing in its stream": lambda: None,
     }
     for reason, work in refusals.items():
         before = device.perform(threading.current_thread)
@@ -131,9 +162,12 @@ def test_a_refused_capture_ends_and_another_thread_goes_on(world: World) -> None
             device.capture(work)
         assert device.perform(threading.current_thread) is not before
         assert not before.is_alive()
+    with pytest.raises(KeyboardInterrupt):
+        device.stream.capture(lambda: _raise(KeyboardInterrupt()))
     world.captures = False
     with pytest.raises(BundleError, match="capturing a run"):
         device.capture(lambda: None)
+    assert not world.graphs
     device.free(address)
     device.release()
     assert not world.allocated

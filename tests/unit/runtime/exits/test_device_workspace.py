@@ -54,10 +54,12 @@ def plans_of_the_processor() -> Iterator[None]:
         yield
 
 
+SHIPPED = segments._TOKENS_OF_A_RUN
+
+
 def test_a_device_prefers_fewer_runs(exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its size, a run costs it as much as some hundred tokens."""
-    monkeypatch.undo()
-    monkeypatch.setattr(segments, "_TOKENS_OF_A_RUN", 512)
+    monkeypatch.setattr(segments, "_TOKENS_OF_A_RUN", SHIPPED)
     pool = pool_of(open_bundle(exits_bundle), device)
     with ExitStack() as stack:
         stack.callback(pool.close)

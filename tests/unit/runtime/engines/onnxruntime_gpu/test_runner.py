@@ -24,6 +24,7 @@ from support.exit_bundles import weights, write_exits_bundle
 from support.fake_gpu import (
     Gpu,
     HostDevice,
+    PlayedGraph,
     arrays_on,
     host_provider,
     played_sessions,
@@ -151,19 +152,46 @@ def test_runs_are_captured_where_they_can_be(
         assert runner.capture_refusal == (refuses or None)
         for mine, theirs in zip(runner.run(feeds), known.run(feeds), strict=True):
             np.testing.assert_array_equal(mine, theirs)
-        assert gpu.starts == captured
+        assert gpu.starts == (2 if captured else 0)  # one was compared with a run call by call
         arrays = arrays_on(gpu, feeds)
         total = DeviceArray(gpu.allocate(64), "float32", (1, 16))
         call = runner.bind_device(arrays, {"total": total})
         for _ in range(3):
             call()
-        assert (len(gpu.graphs), gpu.starts) == ((2, 2) if captured else (0, 0))
+        assert (len(gpu.graphs), gpu.starts) == ((2, 3) if captured else (0, 0))
         call.close()
         assert all(graph.is_closed for graph in gpu.graphs[1:])
         for array in (*arrays.values(), total):
             gpu.free(array.address)
     assert all(graph.is_closed for graph in gpu.graphs)
     assert [options["enable_cuda_graph"] for options in session.opened] == ["0"]
+
+
+def test_a_graph_that_answers_otherwise_is_not_used(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    """As where ONNX Runtime queues work in another stream: once, when it is captured, and never again."""
+    played_sessions(monkeypatch)
+    monkeypatch.setattr(PlayedGraph, "launch", lambda self: None)
+    engine = bundle.manifest.engines[0]
+    feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
+    runner = OnnxRuntimeGpuRunner(bundle, engine, provider_on(gpu))
+    with runner, runner_for(bundle, engine, "shared", 1) as known:
+        assert (runner.is_captured, runner.capture_refusal) == (False, "as a graph a run answers otherwise")
+        for mine, theirs in zip(runner.run(feeds), known.run(feeds), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_device_that_fails_is_given_back(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    played_sessions(monkeypatch)
+    runner = OnnxRuntimeGpuRunner(bundle, bundle.manifest.engines[0], provider_on(gpu)).__enter__()
+    released: list[None] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "wait", lambda: (_ for _ in ()).throw(BundleError("CUDA: running the engine: lost")))
+        patch.setattr(gpu, "release", lambda: released.append(None))
+        with pytest.raises(BundleError, match="lost"):
+            runner.__exit__(None, None, None)
+    assert (released, gpu.allocated_bytes) == ([None], 0)
+    assert all(graph.is_closed for graph in gpu.graphs)
+    runner.__exit__(None, None, None)
 
 
 def test_all_sessions_of_a_gpu_run_in_one_thread(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
