@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt.check_provider import check_on_provider
 from nestforge.progress import silent
-from nestforge.tools.cli import main
 from nestforge.tools.commands import checks
-from support.commands import error_of, json_of, usage_of
+from support.commands import error_of, json_of, nestforge, shown, usage_of
 from support.fake_gpu import Gpu, played_sessions, provider_on
 from support.generating import generating_folder, source_folder
 
@@ -64,9 +62,8 @@ def test_the_command(tmp_path_factory: pytest.TempPathFactory, gpu: Gpu, monkeyp
     played_sessions(monkeypatch)
     data = json_of("verify", bundle, "--provider", "cuda")
     assert (data["provider"], {one.get("problem") for one in data["engines"]}) == ("cuda", {None})
-    shown = CliRunner().invoke(main, ["verify", str(bundle), "--provider", "cuda"])
-    assert shown.exit_code == 0
-    assert "equal" in shown.stdout
+    assert "equal" in shown("verify", bundle, "--provider", "cuda")
     played_sessions(monkeypatch, off_by=0.01)
-    line = error_of("verify", bundle, "--provider", "cuda")
-    assert " engines differ on provider cuda: engine " in line
+    failed = nestforge("verify", bundle, "--provider", "cuda")
+    assert (failed.exit_code, "differs" in failed.stdout) == (1, True)
+    assert " of 9 engines differ on provider cuda: engine " in failed.stderr.splitlines()[-1]
