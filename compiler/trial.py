@@ -1,4 +1,5 @@
-"""A structural trial: a compile of a model like the user's of two layers and narrow widths, which is thrown away.
+"""A structural trial: a compile of a model like the user's of two layers, or one of each kind, and narrow widths, which
+is thrown away.
 
 What fails by the model's class, by its configuration or by the options, fails there too, within seconds; nothing is
 said of the weights, of sizes and of times.
@@ -16,6 +17,7 @@ from typing import Any
 from ..bundle.open_bundle import open_bundle
 from ..errors import BuildError, NestforgeError
 from ..exporters.checkpoints.checkpoint import MODULES_FILE, Checkpoint
+from ..exporters.depth import require_layers
 from ..exporters.hugging_face.small_model import SmallCopy, save_small_copy
 from ..exporters.source import checkpoint_at
 from ..profiles.backends import BACKENDS
@@ -28,7 +30,17 @@ from .job import resolve
 # Neurons of the small model's FFN are 48 times the scale: six times the width that hardware takes as one.
 _WIDTHS_A_SCALE = 8
 # Options of a request whose values are of the true sizes.
-_OF_SIZES = ("budgets", "submodels", "slices", "tasks", "lora_rank", "mergeable", "pairs", "dimensions")
+_OF_SIZES = (
+    "budgets",
+    "submodels",
+    "slices",
+    "slicing_table",
+    "tasks",
+    "lora_rank",
+    "mergeable",
+    "pairs",
+    "dimensions",
+)
 
 
 @dataclass(frozen=True)
@@ -73,11 +85,13 @@ def trial(request: CompileRequest) -> TrialReport:
         own = _small_request(request, small, Path(made) / "bundle")
         own = replace(own, emit_only=not BACKENDS[profile.backend].runs_graphs, progress=report)
         try:
+            if small.layers is not None:
+                require_layers(checkpoint, request.exits or (), small.layers)
             source = resolve(own).source
             bundle = open_bundle(compile_bundle(**{name: getattr(own, name) for name in vars(own)}))
         except NestforgeError as failure:
             said = str(failure).replace(str(small.folder), str(request.model)).replace(made, "trial")
-            raise BuildError(f"trial of {small.model_class} with two layers, at {stages[-1]}: {said}") from failure
+            raise BuildError(f"trial of a small {small.model_class}, at {stages[-1]}: {said}") from failure
     manifest = bundle.manifest
     engines = manifest.listed_engines
     return TrialReport(
@@ -109,6 +123,7 @@ def _small_request(request: CompileRequest, small: SmallCopy, output: Path) -> C
         budgets={"full": BudgetSpec()},
         submodels=(),
         slices=(),
+        slicing_table=None,
         tasks={},
         lora_rank=None,
         mergeable=False,

@@ -41,8 +41,7 @@ def with_depth(architecture: Architecture, checkpoint: Checkpoint, layers: Seque
             f"{checkpoint.folder}: exits {list(layers)} requested, but it is not known what of this model they leave "
             f"out; expected one list of {last} layers, without routes, variants or tasks"
         )
-    if wrong := [layer for layer in layers if not 1 <= layer <= last]:
-        raise PlanError(f"{checkpoint.folder}: exits: expected layers from 1 to {last}, got {wrong[0]}")
+    require_layers(checkpoint, layers, last)
     cached = architecture.cached
     if cached is not None and cached.takes_depth and len(cached.layers) == last and cached.window is None:
         cached = replace(cached, depths=tuple(range(1, last + 1)))
@@ -55,6 +54,12 @@ def with_depth(architecture: Architecture, checkpoint: Checkpoint, layers: Seque
 
     kept = {layer: frozenset(range(layer)) for layer in (*layers, last)}
     return _with_layers(replace(architecture, cached=cached), stack, kept, behind)
+
+
+def require_layers(checkpoint: Checkpoint, exits: Sequence[int], last: int) -> None:
+    """Raises PlanError for ``exits`` after layers of which there are ``last``."""
+    if wrong := [layer for layer in exits if not 1 <= layer <= last]:
+        raise PlanError(f"{checkpoint.folder}: exits: expected layers from 1 to {last}, got {wrong[0]}")
 
 
 def with_left_out(architecture: Architecture, checkpoint: Checkpoint, sets: Sequence[Sequence[int]]) -> Architecture:

@@ -1,4 +1,5 @@
-"""A small model of a configuration: two layers and narrow widths, by the names that configurations give their sizes."""
+"""A small model of a configuration: two layers, or one of each kind, and narrow widths, by the names that
+configurations give their sizes."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ _SMALL: dict[int, str] = {
     "inner_dim dense_intermediate_size feed_forward_size mlp_dim encoder_intermediate_size decoder_intermediate_size",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth num_encoder_layers "
     "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_block_layers num_frames "
-    "num_hidden_groups num_experts_per_tok top_k moe_top_k num_experts_per_token num_selected_experts",
+    "num_hidden_groups num_experts_per_tok top_k moe_top_k num_experts_per_token num_selected_experts "
+    "attn_layer_period expert_layer_period decoder_sparse_step full_attention_interval",
     4: "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads num_experts "
     "n_routed_experts num_local_experts moe_num_experts rotary_dim window_size num_groups "
     "encoder_num_attention_heads decoder_num_attention_heads",
-    1: "n_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts num_channel_groups",
+    1: "n_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts num_channel_groups "
+    "attn_layer_offset expert_layer_offset",
     8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim state_size mamba_d_state patch_size mamba_d_head "
     "linear_key_head_dim linear_value_head_dim vocab_size_per_layer_input ssm_state_size mamba_head_dim",
     16: "moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank projection_dim time_step_rank "
@@ -60,18 +63,22 @@ _COMPANIONS = (
 )
 _MOST_PARAMETERS = 300_000_000
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+# Layers at the end that read keys and values of others before them.
+_SHARING = "num_kv_shared_layers"
 _SHARED_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "linear_num_key_heads")
 
 
 def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str, Any]:
-    """Changes to a configuration that leave a model of two layers and some thousand weights, its widths by ``scale``
-    larger; parts of it in turn. What is named in ``keep`` stays."""
+    """Changes to a configuration that leave a model of two layers, or more where a list says that they are of several
+    kinds, and of some thousand weights, its widths by ``scale`` larger; parts of it in turn. What is named in ``keep``
+    stays."""
     stated = config.to_dict()
     parts = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is not None]
     found: dict[str, Any] = {
         name: {**getattr(config, name).to_dict(), **smaller(getattr(config, name), scale, keep)} for name in parts
     }
-    layers = next((stated[name] for name in _LAYERS if isinstance(stated.get(name), int)), None)
+    layers = layers_of(config)
+    kept_layers = _one_of_each_kind(stated, layers or 0)
     for name, value in stated.items():
         if isinstance(value, Mapping) and "mrope_section" in value:
             found[name] = {**value, "mrope_section": [2 * scale, scale, scale]}
@@ -79,10 +86,15 @@ def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str
             continue
         if name.endswith("token_id") and "vocab_size" in keep:
             continue
-        if isinstance(value, int):
+        if name in _LAYERS and value == layers:
+            found[name] = min(value, max(2, len(kept_layers)))
+        elif name == _SHARING:
+            found[name] = sum(layer >= (layers or 0) - value for layer in kept_layers)
+        elif isinstance(value, int):
             found |= _smaller_number(name, value, stated, scale)
         elif isinstance(value, (list, tuple)) and value:
-            kept = _smaller_list(name, list(value), layers, scale)
+            of_kept = [value[layer] for layer in kept_layers] if len(value) == layers else list(value)
+            kept = _smaller_list(name, of_kept, scale)
             found |= {} if kept == list(value) else {name: kept}
     return found
 
@@ -101,9 +113,34 @@ def _smaller_number(name: str, value: int, stated: Mapping[str, Any], scale: int
     return {}
 
 
-def _smaller_list(name: str, value: list[Any], layers: int | None, scale: int) -> list[Any]:
-    if len(value) == layers and layers > 2:  # something of each layer
-        value = [value[0], value[-1]]
+def layers_of(config: Any) -> int | None:
+    """How many layers a configuration states, if it does."""
+    stated = config.to_dict()
+    return next((stated[name] for name in _LAYERS if isinstance(stated.get(name), int)), None)
+
+
+def _one_of_each_kind(stated: Mapping[str, Any], layers: int) -> list[int]:
+    """The first and the last of the layers, and the first of every other kind. Lists tell kinds apart by their words,
+    and by whether their numbers are 0."""
+    lists = [
+        value
+        for name, value in stated.items()
+        if isinstance(value, (list, tuple)) and len(value) == layers and name not in _OF_LAYERS
+    ]
+    sharing = stated.get(_SHARING) or 0
+    kinds = [
+        (
+            layer >= layers - sharing,
+            *(each[layer] if isinstance(each[layer], str) else bool(each[layer]) for each in lists),
+        )
+        for layer in range(layers)
+    ]
+    ends = {0, layers - 1} if layers else set()
+    others = {kinds.index(kind) for kind in kinds} - {kinds.index(kinds[layer]) for layer in ends}
+    return sorted(ends | others)
+
+
+def _smaller_list(name: str, value: list[Any], scale: int) -> list[Any]:
     if not all(type(each) is int for each in value):
         return value
     if "depth" in name or "layers" in name or name in ("num_blocks",):
@@ -117,21 +154,22 @@ def _smaller_list(name: str, value: list[Any], layers: int | None, scale: int) -
 
 @dataclass(frozen=True)
 class SmallCopy:
-    """A random model in ``folder`` of the class and configuration of another; ``changes`` are the sizes by name,
-    before and after."""
+    """A random model in ``folder`` of the class and configuration of another, which has so many ``layers`` if it says
+    so; ``changes`` are the sizes by name, before and after."""
 
     folder: Path
     model_class: str
+    layers: int | None
     parameters: int
     changes: Mapping[str, tuple[Any, Any]]
 
 
 def save_small_copy(checkpoint: Checkpoint, folder: Path, scale: int, reads_texts: bool) -> SmallCopy:
-    """Saves a random model of two layers, with widths by ``scale``, that takes the inputs of the one that
-    ``config.json`` of ``checkpoint`` describes: positions and images stay, and if it ``reads_texts`` the vocabulary,
-    with the tokenizer beside it. Weights are not read.
+    """Saves a random model of few layers, as ``smaller``, with widths by ``scale``, that takes the inputs of the one
+    that ``config.json`` of ``checkpoint`` describes: positions and images stay, and if it ``reads_texts`` the
+    vocabulary, with the tokenizer beside it. Weights are not read.
 
-    Raises CheckpointError where its class makes no such model.
+    Raises CheckpointError where its class makes no such model, or none of the configuration as it is.
     """
     import torch
 
@@ -140,7 +178,11 @@ def save_small_copy(checkpoint: Checkpoint, folder: Path, scale: int, reads_text
     if not isinstance(model_type, str) or model_type not in offline_transformers().models.auto.CONFIG_MAPPING:
         raise checkpoint.misfit(f"model_type {model_type!r:.80}: a trial is of models of transformers alone")
     config, cls, _ = class_of(checkpoint, Loading())
+    made = f"{cls.__name__} cannot be made of it"
     try:
+        with torch.device("meta"):
+            cls(config)
+        made = f"no small model of {cls.__name__} can be made"
         changed = smaller(config, scale, _OF_ARRAYS | _OF_TEXTS if reads_texts else _OF_ARRAYS)
         stated = {name: value for name, value in config.to_dict().items() if name not in _OF_LAYERS}
         small = type(config)(**{**stated, **changed})
@@ -155,11 +197,10 @@ def save_small_copy(checkpoint: Checkpoint, folder: Path, scale: int, reads_text
         model.save_pretrained(folder)
     except Exception as failure:  # of any kind: the code of hundreds of models
         said = " ".join(str(failure).split())
-        raise checkpoint.misfit(
-            f"no small model of {cls.__name__} can be made: {type(failure).__name__}: {said:.300}"
-        ) from failure
+        raise checkpoint.misfit(f"{made}: {type(failure).__name__}: {said:.300}") from failure
     for pattern in _COMPANIONS if reads_texts else ():
         for path in checkpoint.folder.glob(pattern):
             shutil.copy(path, folder / path.name)
     changes = {name: (stated.get(name), value) for name, value in changed.items() if type(value) is int}
-    return SmallCopy(folder, cls.__name__, parameters, {n: pair for n, pair in changes.items() if pair[0] != pair[1]})
+    changes = {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+    return SmallCopy(folder, cls.__name__, layers_of(config), parameters, changes)

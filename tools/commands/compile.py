@@ -51,7 +51,7 @@ Examples:
 @click.option(
     "--trial",
     is_flag=True,
-    help="Compile a random model of the class with two layers and narrow widths instead, and report; write nothing.",
+    help="Compile a random model of the class with few layers and narrow widths instead, and report; write nothing.",
 )
 @json_option
 def compile_command(model: Path, save: Path | None, trial: bool, as_json: bool, **settings: Any) -> None:

@@ -13,6 +13,7 @@ from nestforge.errors import BuildError, CheckpointError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
 from support.commands import error_of, json_of, nestforge, usage_of
+from support.gemma3n_folders import save_published
 from support.tiny_compile import board
 
 SEVEN_BILLION = {
@@ -71,7 +72,7 @@ def test_the_whole_road_of_a_large_model(model: Path, kept_apart: Path, tmp_path
 
 
 def test_options_that_fail_name_the_stage(model: Path, kept_apart: Path) -> None:
-    with pytest.raises(BuildError, match=r"^trial of Qwen2ForCausalLM with two layers, at plan: precision int8: activ"):
+    with pytest.raises(BuildError, match=r"^trial of a small Qwen2ForCausalLM, at plan: precision int8: activ"):
         trial(CompileRequest(model, board(), precisions=["int8"], buckets=["1x4"]))
     assert list(kept_apart.iterdir()) == []
 
@@ -81,12 +82,44 @@ def test_options_that_fail_name_the_stage(model: Path, kept_apart: Path) -> None
     [
         ({"auto_map": {"AutoModel": "mine.Model"}}, "auto_map: the folder brings code of its own"),
         ({"model_type": "cost_eff"}, "model_type 'cost_eff': a trial is of models of transformers alone"),
-        ({"hidden_act": "mine"}, "no small model of Qwen2ForCausalLM can be made: KeyError"),
+        ({"hidden_act": "mine"}, "Qwen2ForCausalLM cannot be made of it: KeyError"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(CheckpointError, match=expected):
         trial(CompileRequest(saved(tmp_path / "m", {**SEVEN_BILLION, **changes}), board()))
+
+
+def test_what_the_true_sizes_refuse_is_refused(tmp_path: Path) -> None:
+    """Though a small model would do."""
+    bert = {"architectures": ["BertModel"], "model_type": "bert", "num_hidden_layers": 3, "intermediate_size": 96}
+    odd = saved(tmp_path / "odd", {**bert, "hidden_size": 48, "num_attention_heads": 5})
+    with pytest.raises(CheckpointError, match="BertModel cannot be made of it: ValueError: The hidden size"):
+        trial(CompileRequest(odd, board()))
+    even = saved(tmp_path / "even", {**bert, "hidden_size": 48, "num_attention_heads": 6})
+    with pytest.raises(BuildError, match=r"exits: expected layers from 1 to 3, got 7"):
+        trial(CompileRequest(even, board(), exits=[2, 7]))
+
+
+def test_a_layer_of_each_kind_is_tried(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kinds = ["conv", "conv", "full_attention", "conv"]
+    config = transformers.Lfm2Config(**sizes, num_hidden_layers=4, layer_types=kinds, architectures=["Lfm2ForCausalLM"])
+    config.save_pretrained(tmp_path / "m")
+    report = trial(CompileRequest(tmp_path / "m", board(), buckets=["1x8"], include="budgets"))
+    assert report.axes == ("ffn", "heads")
+    assert report.changes["num_hidden_layers"] == (4, 3)
+
+
+def test_a_table_of_slices_is_of_the_true_sizes(tmp_path: Path) -> None:
+    """The layers of a Gemma 3n that read others' keys and values stay such."""
+    folder, table = save_published(tmp_path / "m"), tmp_path / "t.csv"
+    table.write_text('name,# Layers,FFN Hidden Dims,Layers Skipped\nsmall,7,"[16, 16, 16, 16, 16, 16, 16]",\n')
+    report = trial(CompileRequest(folder, board(), levels={"ffn": [1]}, buckets=["1x1"], slicing_table=table))
+    assert report.changes["num_kv_shared_layers"] == (4, 3)
+    assert "`slicing_table`" in report.untried
 
 
 def test_the_command_says_it_by_its_exit_code(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Changes that make a configuration small: which layers stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+from nestforge.exporters.hugging_face.small_model import smaller
+
+_WINDOW, _FULL, _CONV = "sliding_attention", "full_attention", "conv"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (transformers.BertConfig(), {"num_hidden_layers": 2}),
+        (
+            transformers.Lfm2Config(num_hidden_layers=4, layer_types=[_CONV, _CONV, _FULL, _CONV]),
+            {"num_hidden_layers": 3, "layer_types": [_CONV, _FULL, _CONV]},
+        ),
+        # By their position, in periods.
+        (
+            transformers.JambaConfig(),
+            {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1},
+        ),
+        (transformers.Qwen2MoeConfig(decoder_sparse_step=4), {"num_hidden_layers": 2, "decoder_sparse_step": 2}),
+        # The first ten layers are sparse, the last fifteen read keys and values of others of their type.
+        (
+            transformers.Gemma3nTextConfig(),
+            {
+                "num_hidden_layers": 6,
+                "layer_types": [_WINDOW, _FULL] * 3,
+                "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0, 0.0],
+                "num_kv_shared_layers": 2,
+            },
+        ),
+        # Names of stages are no kinds.
+        (transformers.FocalNetConfig(out_features=["stage1", "stage4"]), {"depths": [1, 1, 1, 1]}),
+    ],
+)
+def test_layers(config: Any, expected: dict[str, Any]) -> None:
+    found = smaller(config)
+    assert {name: found[name] for name in expected} == expected
