@@ -17,15 +17,20 @@ from .budget import BudgetSpec, check_budget
 from .compile_request import JOB_OPTIONS, CompileRequest
 from .strict_yaml import parse_yaml
 
-SUFFIXES = (".yaml", ".yml")
+_SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 256 * 1024
+
+
+def is_job_name(path: Path) -> bool:
+    """Whether a file of this name is a job."""
+    return path.suffix.lower() in _SUFFIXES
 
 
 def save_job(request: CompileRequest, path: Path) -> None:
     """Writes every option of ``request``, with the defaults where it states none, into the new file ``path``. Raises
     InputError for another suffix, OutputError for a file that exists."""
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"{path}: expected a file name that ends in {' or '.join(SUFFIXES)}")
+    if not is_job_name(path):
+        raise InputError(f"{path}: expected a file name that ends in {' or '.join(_SUFFIXES)}")
     data = {name: _plain(getattr(request, name)) for name in JOB_OPTIONS}
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     write_whole(path, lambda stream: stream.write(text.encode()), "the job", new=True)
@@ -35,7 +40,7 @@ def load_job(path: Path) -> dict[str, Any]:
     """The options in the file ``path``, as ``CompileRequest`` takes them; those that it leaves out have their defaults.
     Raises InputError for an option that there is not, and for a value of another kind."""
     data = parse_yaml(read_file(path, _MOST_BYTES, InputError), path, InputError)
-    if not isinstance(data, dict) or "model" not in data:
+    if not isinstance(data, dict) or data.get("model") is None:
         raise InputError(
             f"{path}: expected a compile's options by name, the folder of its model among them: `model: FOLDER`"
         )

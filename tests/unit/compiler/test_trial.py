@@ -13,7 +13,6 @@ from nestforge.errors import BuildError, CheckpointError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
 from support.commands import error_of, json_of, nestforge, usage_of
-from support.gemma3n_folders import save_published
 from support.tiny_compile import board
 
 SEVEN_BILLION = {
@@ -57,6 +56,7 @@ def test_the_whole_road_of_a_large_model(model: Path, kept_apart: Path, tmp_path
         "budgets": budgets,
         "precisions": ["fp32", "int4"],
         "buckets": ["1x1..8"],
+        "slicing_table": "table.csv",
     }
     report = trial(CompileRequest(model, board(), tmp_path / "out", **settings))
     assert (report.model_class, report.family, report.axes) == ("Qwen2ForCausalLM", "gated_decoder", ("ffn",))
@@ -64,7 +64,7 @@ def test_the_whole_road_of_a_large_model(model: Path, kept_apart: Path, tmp_path
     assert report.changes["hidden_size"] == (3584, 64)
     assert report.submodels == ("ffn48.int4", "ffn48", "ffn96.int4", "ffn96")
     assert (report.engines, report.buckets, report.proofs) == (4, ("1x1..8",), ("slice",))
-    assert report.untried == ("weights, sizes, latencies and memory", "`budgets`")
+    assert report.untried == ("weights, sizes, latencies and memory", "`budgets`", "`slicing_table`")
     # Nothing is written but the report.
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["m", "temporary"]
     assert list(kept_apart.iterdir()) == []
@@ -111,15 +111,6 @@ def test_a_layer_of_each_kind_is_tried(tmp_path: Path) -> None:
     report = trial(CompileRequest(tmp_path / "m", board(), buckets=["1x8"], include="budgets"))
     assert report.axes == ("ffn", "heads")
     assert report.changes["num_hidden_layers"] == (4, 3)
-
-
-def test_a_table_of_slices_is_of_the_true_sizes(tmp_path: Path) -> None:
-    """The layers of a Gemma 3n that read others' keys and values stay such."""
-    folder, table = save_published(tmp_path / "m"), tmp_path / "t.csv"
-    table.write_text('name,# Layers,FFN Hidden Dims,Layers Skipped\nsmall,7,"[16, 16, 16, 16, 16, 16, 16]",\n')
-    report = trial(CompileRequest(folder, board(), levels={"ffn": [1]}, buckets=["1x1"], slicing_table=table))
-    assert report.changes["num_kv_shared_layers"] == (4, 3)
-    assert "`slicing_table`" in report.untried
 
 
 def test_the_command_says_it_by_its_exit_code(tmp_path: Path) -> None:

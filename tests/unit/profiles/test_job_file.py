@@ -62,6 +62,7 @@ def test_what_a_file_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("model: m\ncommand: [rm]\n", "no option 'command'"),
         ("model: m\n1: 2\n", "no option 1"),
         ("output: o\n", "expected a compile's options by name, the folder of its model among them"),
+        ("model: null\n", "expected a compile's options by name, the folder of its model among them"),
         ("- model\n", "expected a compile's options by name"),
         ("model: m\nmodel: n\n", "key 'model' stands twice"),
         ("model: !!python/object:os.system m\n", "not a readable YAML file"),
@@ -87,5 +88,7 @@ def test_a_file_is_new_and_is_yaml(tmp_path: Path) -> None:
         save_job(REQUEST, tmp_path / "job.yaml")
     with pytest.raises(InputError, match=r"job.json: expected a file name that ends in .yaml or .yml"):
         save_job(REQUEST, tmp_path / "job.json")
+    save_job(REQUEST, tmp_path / "JOB.YAML")
+    assert load_job(tmp_path / "JOB.YAML")["text"] == "texts.txt"
     with pytest.raises(InputError, match=r"none\.yaml: cannot be read"):
         load_job(tmp_path / "none.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from nestforge.exporters.hugging_face.small_model import smaller
 
@@ -42,3 +43,11 @@ _WINDOW, _FULL, _CONV = "sliding_attention", "full_attention", "conv"
 def test_layers(config: Any, expected: dict[str, Any]) -> None:
     found = smaller(config)
     assert {name: found[name] for name in expected} == expected
+
+
+def test_layers_that_read_the_keys_of_others_find_them() -> None:
+    stated = transformers.Gemma3nTextConfig()
+    small = transformers.Gemma3nTextConfig(**{**stated.to_dict(), **smaller(stated)})
+    with torch.device("meta"):
+        layers = transformers.Gemma3nForCausalLM(small).model.layers
+    assert [layer.self_attn.is_kv_shared_layer for layer in layers] == [False] * 4 + [True] * 2

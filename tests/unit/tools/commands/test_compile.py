@@ -12,10 +12,11 @@ from click.testing import CliRunner
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.add_task import add_task  # noqa: F401  (a user without rights may not be able to import it)
 from nestforge.errors import BuildError
+from nestforge.profiles.job_file import load_job
 from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.compile import build_command as command
-from support.commands import error_of, nestforge, usage_of
+from support.commands import error_of, json_of, nestforge, usage_of
 from support.fake_cuda import World
 from support.fake_tensorrt import installed
 from support.processes import needs_root, nobody
@@ -171,11 +172,30 @@ def test_a_saved_job_is_the_compile_that_it_was_saved_from(compiled: Any, tmp_pa
     assert manifest.provenance.profile["levels"] == {"ffn": [0.5, 1.0]}
 
 
+@pytest.mark.parametrize(
+    ("own", "beside", "expected"),
+    [
+        ("text: texts.txt", ["--data", "rows.npz"], {"text": None, "data": "rows.npz"}),
+        ("data: rows.npz", ["--text", "texts.txt"], {"text": "texts.txt", "data": None}),
+        ("pairs: ['1:16']", ["--exit-layers", "1"], {"pairs": [], "exits": [1]}),
+        ("exits: [1]\ndimensions: [16]", ["--pair", "1:16"], {"pairs": ["1:16"], "exits": None, "dimensions": None}),
+    ],
+)
+def test_an_option_beside_a_job_replaces_what_it_excludes(
+    own: str, beside: list[str], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    job, saved = tmp_path / "JOB.YAML", tmp_path / "saved.yaml"
+    job.write_text(f"model: m\n{own}\n")
+    assert json_of("compile", job, *beside, "--save", saved) == {"job": str(saved)}
+    found = load_job(saved) | {name: None for name in expected if name not in load_job(saved)}
+    assert {name: found[name] for name in expected} == expected
+
+
 def test_a_job_that_is_none_is_one_line(compiled: Any, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(f"model: {compiled.model}\nprecison: [fp32]\n")
     assert error_of("compile", job) == f"{job}: no option 'precison'; did you mean 'precisions'?"
     assert "cannot be read" in error_of("compile", tmp_path / "none.yaml")
-    job.write_text(f"model: {compiled.model}\ntext: texts.txt\n")
-    assert "at most one of --text and --data" in usage_of("compile", job, "--data", "rows.npz")
+    stated = ("--data", "rows.npz", "--text", "a")
+    assert "at most one of --text and --data" in usage_of("compile", compiled.model, *stated)
     assert f"{job}: exists" in error_of("compile", compiled.model, "--save", job)
