@@ -28,7 +28,7 @@ from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..errors import ExportError
-from .frozen_dims import frozen_dims
+from .frozen_dims import branching_dims, frozen_dims
 from .onnx_translations import TRANSLATIONS
 from .universal import PREFIX
 
@@ -97,6 +97,8 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
     assert program is not None
     model = program.model
     _require_free(module, interface, bucket, model)
+    if bucket.free and getattr(module, "is_own_code", False):
+        _require_one_branch(module, interface, bucket)
     _name_weights(model.graph, _own_names(module))
     return Trace(model, _module_outputs(model))
 
@@ -148,6 +150,20 @@ def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket,
                 f"{type(wrapped).__name__} at {bucket}: the module is made for one size: {said}; ask for static "
                 "buckets, or let the model use the size as it is, without int() or a loop over it"
             )
+
+
+def _require_one_branch(module: torch.nn.Module, interface: Interface, bucket: Bucket) -> None:
+    """Checks that the code of a module takes the same way at every size of ``bucket``: torch.export drops what it asks
+    of a size."""
+    at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))
+    found = branching_dims(module, interface.inputs, at, bucket)
+    if found:
+        name = type(getattr(module, PREFIX.rstrip("."), module)).__name__
+        said = "; ".join(f"it branches on {size}{line}" for size, line in found.items())
+        raise ExportError(
+            f"{name} at {bucket}: the module does other things at some sizes: {said}; ask for static buckets, or let "
+            "it do the same at every size"
+        )
 
 
 def _name_weights(graph: ir.Graph, own: Mapping[str, str]) -> None:

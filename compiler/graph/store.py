@@ -126,7 +126,7 @@ def _unmade(
     parts, (_, encoding) = [split_encoding(part)[0] for part in parts_of(name)], split_encoding(name)
     turned = parts[0].endswith(TRANSPOSED)
     first, *others = [encoded_shape(shapes[part.removesuffix(TRANSPOSED)], encoding) for part in parts]
-    shape = (first[0] + sum(other[0] for other in others), *first[1:])
+    shape = (first[0] + sum(other[0] for other in others), *first[1:]) if others else first
     if turned and encoding not in PER_OUTPUT:
         shape = shape[::-1]
     return Unmade(DTYPES[encoding], shape, partial(_blocks, stored, name, known))
@@ -150,6 +150,9 @@ def _blocks(
     for part in parts_of(name):
         plain, encoding = split_encoding(part)
         data, turned = stored(plain.removesuffix(TRANSPOSED)).numpy(), plain.endswith(TRANSPOSED)
+        if not data.ndim:
+            yield make(data, part, None)
+            continue
         whole = data.ndim < 2 or (turned and encoding in (INT8, *PER_OUTPUT))
         data = data.T if turned else data
         step = max(len(data) if whole else _BLOCK // max(prod(data.shape[1:]), 1), 1)

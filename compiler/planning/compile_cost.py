@@ -59,7 +59,7 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
     in_fp32 = 4 * source.parameters(universal)
     disk = written_bytes(source, profile, chosen)
     outputs = max(_output_bytes(source.signature, _proven(bucket)) for bucket in profile.buckets)
-    largest = max(prod(shape) for shape in source.shapes.values())
+    largest = max((prod(shape) for shape in source.shapes.values()), default=0)
     packed = max(source.weight_bytes(submodel, backend).held for submodel in chosen)
     forms = 2 if source.generates else 1
     gflops = sum(

@@ -74,7 +74,7 @@ class Survey:
 
     def ops(self, bucket: Bucket, submodel: Submodel | None = None) -> list[Op]:
         """The operations of one pass, of the universal model or cut to ``submodel``."""
-        names = {_storage(parameter): name for name, parameter in self.module.model.named_parameters()}
+        names = {storage(parameter): name for name, parameter in self.module.model.named_parameters()}
         counter, module = _Counter(names), copy.copy(self.module)
         with self.fake, torch.no_grad(), caches_unused():
             if submodel is not None:
@@ -461,7 +461,8 @@ def _depth(model: Any) -> int:
     return max([value for c in parts for key in _LAYERS if isinstance(value := getattr(c, key, None), int)], default=1)
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage(tensor: torch.Tensor) -> int:
+    """What views of one tensor have in common."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -486,12 +487,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [each for each in given if isinstance(each, torch.Tensor)]
         tensors += [each for some in given if isinstance(some, (list, tuple)) for each in some if _is_tensor(each)]
         made = [each for each in (found if isinstance(found, (list, tuple)) else (found,)) if _is_tensor(each)]
-        weights = [tensor for tensor in tensors if _storage(tensor) in self._names]
+        weights = [tensor for tensor in tensors if storage(tensor) in self._names]
         written = sum(map(_bytes, made))
         if func in _TABLE_READS:
             self.ops.append(Op(self._name(func, weights), "gather", 0, written if weights else 0, 2 * written))
             return
-        read = sum(_bytes(tensor) for tensor in tensors if _storage(tensor) not in self._names)
+        read = sum(_bytes(tensor) for tensor in tensors if storage(tensor) not in self._names)
         count = flop_registry.get(func.overloadpacket)
         kind: OpKind = "elementwise"
         flops = sum(each.numel() for each in made)
@@ -506,7 +507,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _name(self, func: Any, weights: Sequence[torch.Tensor]) -> str:
         kind = func.overloadpacket.__name__
-        return self._names[_storage(weights[0])].rpartition(".")[0] if weights else f"{len(self.ops)}.{kind}"
+        return self._names[storage(weights[0])].rpartition(".")[0] if weights else f"{len(self.ops)}.{kind}"
 
 
 class OwnOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]

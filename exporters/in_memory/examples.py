@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import RowNeed, TensorSpec
-from ...errors import InputError
+from ...errors import ExportError, InputError
 from ...strict import nearest
 from ..hugging_face import survey
 from ..own_lines import line_of
 from .checkpoint import ModuleInMemory
-from .module import named_outputs, plainly
+from .module import copied, named_outputs, plainly
+from .rows import hides_where_one, require_own_rows
 
 _BATCH, _SEQUENCE = "batch", "sequence"
 _WHOLE = {torch.int64: "int64", torch.int32: "int32", torch.int8: "int8", torch.uint8: "uint8", torch.bool: "bool"}
@@ -33,6 +33,10 @@ _CARRIES = frozenset(
     ]
 )
 
+# Operations that draw random numbers in training alone.
+_DRAWS_IN_TRAINING = ("_scaled_dot_product", "rrelu")
+# Where a torch.nn.Module keeps what it registers.
+_REGISTERS = ("_parameters", "_buffers", "_modules")
 _PRODUCTS = frozenset(
     ["mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution", "embedding", "native_layer_norm"]
 )
@@ -47,6 +51,7 @@ def module_in_memory(
     Raises InputError for examples that the module does not take, and UnsupportedModelError where it does not run on
     shapes alone.
     """
+    _require_readable(module)
     given = _by_name(module, examples)
     stated = dict(dynamic or {})
     for name in stated.keys() - given.keys():
@@ -55,10 +60,26 @@ def module_in_memory(
     sizes = _sizes(given, specs)
     seen = _looked_up(ModuleInMemory(module, specs, sizes[_SEQUENCE]), sizes)
     specs = tuple(_bounded(spec, given[spec.name], seen.rows.get(spec.name)) for spec in specs)
-    with _evaluated(module):
-        _answers(module, given)
-        specs = tuple(replace(spec, row_needs=_row_need(module, given, spec, seen)) for spec in specs)
+    own = copied(module)
+    with torch.no_grad(), plainly():
+        _answers(own, given)
+        specs = tuple(replace(spec, row_needs=_row_need(own, given, spec, seen)) for spec in specs)
+        require_own_rows(own, given, seen.rows)
     return ModuleInMemory(module, specs, sizes[_SEQUENCE])
+
+
+def _require_readable(module: torch.nn.Module) -> None:
+    """Raises InputError for a module that has no Python code of its own, and for tensors that it does not register."""
+    if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+        made = "torch.jit" if isinstance(module, torch.jit.ScriptModule) else "torch.compile"
+        raise InputError(f"model: made by {made}, which no graph has; give the torch.nn.Module that it was made of")
+    registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    for place, part in module.named_modules():
+        for name, value in vars(part).items():
+            own = (each for each in tree_iter(value) if isinstance(each, torch.Tensor))
+            if name not in _REGISTERS and any(id(each) not in registered for each in own):
+                where = f"{place}.{name}".lstrip(".")
+                raise InputError(f"model: {where} is a tensor that is no buffer; use register_buffer({name!r}, ...)")
 
 
 def _by_name(module: torch.nn.Module, examples: Any) -> dict[str, torch.Tensor]:
@@ -90,7 +111,8 @@ def _by_name(module: torch.nn.Module, examples: Any) -> dict[str, torch.Tensor]:
     missing = [n for n in names if n not in examples and parameters[n].default is inspect.Parameter.empty]
     if missing:
         raise InputError(f"example_inputs: forward also takes {', '.join(missing)}; give an example of each")
-    return {name: torch.as_tensor(examples[name]) for name in names if name in examples}
+    given = {name: torch.as_tensor(examples[name]).cpu() for name in names if name in examples}
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
 
 
 def _spec(name: str, tensor: torch.Tensor, stated: Sequence[str | None]) -> TensorSpec:
@@ -150,20 +172,48 @@ def _passed(
     model: torch.nn.Module, fake: FakeTensorMode, specs: Sequence[TensorSpec], sizes: Mapping[str, int]
 ) -> Lookups:
     inputs = survey.fake_inputs(fake, specs, Bucket(sizes[_BATCH], sizes[_SEQUENCE]))
-    lookups = Lookups(inputs)
+    buffers = dict(model.named_buffers())
+    lookups = Lookups(inputs, buffers)
     with fake, torch.no_grad(), plainly(), lookups:
-        model(**inputs)
+        found = named_outputs(model(**inputs))
+    for name, buffer in model.named_buffers():
+        if buffer is not buffers.get(name):
+            raise _stateful(name)
+    _require_own_outputs(model, inputs, found)
     return lookups
+
+
+def _stateful(buffer: str) -> ExportError:
+    return ExportError(
+        f"it changes its buffer {buffer} while it runs, which no engine keeps from one request to the next; let it "
+        "return what changes"
+    )
+
+
+def _require_own_outputs(
+    model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+) -> None:
+    """Raises InputError for an output that is an input or another output as it is, or is called as an input or a
+    parameter: values of a graph have one name each."""
+    known = {id(tensor): f"the input {name}" for name, tensor in inputs.items()}
+    taken = {**dict.fromkeys(inputs, "an input"), **dict.fromkeys(model.state_dict(), "a parameter or buffer")}
+    for name, tensor in found.items():
+        if tensor.is_floating_point() and id(tensor) in known:
+            raise InputError(f"model: output {name} is {known[id(tensor)]} as it is; return it once, and no input")
+        if name in taken:
+            raise InputError(f"model: output {name} is called as {taken[name]}; return it by another name")
+        known[id(tensor)] = f"the output {name}"
 
 
 class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
     """Sees what a pass does with whole numbers and bools of ``given``: ``rows`` are those of the smallest table that
     each indexes, by name; ``masks`` are those that reach scores of attention with no product on the way."""
 
-    def __init__(self, given: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, given: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows: dict[str, int] = {}
         self.masks: set[str] = set()
+        self._buffers = {survey.storage(buffer): name for name, buffer in buffers.items()}
         self._names: Any = WeakIdKeyDictionary()
         # Of tensors that are made of inputs by anything but products, the names of those.
         self._made_of: Any = WeakIdKeyDictionary()
@@ -172,8 +222,9 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
                 self._names[tensor], self._made_of[tensor] = name, {name}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = super().__torch_dispatch__(func, types, args, kwargs)
         name = func.overloadpacket.__name__
+        self._require_pure(func, name, args, kwargs or {})
+        found = super().__torch_dispatch__(func, types, args, kwargs)
         self._follow(name, args, kwargs or {}, found)
         if name in _CARRIES and isinstance(found, torch.Tensor) and args[0] in self._names:
             self._names[found] = self._names[args[0]]
@@ -185,6 +236,16 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
             for at, indices in enumerate(args[1]):
                 self._see(args[0], at, indices)
         return found
+
+    def _require_pure(self, func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Raises ExportError for an operation that draws random numbers, or writes to a buffer."""
+        if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith(_DRAWS_IN_TRAINING):
+            raise ExportError(f"{name} draws random numbers, which no two runs have in common; take them as an input")
+        for at, argument in enumerate(func._schema.arguments):
+            tensor = args[at] if at < len(args) else kwargs.get(argument.name)
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and isinstance(tensor, torch.Tensor) and survey.storage(tensor) in self._buffers:
+                raise _stateful(self._buffers[survey.storage(tensor)])
 
     def _follow(self, name: str, args: Any, kwargs: Mapping[str, Any], found: Any) -> None:
         scores = name.startswith("_scaled_dot_product")
@@ -220,20 +281,6 @@ def _bounded(spec: TensorSpec, example: torch.Tensor, rows: int | None) -> Tenso
     return replace(spec, high=high)
 
 
-@contextmanager
-def _evaluated(module: torch.nn.Module) -> Iterator[None]:
-    """``module`` in eval mode, and then as it was."""
-    training = [part for part in module.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        with torch.no_grad(), plainly():
-            yield
-    finally:
-        for part in training:
-            part.training = True
-
-
 def _answers(module: torch.nn.Module, given: Mapping[str, torch.Tensor]) -> bool:
     """Whether ``module`` answers with numbers. Raises InputError where it does not run."""
     try:
@@ -254,10 +301,14 @@ def _row_need(
     example, masks = given[spec.name], spec.name in seen.masks and spec.name not in seen.rows
     if spec.dims != (_BATCH, _SEQUENCE) or (spec.dtype != "bool" and spec.high != 2):
         return None
-    if not _answers(module, {**given, spec.name: torch.ones_like(example)}):
+    ones, said = {**given, spec.name: torch.ones_like(example)}, f"{type(module).__name__} answers with no numbers"
+    hides = not _answers(module, ones)
+    if not hides and masks and hides_where_one(module, given, spec.name, seen.rows):
+        hides, said = True, f"{type(module).__name__} hides every token"
+    if hides:
         raise InputError(
-            f"example_inputs: {spec.name}: where it is 1 throughout, {type(module).__name__} answers with no numbers; "
-            "expected a mask that is 1 where a token counts: turn it around within the module"
+            f"example_inputs: {spec.name}: where it is 1 throughout, {said}; expected a mask that is 1 where a token "
+            "counts: turn it around within the module"
         )
     first = torch.ones_like(example)
     first[:, 0] = 0

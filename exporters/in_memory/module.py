@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...bucket import MAX_TOKENS, Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
-from ...errors import CheckpointError, ExportError
+from ...errors import CheckpointError, ExportError, InputError
 from ...outside import library_errors
 from ..checkpoints.own_folder import is_finite
 from ..hugging_face import survey
@@ -31,7 +31,7 @@ _WEIGHTED_PER_LAYER = 6
 
 def named_outputs(found: Any, at: str = "") -> dict[str, torch.Tensor]:
     """The tensors of what a module returns, by their place in its structure: ``output`` alone, keys of mappings and
-    fields, ``output_0`` and so on of a sequence; further in, joined by a dot."""
+    fields, ``output_0`` and so on of a sequence; further in, joined by a dot. Raises InputError for two of one name."""
     if isinstance(found, torch.Tensor):
         return {at or "output": found}
     if dataclasses.is_dataclass(found) and not isinstance(found, Mapping | type):
@@ -44,7 +44,10 @@ def named_outputs(found: Any, at: str = "") -> dict[str, torch.Tensor]:
         return {}
     tensors: dict[str, torch.Tensor] = {}
     for name, each in found.items():
-        tensors |= named_outputs(each, f"{at}.{name}" if at else str(name))
+        further = named_outputs(each, f"{at}.{name}" if at else str(name))
+        if twice := tensors.keys() & further.keys():
+            raise InputError(f"model: two outputs are called {min(twice)!r:.80}; give one of them another name")
+        tensors |= further
     return tensors
 
 
@@ -62,6 +65,8 @@ def plainly() -> Iterator[None]:
 
 class PlainModule(TransformersModule):
     """Calls the user's module by keyword; it runs on sequences of ``length``."""
+
+    is_own_code = True
 
     def __init__(self, model: torch.nn.Module, signature: Signature, length: int) -> None:
         super().__init__(model, signature)
@@ -89,7 +94,8 @@ class PlainModule(TransformersModule):
 
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with plainly(), one_sequence_a_row():  # the user's module may have parts of transformers
-            return named_outputs(self.model(**inputs))
+            found = named_outputs(self.model(**inputs))
+        return {name: each.float() if each.is_floating_point() else each for name, each in found.items()}
 
 
 def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
@@ -141,12 +147,16 @@ def _lengths(module: PlainModule, fake: FakeTensorMode, inputs: Sequence[TensorS
     return least, next((other for other in others if 0 < other != length and runs(other)), length)
 
 
-def load_module(checkpoint: ModuleInMemory, signature: Signature) -> PlainModule:
-    """A copy of the module on the processor, in eval mode and float32. Raises CheckpointError for one that cannot be
-    copied, and for parameters that are not finite or no floats."""
-    name = checkpoint.name
+def copied(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy on the processor, in eval mode and float32. Raises CheckpointError for one that cannot be copied."""
+    name = type(module).__name__
     with library_errors(lambda said: CheckpointError(f"model: {name} cannot be copied: {said}")):
-        model = copy.deepcopy(checkpoint.module).cpu().float().eval().requires_grad_(False)
+        return copy.deepcopy(module).cpu().float().eval().requires_grad_(False)
+
+
+def load_module(checkpoint: ModuleInMemory, signature: Signature) -> PlainModule:
+    """``copied``. Raises CheckpointError also for parameters that are not finite or no floats."""
+    name, model = checkpoint.name, copied(checkpoint.module)
     for parameter_name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             dtype = str(parameter.dtype).removeprefix("torch.")

@@ -112,6 +112,34 @@ def test_layers_of_pytorch_are_computed_without_their_fused_form(tmp_path: Path)
     )
 
 
+class Scaled(Mlp):
+    """Answers of double precision, times one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (super().forward(x) * self.scale).double()
+
+
+@pytest.mark.parametrize("module", [Scaled(), torch.nn.Softmax(-1)], ids=["one number", "no parameters"])
+def test_parameters_without_dimensions_and_none_at_all(module: torch.nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(3, 8)
+    folder = compiled(module, tmp_path / "out", x, buckets=["1..4x1"], include="budgets")
+    (given,) = nestforge.open_bundle(folder).manifest.inputs
+    with nestforge.load(folder) as model, torch.no_grad():
+        np.testing.assert_allclose(model({given.name: x.numpy()})["output"], module(x), atol=1e-6)
+
+
+class Parting(Mlp):
+    """Says the opposite at one length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        return -found if x.shape[1] == 11 else found
+
+
 WIDE = {"x": torch.randn(2, 7, 8)}
 REFUSED: dict[str, tuple[torch.nn.Module, Any, type[NestforgeError], str]] = {
     "a branch on values": (
@@ -133,6 +161,13 @@ REFUSED: dict[str, tuple[torch.nn.Module, Any, type[NestforgeError], str]] = {
         InputError,
         r"dynamic: OfSeven is made for one size of sequence: it runs at 7 and not at 6 at plain_modules.py:\d+ .*; "
         "state None in its place: ",
+    ),
+    "a branch on a length": (
+        Parting(),
+        WIDE,
+        ExportError,
+        r"Parting at 1..2x1..12: the module does other things at some sizes: it branches on sequence 11 at "
+        r"test_module.py:\d+ \(return -found if x.shape\[1\] == 11 else found\); ask for static buckets",
     ),
     "a length that the trace freezes": (
         Looping(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,82 @@ class Unnamed(Mlp):
         return super().forward(rows[0])
 
 
+class Then(Mlp):
+    """What ``act`` makes of the module, what came in and an answer ``[B, 4]``."""
+
+    def __init__(self, act: Callable[[Any, torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.act, self.calls, self.loose = act, 0, list[torch.Tensor]()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
+        self.calls += 1
+        return self.act(self, x, super().forward(x))
+
+
+class Hearing(torch.nn.Module):
+    """Attention of PyTorch, whose mask of keys is 1 where one is hidden; it answers zeros where all are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+        return x + found
+
+
+def _assigned(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.mean = self.mean + y[0]
+    return y
+
+
+def _loose() -> Then:
+    module = Then(lambda self, x, y: y + self.loose[0])
+    module.loose.append(torch.ones(4))
+    return module
+
+
+def test_the_module_itself_never_runs() -> None:
+    module = Then(lambda self, x, y: y)
+    module_in_memory(module, np.zeros((1, 8)), None)  # of float64
+    assert module.calls == 0
+
+
+TWO = torch.randn(2, 8)
+IMPURE: dict[str, tuple[torch.nn.Module, str]] = {
+    "rows of each other": (Then(lambda self, x, y: y.softmax(0)), "answers a row otherwise when others are beside it"),
+    "less of itself": (Then(lambda self, x, y: y - y[:1]), r"when others are beside it \(output output\)"),
+    "a buffer in place": (
+        Then(lambda self, x, y: y + self.mean.mul_(0.9)),
+        r"at test_examples.py:\d+ .*it changes its buffer mean while it runs",
+    ),
+    "a view of a buffer": (Then(lambda self, x, y: self.mean[2:].add_(1).sum() + y), "it changes its buffer mean"),
+    "another buffer": (Then(_assigned), "it changes its buffer mean while it runs"),
+    "random numbers": (
+        Then(lambda self, x, y: y + 1e-3 * torch.randn_like(y)),
+        r"at test_examples.py:\d+ .*randn_like draws random numbers",
+    ),
+    "dropout at all times": (Then(lambda self, x, y: functional.dropout(y, 0.1)), "draws random numbers"),
+    "one name of two": (Then(lambda self, x, y: {"a.b": y, "a": {"b": -y}}), "two outputs are called 'a.b'"),
+    "one output twice": (Then(lambda self, x, y: (y, y)), "output output_1 is the output output_0 as it is"),
+    "an input": (Then(lambda self, x, y: {"y": y, "z": x}), "output z is the input x as it is"),
+    "the name of an input": (Then(lambda self, x, y: {"x": y}), "output x is called as an input"),
+    "the name of a buffer": (Then(lambda self, x, y: {"mean": y}), "output mean is called as a parameter or buffer"),
+    "no buffer": (_loose(), r"model: loose is a tensor that is no buffer; use register_buffer\('loose', ...\)"),
+    "a script": (torch.jit.trace(Mlp(), TWO), r"model: made by torch.jit, which no graph has; give the torch.nn.Mod"),
+    "a compiled one": (torch.compile(Mlp()), "model: made by torch.compile, which no graph has"),  # type: ignore[dict-item, unused-ignore]
+}
+
+
+@pytest.mark.parametrize("case", IMPURE)
+def test_what_no_engine_does_alike_is_refused(case: str) -> None:
+    module, expected = IMPURE[case]
+    with pytest.raises((InputError, UnsupportedModelError), match=expected) as refusal:
+        module_in_memory(module, TWO, None)
+    assert "\n" not in str(refusal.value)
+
+
 FEW, DYNAMIC = torch.eye(2, 9).long(), {"tokens": ROWS, "mask": ROWS}
 ALL = {"tokens": TOKENS, "mask": MASK, "scale": torch.ones(2)}
 REFUSED: dict[str, tuple[torch.nn.Module, Any, Any, str]] = {
@@ -144,6 +221,12 @@ REFUSED: dict[str, tuple[torch.nn.Module, Any, Any, str]] = {
         {**ALL, "mask": FEW},
         DYNAMIC,
         "mask: where it is 1 throughout, Hiding answers with",
+    ),
+    "a mask that hides and leaves numbers": (
+        Hearing(),
+        {"x": torch.randn(2, 5, 8), "hidden": torch.zeros(2, 5, dtype=torch.bool)},
+        {"x": (*ROWS, None), "hidden": ROWS},
+        "hidden: where it is 1 throughout, Hearing hides every token; expected a mask that is 1 where a token counts",
     ),
     "an error of its own": (
         Failing(),
