@@ -46,8 +46,12 @@ def with_depth(architecture: Architecture, checkpoint: Checkpoint, layers: Seque
     if cached is not None and cached.takes_depth and len(cached.layers) == last and cached.window is None:
         cached = replace(cached, depths=tuple(range(1, last + 1)))
     elif cached is not None:
-        problem = "with exits: some layers have a window, or no keys of their own; leave the exits out"
-        cached = replace(cached, family_problem=problem)
+        reason = (
+            "some layers have a window, or no keys of their own"
+            if cached.takes_depth
+            else "caches of this class are known for all of its layers alone"
+        )
+        cached = replace(cached, family_problem=f"with exits: {reason}; leave the exits out")
 
     def behind(module: Any, depth: int) -> None:
         del module[depth:]
@@ -132,8 +136,12 @@ def _with_layers(
 
 
 def _stack(architecture: Architecture) -> str | None:
-    """The name before the numbers of the layers, with the dot; None where there is not exactly one list of as many."""
+    """The name before the numbers of the layers, with the dot; None where there is not exactly one list of as many, or
+    layers of the same number are in several, as in an encoder with its decoder."""
     if architecture.variants or architecture.routing or architecture.tasks:
+        return None
+    layered = [(axis.kind, axis.layer) for axis in architecture.spec.axes if axis.layer is not None]
+    if len(set(layered)) < len(layered):
         return None
     found = defaultdict[str, set[int]](set)
     for name in architecture.parameter_shapes:

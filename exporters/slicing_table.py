@@ -25,13 +25,14 @@ _TERM = re.compile(r"\d[\d_]{0,11}(?:\s*\*\s*\d[\d_]{0,11}){0,3}", re.ASCII)
 
 @dataclass(frozen=True)
 class TableRow:
-    """One submodel: ``widths`` of the layers that it has, or of all of them, ``left_out`` by number, and the numbers
-    that the table ``states`` beside, by column."""
+    """One submodel: ``widths`` of the layers that it has, or of all of them, ``left_out`` by number, how many
+    ``layers`` it or the model has, where the table says so, and the numbers that it ``states`` beside, by column."""
 
     where: str
     name: str
     widths: tuple[int, ...]
     left_out: tuple[int, ...] = ()
+    layers: int | None = None
     states: Mapping[str, float] = field(default_factory=dict)
 
     def submodel(self, spec: ElasticSpec) -> Submodel:
@@ -45,14 +46,18 @@ class TableRow:
             found = {axes[layer].name: width for layer, width in zip(layers, self.widths, strict=True)}
         else:
             several = f"{len(layers)} or {len(axes)}" if self.left_out else str(len(axes))
-            raise self._of_another(f"{len(self.widths)} widths, expected {several}")
+            raise self._of_another(f"{WIDTHS}: {len(self.widths)} widths, expected {several}")
+        if self.layers not in (None, len(layers), len(axes)):
+            raise self._of_another(f"{LAYERS}: {self.layers}, expected {len(layers)}")
         for axis in axes.values():
             if not 1 <= found.get(axis.name, 1) <= axis.size:
-                raise self._of_another(f"{found[axis.name]} neurons in layer {axis.layer}, expected 1 to {axis.size}")
+                raise self._of_another(
+                    f"{WIDTHS}: {found[axis.name]} neurons in layer {axis.layer}, expected 1 to {axis.size}"
+                )
         return spec.submodel(found | ({DEPTH: len(layers)} if self.left_out else {}))
 
     def _of_another(self, problem: str) -> PlanError:
-        return PlanError(f"{self.where}: {WIDTHS}: {problem}; the table is of another model")
+        return PlanError(f"{self.where}: {problem}; the table is of another model")
 
 
 def read_slicing_table(path: Path) -> tuple[TableRow, ...]:
@@ -61,6 +66,9 @@ def read_slicing_table(path: Path) -> tuple[TableRow, ...]:
     reader = csv.DictReader(StringIO(text, newline=""), strict=True, skipinitialspace=True)
     rows: list[TableRow] = []
     try:
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        if twice := next((name for name in columns if columns.count(name) > 1), None):
+            raise CheckpointError(f"{path}: two columns are called {twice!r}")
         for cells in reader:
             rows.append(_row(f"{path}: line {reader.line_num}", cells))
             if len(rows) > _MAX_ROWS:
@@ -70,8 +78,8 @@ def read_slicing_table(path: Path) -> tuple[TableRow, ...]:
     if not rows:
         raise CheckpointError(f"{path}: no rows; expected a table with columns {NAME}, {WIDTHS}, {LEFT_OUT}")
     names = [row.name for row in rows]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise CheckpointError(f"{path}: two rows are called {twice!r}")
+    if again := next((name for name in names if names.count(name) > 1), None):
+        raise CheckpointError(f"{path}: two rows are called {again!r}")
     return tuple(rows)
 
 
@@ -81,6 +89,8 @@ def sets_left_out(rows: Sequence[TableRow]) -> tuple[tuple[int, ...], ...]:
 
 
 def _row(where: str, cells: Mapping[str | None, str | list[str] | None]) -> TableRow:
+    if None in cells:
+        raise CheckpointError(f"{where}: more cells than columns; a list with commas needs quotes")
     named = {key.strip(): cell.strip() for key, cell in cells.items() if key is not None and isinstance(cell, str)}
     for column in (NAME, WIDTHS, LEFT_OUT):
         if column not in named:
@@ -93,7 +103,10 @@ def _row(where: str, cells: Mapping[str | None, str | list[str] | None]) -> Tabl
         raise CheckpointError(f"{where}: {WIDTHS}: expected a list such as [2_048 * 4, 2_048 * 8], got none")
     stated = {key: _number(cell) for key, cell in named.items() if key not in (NAME, LAYERS, WIDTHS, LEFT_OUT)}
     numbers = {key: value for key, value in stated.items() if value is not None}
-    return TableRow(where, name, widths, tuple(sorted({*left_out})), numbers)
+    layers = named.get(LAYERS, "")
+    if layers and not layers.isdecimal():
+        raise CheckpointError(f"{where}: {LAYERS}: expected a whole number, got {layers!r:.80}")
+    return TableRow(where, name, widths, tuple(sorted({*left_out})), int(layers) if layers else None, numbers)
 
 
 def _numbers(where: str, column: str, text: str) -> tuple[int, ...]:

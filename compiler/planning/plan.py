@@ -129,10 +129,14 @@ def make_plan(
         found = candidate_of(source, profile, corrections, submodel, (*labels, *(row.name for row in rows)), rung)
         return replace(found, states={column: value for row in rows for column, value in row.states.items()} or None)
 
-    taken = [label for own in (rungs | extra).values() for label in own]
-    for submodel, rows in called.items():
-        if clash := next((row for row in rows if row.name in {*taken, submodel.id}), None):
-            raise PlanError(f"{clash.where}: name: {clash.name!r} is the label of another submodel; call it otherwise")
+    taken = {label for own in (rungs | extra).values() for label in own} | {one.id for one in (*rungs, *extra)}
+    for rows in called.values():
+        if clash := next((row for row in rows if row.name in taken), None):
+            raise PlanError(f"{clash.where}: name: {clash.name!r} is the name of another submodel; call it otherwise")
+        first = rows[0]
+        for row in rows[1:]:
+            if {column for column, value in row.states.items() if first.states.get(column, value) != value}:
+                raise PlanError(f"{row.where}: is the submodel of {first.where}, with other figures; take one of them")
     on_ladder = [candidate(s, own, i) for i, (s, own) in enumerate(rungs.items())]
     beside = [candidate(s, own, None) for s, own in extra.items()]
     basis: Literal["predicted", "corrected"] = "corrected" if corrections else "predicted"

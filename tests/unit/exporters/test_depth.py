@@ -21,6 +21,10 @@ from support.tokenizer_files import word_tokenizer
 LAYERS = 3
 SIZES = {**TINY, "num_hidden_layers": LAYERS, "vocab_size": 64, "max_position_embeddings": 48}
 
+BART = {"vocab_size": 64, "max_position_embeddings": 48, "d_model": 16, "pad_token_id": 0, "eos_token_id": 2}
+for _side in ("encoder", "decoder"):
+    BART |= {f"{_side}_ffn_dim": 32, f"{_side}_attention_heads": 2}
+
 
 def save_any(model_type: str, **own: Any) -> Callable[[Path], Path]:
     def save(folder: Path) -> Path:
@@ -101,6 +105,11 @@ def test_layers_behind_the_depth_cost_nothing(tmp_path: Path) -> None:
     [
         (bert, (0,), "exits: expected layers from 1 to 3, got 0"),
         (bert, (2, 4), "exits: expected layers from 1 to 3, got 4"),
+        (
+            save_any("bart", encoder_layers=LAYERS, decoder_layers=2, **BART),  # two lists, of which one has as many
+            (1,),
+            r"exits \[1\] requested, but it is not known what of this model they leave out",
+        ),
         (
             save_any("albert", **SIZES, embedding_size=HIDDEN),  # one layer, run three times
             (1,),

@@ -65,6 +65,9 @@ def test_rows_have_a_name_widths_and_what_is_stated(tmp_path: Path) -> None:
         (HEADER + ",1,1,1,[8],[]\n", "line 2: name: expected a name of one line"),
         (HEADER + "a,1,1,1,[8],[]\na,1,1,1,[9],[]\n", "two rows are called 'a'"),
         (HEADER + 'a,1,1,1,"[8],[]\n', "line 1: unexpected end of data"),
+        (HEADER + "a,1,1,1,[8, 9],[]\n", "line 2: more cells than columns; a list with commas needs quotes"),
+        (HEADER + "a,two,1,1,[8],[]\n", "line 2: # Layers: expected a whole number, got 'two'"),
+        ("name,name,FFN Hidden Dims,Layers Skipped\na,b,[8],[]\n", "two columns are called 'name'"),
         (HEADER + "a,1,1,1,[8],[]\n" * 1001, "more than 1000 rows|two rows"),
     ],
 )
@@ -93,3 +96,10 @@ def test_a_row_is_a_submodel_of_the_model_that_it_is_of() -> None:
 def test_of_another_model(widths: tuple[int, ...], left_out: tuple[int, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         TableRow("t: line 2", "a", widths, left_out).submodel(SPEC)
+
+
+def test_another_number_of_layers() -> None:
+    for layers in (2, 3):  # that are left, or of the model
+        TableRow("t: line 2", "a", (8, 32), (1,), layers).submodel(SPEC)
+    with pytest.raises(PlanError, match="t: line 2: # Layers: 35, expected 2; the table is of another model"):
+        TableRow("t: line 2", "a", (8, 32), (1,), 35).submodel(SPEC)

@@ -104,7 +104,8 @@ def test_the_cache_of_a_slice_is_that_of_the_whole_model(folder: Path) -> None:
         (f'a,6,1,1,"{[8] * 6}",[20]', r"layer 20 cannot be left out, expected some of 3 to 6"),
         (f'a,6,1,1,"{[8] * 6}",[3]\nb,6,1,1,"{[8] * 6}",[4]', r"two sets of 1 layers to leave out; take one of them"),
         (f'a,6,1,1,"{[8] * 6}",[3]\nb,5,1,1,"{[8] * 5}","[4, 5]"', r"layers left out must be left out of smaller subm"),
-        (f'100%,7,1,1,"{[8] * 7}",[]', r"line 2: name: '100%' is the label of another submodel"),
+        (f'100%,7,1,1,"{[8] * 7}",[]', r"line 2: name: '100%' is the name of another submodel"),
+        (f'a,7,1,1,"{[8] * 7}",[]\nb,7,1,2,"{[8] * 7}",[]', r"line 3: is the submodel of .*line 2, with other figures"),
     ],
 )
 def test_a_table_of_another_model(row: str, message: str, folder: Path, tmp_path: Path) -> None:
