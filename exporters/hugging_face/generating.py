@@ -25,6 +25,7 @@ from ..modules.cached_attention import (
     places_in_window,
     reading_attention,
 )
+from .nothing_left import nothing_left
 
 _NAME = "nestforge"
 # Attention of every layer while a pass lasts, by its module, query, key, value, mask and the keywords of its class.
@@ -167,7 +168,8 @@ def asked(
         more["position_ids"] = position_ids
     if logits_at is not None and keeps:
         more["logits_to_keep"] = logits_at
-    with _counted_from(model, position_ids) if counts and position_ids is not None else nullcontext():
+    counted = _counted_from(model, position_ids) if counts and position_ids is not None else nullcontext()
+    with counted, nothing_left(model):
         answer = model(input_ids=input_ids, **more)
     if logits_at is not None and not keeps:
         answer.logits = answer.logits[:, logits_at]

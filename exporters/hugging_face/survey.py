@@ -29,6 +29,7 @@ from ...workload import Op, OpKind
 from ..checkpoints.checkpoint import Checkpoint
 from ..own_lines import line_of
 from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS, Signature
+from .decoder_positions import constant_positions
 from .found_axes import FoundAxes, find_axes
 from .interface import Loading
 from .kept_layers import KeptLayers, find_kept
@@ -260,7 +261,7 @@ def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Sign
     first: BaseException = TypeError(
         f"none of its inputs is known: {', '.join(inspect.signature(model.forward).parameters)}"
     )
-    longest, every = _positions(model), tuple[TensorSpec, ...]()
+    (longest, why), every = _positions(model), tuple[TensorSpec, ...]()
     data = list(_data_of(model))
     for inputs in _choices_of_inputs(model):
         has_sequence = any("sequence" in spec.dims for spec in inputs)
@@ -268,7 +269,7 @@ def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Sign
         every = every or inputs
         taken = [spec.name for spec in inputs]
         without = [spec.name for spec in every if spec.name not in taken]
-        shortened = "config.json states no number of positions" if has_sequence and longest is None else None
+        shortened = why if has_sequence else None
         most = (longest or _USUAL_POSITIONS) if has_sequence else None
         others = [name for name in data if name not in (*taken, *without)]
         said = []
@@ -424,14 +425,18 @@ def _pad(model: Any) -> int:
     return pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else 0
 
 
-def _positions(model: Any) -> int | None:
-    """Tokens of the longest text. RoBERTa and its kin count positions from behind the one of padding."""
+def _positions(model: Any) -> tuple[int | None, str | None]:
+    """Tokens of the longest text, and why another number than stated. RoBERTa and its kin count positions from behind
+    the one of padding; those of ``longrope`` end where their frequencies change."""
     stated = _value([model.config.get_text_config(), *_configs(model.config)], _POSITIONS, None)
     if not isinstance(stated, int) or stated < 1:
-        return None
+        return None, "config.json states no number of positions"
     tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
     own = [table for table in tables if table.num_embeddings == stated and table is not _tokens(model)]
-    return stated - max((table.padding_idx + 1 for table in own if table.padding_idx is not None), default=0)
+    longest = stated - max((table.padding_idx + 1 for table in own if table.padding_idx is not None), default=0)
+    kept = constant_positions(model.config.get_text_config().to_dict(), longest, None)
+    why = f"rotary positions change for texts of more, up to the {longest} stated" if kept < longest else None
+    return kept, why
 
 
 def _sees_all(model: Any) -> bool:

@@ -21,6 +21,7 @@ from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
+from .nothing_left import nothing_left
 from .tensors import Shape
 
 # In transformers' masking_utils: finds where the next of several sequences in one row begins.
@@ -60,7 +61,7 @@ class TransformersModule(torch.nn.Module):
         own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
         if self.given is not None:
             own = self.given(own)
-        with one_sequence_a_row() if torch.compiler.is_exporting() else nullcontext():
+        with one_sequence_a_row() if torch.compiler.is_exporting() else nullcontext(), nothing_left(self.model):
             result = dict(self.model(**own))
         if self.found is not None:
             result |= self.found(result)

@@ -32,6 +32,27 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "intermediate_size",
     ),
+    # A pass leaves frequencies in the class; positions end at the original length.
+    "arcee": (
+        "ArceeForCausalLM",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 32,
+            "max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0, 1.5, 2.0, 1.0],
+                "long_factor": [4.0, 3.0, 2.0, 5.0],
+            },
+        },
+        "intermediate_size",
+    ),
     # Attention is the class's own, over buffers.
     "gptj": (
         "GPTJForCausalLM",

@@ -181,3 +181,17 @@ def test_beside_modules_of_sentence_transformers_heads_alone_are_passed_over(tmp
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"embeddings.extra.weight' has no place"):
         load_transformers(open_checkpoint(folder), loading)
+
+
+def test_positions_end_where_frequencies_change(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 5.0], "original_max_position_embeddings": 20}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 3.2, **factors}
+    sizes = {**LAYERS, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64}
+    source = open_source(save_model(tmp_path / "m", "Olmo2ForCausalLM", "olmo2", rope_parameters=rope, **sizes))
+    assert source.signature.max_sequence == 20
+    assert source.signature.shortened == "rotary positions change for texts of more, up to the 64 stated"
+    module = load_universal(source).module
+    before = dict(module.named_buffers()), [dict(vars(part)) for part in module.modules()]
+    with torch.no_grad():
+        module(torch.ones(1, 8, dtype=torch.int64), torch.ones(1, 8, dtype=torch.int64))
+    assert (dict(module.named_buffers()), [dict(vars(part)) for part in module.modules()]) == before
