@@ -187,9 +187,14 @@ class _Float64(_Reading):  # type: ignore[no-untyped-call]
         return func(*map(self._wide, args), **{name: self._wide(value) for name, value in named.items()})
 
     def read_all(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of one call with parameters in float64."""
+        """Arguments of one call with parameters in float64, and then every float32 one."""
+        read = self._widest if self._has_wide(args) or self._has_wide(named.values()) else self._read
         self._used = 0  # the call before has read what it took
-        return tuple(map(self._read, args)), {name: self._read(value) for name, value in named.items()}
+        return tuple(map(read, args)), {name: read(value) for name, value in named.items()}
+
+    def _widest(self, value: Any) -> Any:
+        read = self._read(value)
+        return read.double() if isinstance(read, torch.Tensor) and read.dtype is torch.float32 else read
 
     # An operation takes tensors and lists of them. Every one of a pass comes here: torch's walk through any structure
     # would take longer than the operations of a small model.

@@ -158,13 +158,19 @@ def _looked_up(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> Lookups:
         for dim in dict.fromkeys(dim for spec in checkpoint.inputs for dim in spec.dims if isinstance(dim, str)):
             other = sizes[dim] - 1 if sizes[dim] > 1 else 2
             try:
-                _passed(model, fake, checkpoint.inputs, {**sizes, dim: other})
+                elsewhere = _passed(model, fake, checkpoint.inputs, {**sizes, dim: other})
             except Exception as failure:  # of any kind: the user's code
                 todo = "state None in its place" if dim == _SEQUENCE else "a model takes any number of rows"
                 raise InputError(
                     f"dynamic: {name} is made for one size of {dim}: it runs at {sizes[dim]} and not at {other}"
                     f"{line_of(failure)}; {todo}: {survey.reason(failure)}"
                 ) from failure
+            for place, size in lookups.places.items():
+                if elsewhere.places.get(place, size) != size:
+                    raise InputError(
+                        f"example_inputs: {place} has places within a {dim}, of which each request has another number; "
+                        "compare it with torch.arange and choose by torch.where, or state None where the size is fixed"
+                    )
     return lookups
 
 
@@ -212,9 +218,12 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
     def __init__(self, given: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows: dict[str, int] = {}
+        # The same of what is indexed by a sum with a number too.
+        self.places: dict[str, int] = {}
         self.masks: set[str] = set()
         self._buffers = {survey.storage(buffer): name for name, buffer in buffers.items()}
         self._names: Any = WeakIdKeyDictionary()
+        self._sums: Any = WeakIdKeyDictionary()
         # Of tensors that are made of inputs by anything but products, the names of those.
         self._made_of: Any = WeakIdKeyDictionary()
         for name, tensor in given.items():
@@ -228,6 +237,8 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
         self._follow(name, args, kwargs or {}, found)
         if name in _CARRIES and isinstance(found, torch.Tensor) and args[0] in self._names:
             self._names[found] = self._names[args[0]]
+        elif name in ("add", "sub") and args[0] in self._names and not isinstance(args[1], torch.Tensor):
+            self._sums[found] = self._names[args[0]]
         elif name == "embedding":
             self._see(args[0], 0, args[1])
         elif name in ("index_select", "gather"):
@@ -265,6 +276,9 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
         if indices is not None and indices in self._names:
             name = self._names[indices]
             self.rows[name] = min(int(table.shape[dim]), self.rows.get(name, 2**62))
+        name = None if indices is None else self._names.get(indices, self._sums.get(indices))
+        if name is not None:
+            self.places[name] = min(int(table.shape[dim]), self.places.get(name, 2**62))
 
 
 def _bounded(spec: TensorSpec, example: torch.Tensor, rows: int | None) -> TensorSpec:

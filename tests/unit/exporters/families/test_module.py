@@ -123,6 +123,24 @@ class Scaled(Mlp):
         return (super().forward(x) * self.scale).double()
 
 
+class Seeing(torch.nn.Module):
+    """Images of whole numbers before a convolution, to which no weight has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see = torch.nn.Conv2d(3, 4, 3)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.see(image.float() / 255).mean((2, 3))  # type: ignore[no-any-return]
+
+
+def test_images_of_whole_numbers(tmp_path: Path) -> None:
+    image, module = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8), Seeing()
+    folder = compiled(module, tmp_path / "out", image, buckets=["1..4x1"], include="budgets")
+    with nestforge.load(folder) as model, torch.no_grad():
+        np.testing.assert_allclose(model({"image": image.numpy()})["output"], module(image), atol=1e-6)
+
+
 @pytest.mark.parametrize("module", [Scaled(), torch.nn.Softmax(-1)], ids=["one number", "no parameters"])
 def test_parameters_without_dimensions_and_none_at_all(module: torch.nn.Module, tmp_path: Path) -> None:
     x = torch.randn(3, 8)

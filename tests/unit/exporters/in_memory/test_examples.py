@@ -168,6 +168,13 @@ def test_what_no_engine_does_alike_is_refused(case: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+class Picking(Mlp):
+    """The last token of each row."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x)[torch.arange(len(x)), lengths - 1]
+
+
 FEW, DYNAMIC = torch.eye(2, 9).long(), {"tokens": ROWS, "mask": ROWS}
 ALL = {"tokens": TOKENS, "mask": MASK, "scale": torch.ones(2)}
 REFUSED: dict[str, tuple[torch.nn.Module, Any, Any, str]] = {
@@ -227,6 +234,12 @@ REFUSED: dict[str, tuple[torch.nn.Module, Any, Any, str]] = {
         {"x": torch.randn(2, 5, 8), "hidden": torch.zeros(2, 5, dtype=torch.bool)},
         {"x": (*ROWS, None), "hidden": ROWS},
         "hidden: where it is 1 throughout, Hearing hides every token; expected a mask that is 1 where a token counts",
+    ),
+    "places in a sequence": (
+        Picking(),
+        {"x": torch.randn(2, 5, 8), "lengths": torch.tensor([2, 5])},
+        {"x": (*ROWS, None)},
+        "lengths has places within a sequence, of which each request has another number; compare it with torch.arange",
     ),
     "an error of its own": (
         Failing(),
