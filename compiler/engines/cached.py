@@ -19,7 +19,7 @@ from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...exporters.parts import CachedSpec
-from ...profiles.precision import PRECISIONS, TRACED, Precision
+from ...profiles.precision import PRECISIONS, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, TakesTasks, runner_for
@@ -38,7 +38,6 @@ from ..parity.cached_cases import (
     unproven_window,
 )
 from ..parity.cases import unjudged
-from ..parity.compare import tolerance_for
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
 from ..parity.judge import Verdict
 from ..parity.reference import Reference, replayed
@@ -54,7 +53,7 @@ from .cached_gate import (
     require_cached_parity,
 )
 from .emitted import Emitted
-from .prove_exact import in_torch, require_form
+from .prove_exact import exact_limit, in_torch, require_form
 from .whole import JudgedEngine
 
 # Outputs of an encoder for each prompt, by the name of its case; None for a model without one.
@@ -194,7 +193,7 @@ def _prove_exact(
 ) -> str:
     """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``. Before it
     PyTorch reads the prompts."""
-    limit = tolerance_for(TRACED, builder.universal.spec.depth)
+    limit = exact_limit(engine.graph, builder.universal.spec.depth)
     if (lowered := builder.prove_exact.form(engine, submodel, form.variants)) is not None:
         answers = in_torch(cached_reference(Reference(None, lowered, ()), form), cases_of(batches))
         written = cached_answers(builder.references, submodel, form, batches)

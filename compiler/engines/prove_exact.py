@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 
 from ...bundle.entries.engine_entry import EngineEntry
@@ -28,6 +30,9 @@ from ..parity.reference import Reference, replayed
 from .emitted import Emitted
 
 _GRAPH_FILE = "exact.onnx"
+# Inputs of a product of 4 bits up to which it sums as precisely as others of float32. It does so in one chain, whose
+# error grows by the square root of its length: 4.4e-7 of rms at 768 inputs, 1.4e-6 at 8,192, where Gemm stays at 3e-7.
+_CHAIN = 768
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class ExactProof:
         entry, source = engine.entry, self.universal.source
         part = None if entry.segment is None else source.parts[entry.segment]
         variants = (entry.variants or {}) if part is None else part.variants
-        limit = tolerance_for(TRACED, self.universal.spec.depth)
+        limit = exact_limit(engine.graph, self.universal.spec.depth)
         if (form := self.form(engine, submodel, variants)) is not None:
             lowered = Reference(None, form if part is None else part.module(form), outputs.specs)
             answers = in_torch(lowered, cases)
@@ -105,6 +110,20 @@ class ExactProof:
         graph = exact(engine.graph)
         (self.folder / _GRAPH_FILE).write_bytes(graph)
         return replace(engine.entry, file=_GRAPH_FILE), graph
+
+
+def exact_limit(graph: bytes, depth: int) -> Tolerance:
+    """The tolerance of float32 for the emitted engine ``graph`` of ``depth`` layers without the rounding of its
+    activations, wider where products of 4 bits have many inputs."""
+    limit = tolerance_for(TRACED, depth)
+    inputs = [
+        attribute.i
+        for node in onnx.ModelProto.FromString(graph).graph.node
+        if node.op_type == "MatMulNBits"
+        for attribute in node.attribute
+        if attribute.name == "K"
+    ]
+    return limit.wider(math.sqrt(max(1.0, max(inputs, default=0) / _CHAIN)))
 
 
 def in_torch(reference: Reference, cases: Sequence[Case]) -> list[Arrays]:
