@@ -40,6 +40,14 @@ def read(checkpoint: Checkpoint) -> Architecture:
     _require_known(checkpoint)
     if checkpoint.config.get("add_cross_attention"):
         raise checkpoint.misfit("add_cross_attention: a second sequence to attend to is not supported")
+    model_type = checkpoint.config.get("model_type")
+    if model_type == "llama4_text":
+        raise checkpoint.misfit("model_type 'llama4_text': its positions are complex numbers, which no graph has")
+    if model_type == "falcon" and checkpoint.config.get("alibi"):
+        raise checkpoint.misfit(
+            "alibi: Falcon multiplies it in bfloat16, for which ONNX Runtime has no kernel; take a Falcon with rotary "
+            "positions (alibi: false)"
+        )
     pools = not checkpoint.has_weights or any(".pooler." in f".{name}" for name in checkpoint.tensors)
     loading = Loading(without_pooler=not pools, surveyed=True)
     found = survey.survey(checkpoint, loading)

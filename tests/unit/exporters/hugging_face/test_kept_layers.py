@@ -92,6 +92,12 @@ def test_numbers_of_a_head_are_made_a_multiple_of_eight(tmp_path: Path) -> None:
             {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48, "num_hidden_layers": 1},
             "CpmAntForCausalLM takes no static cache: ",
         ),
+        (
+            "GPTNeoForCausalLM",
+            "gpt_neo",
+            {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "attention_types": [[["local"], 1]], **TEXT},
+            "GPTNeoForCausalLM takes new tokens for the last of its keys",
+        ),
     ],
 )
 def test_why_a_class_cannot_generate(
