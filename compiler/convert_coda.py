@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ..argument_types import checked
 from ..errors import OutputError
-from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint, sha256_of
+from ..exporters.checkpoints.checkpoint import Checkpoint, sha256_of
+from ..exporters.checkpoints.hub import open_named
 from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.coda.config import CodaConfig
 from ..exporters.families.coda.convert import converted, decoder_behind
@@ -49,15 +50,16 @@ def convert_coda(
     with_decoder: bool = False,
     overwrite: bool = False,
 ) -> ConversionReport:
-    """Adds adapters and routers to the encoder of the T5, ViT or BERT checkpoint in folder ``model``, in the new folder
-    ``output``; ``with_decoder`` keeps the decoder of a T5 behind it. At r = 1 the result answers as the checkpoint's
-    encoder does, or as its whole model; at others it must be trained first. With ``overwrite`` a model folder that is
-    there is replaced, in one step.
+    """Adds adapters and routers to the encoder of the T5, ViT or BERT checkpoint ``model``, a folder or ``hub:...``, in
+    the new folder ``output``; ``with_decoder`` keeps the decoder of a T5 behind it. At r = 1 the result answers as the
+    checkpoint's encoder does, or as its whole model; at others it must be trained first. With ``overwrite`` a model
+    folder that is there is replaced, in one step.
 
     Raises a NestforgeError and writes nothing if an input is bad.
     """
     settings = settings or ConversionSettings()
-    checkpoint, output = open_checkpoint(Path(model)), Path(output)
+    checkpoint, output = open_named(model), Path(output)
+    checkpoint.require_weights()
     if overwrite and output.exists() and output.samefile(checkpoint.folder):
         raise OutputError(f"{output}: is the model that is converted, which is not replaced; choose another `output`")
     companions = _companions(checkpoint, with_decoder)

@@ -32,9 +32,9 @@ from ..profiles.precision import (
 from ..runtime.inputs.text import TextEncoder
 from ..workload import Op
 from .architecture import Architecture, ParameterGroups, TaskSpec, Variants, parameter_groups
-from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, open_checkpoint, text_part
+from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, text_part
 from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
-from .checkpoints.hub import HUB, open_hub
+from .checkpoints.hub import open_named
 from .checkpoints.tokenizer_file import tokenizer_content
 from .depth import with_depth, with_left_out
 from .dimensions import read_depths, with_dimensions
@@ -266,8 +266,7 @@ def checkpoint_at(model: Path | str, with_weights: bool = True) -> Checkpoint:
     text = str(model)
     if text.startswith(PREFIX):
         return preset_checkpoint(text.removeprefix(PREFIX))
-    whole = open_hub(text, with_weights) if text.startswith(HUB) else open_checkpoint(Path(model), untrained=True)
-    return text_part(whole)
+    return text_part(open_named(model, with_weights))
 
 
 def open_source(

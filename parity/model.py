@@ -19,8 +19,9 @@ from ..compiler.graph.store import recover_order
 from ..compiler.job import stated_source
 from ..compiler.parity.reading import in_float64, inputs_of
 from ..errors import CheckpointError, InputError
-from ..exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ..exporters.checkpoints.checkpoint import Checkpoint
 from ..exporters.checkpoints.config import offline_transformers
+from ..exporters.checkpoints.hub import open_named
 from ..exporters.hugging_face.interface import POOLING_MASK, Loading
 from ..exporters.hugging_face.transformers_model import load_transformers
 from ..exporters.sentence_transformers.head import SentenceHead, load_head
@@ -100,7 +101,9 @@ def open_model(model: Any) -> Model:
         export = open_exports(model)[0]
         names, facts = tuple(port.name for port in export.inputs), Facts(vocabulary=_FEW_TOKENS)
         return Model(export.label, ExportModule(export), names, ExportModule.call, facts, export.files)
-    return _of_folder(open_checkpoint(Path(model)))
+    checkpoint = open_named(model)
+    checkpoint.require_weights()
+    return _of_folder(checkpoint)
 
 
 def _of_module(module: torch.nn.Module) -> Model:

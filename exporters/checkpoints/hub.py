@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +29,17 @@ _WEIGHTS = ("*.safetensors",)
 _OTHERS = ("onnx/*", "openvino/*", "original/*", "consolidated*")
 
 
+def open_named(model: Path | str, with_weights: bool = True) -> Checkpoint:
+    """The checkpoint in a folder, whose weights may be missing, or ``open_hub`` of what the hub has. Raises
+    CheckpointError."""
+    text = str(model)
+    return open_hub(text, with_weights) if text.startswith(HUB) else open_checkpoint(Path(model), untrained=True)
+
+
 def open_hub(text: str, with_weights: bool = True) -> Checkpoint:
     """The checkpoint that ``hub:...`` names; what of it the cache lacks is fetched.
 
-    A commit that the cache has needs no network; a branch or tag, which may have moved, is asked for. Raises
+    A commit that the cache has whole needs no network; a branch or tag, which may have moved, is asked for. Raises
     CheckpointError, one line, for an id that is none, a model or revision that there is not, and without a network.
     """
     found = _ID.fullmatch(text.removeprefix(HUB))
@@ -40,28 +47,45 @@ def open_hub(text: str, with_weights: bool = True) -> Checkpoint:
         raise CheckpointError(f"{text:.120}: expected {HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION")
     name, revision = found["name"], found["revision"] or "main"
     patterns = (*_DESCRIPTIONS, *(_WEIGHTS if with_weights else ()))
-    with _online(text, name) as hub:
+    is_pinned = _COMMIT.fullmatch(revision) is not None
+    with _online(text, name, is_pinned) as hub:
         endpoint = os.environ.get("HF_ENDPOINT")
-        if _COMMIT.fullmatch(revision) is None:
+        wanted = {"endpoint": endpoint, "allow_patterns": list(patterns), "ignore_patterns": list(_OTHERS)}
+        if not (is_pinned and _is_cached(hub, name, revision, wanted)):
+            # Without a network this fails at once, where each file would be tried several times.
             revision = hub.HfApi(endpoint=endpoint).model_info(name, revision=revision).sha
-        folder = hub.snapshot_download(
-            name, revision=revision, endpoint=endpoint, allow_patterns=list(patterns), ignore_patterns=list(_OTHERS)
-        )
+        folder = hub.snapshot_download(name, revision=revision, **wanted)
     return replace(open_checkpoint(Path(folder), untrained=not with_weights), hub=f"{name}@{revision}")
 
 
+def _is_cached(hub: Any, name: str, commit: str, wanted: Mapping[str, Any]) -> bool:
+    """Whether nothing that is ``wanted`` of this commit is known to be missing from the cache."""
+    try:
+        hub.snapshot_download(name, revision=commit, local_files_only=True, **wanted)
+    except hub.errors.LocalEntryNotFoundError:
+        return False
+    return True
+
+
 @contextmanager
-def _online(text: str, name: str) -> Iterator[Any]:
+def _online(text: str, name: str, is_pinned: bool) -> Iterator[Any]:
     """``huggingface_hub``, which may use the network within, and nowhere else, unless the user forbids it."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import huggingface_hub as hub
     from huggingface_hub import constants, errors
+    from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if sys.stderr is None or not sys.stderr.isatty():
         disable_progress_bars()
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, stated_offline()
-    pinned = f"name a commit that its cache has, {HUB}{name}@COMMIT, or a folder"
+    spoken = logging.get_verbosity()
+    logging.set_verbosity(logging.log_levels["error"])
+    pinned = (
+        "the cache lacks files of this commit; fetch them once with a network, or name a folder"
+        if is_pinned
+        else f"name a commit that its cache has, {HUB}{name}@COMMIT, or a folder"
+    )
     try:
         yield hub
     except errors.RevisionNotFoundError as failure:
@@ -82,3 +106,4 @@ def _online(text: str, name: str) -> Iterator[Any]:
         raise CheckpointError(f"{text}: cannot be fetched ({said_by(failure)}); {pinned}") from failure
     finally:
         constants.HF_HUB_OFFLINE = before
+        logging.set_verbosity(spoken)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.convert_coda import convert_coda
 from nestforge.compiler.trial import trial
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints import config
 from nestforge.exporters.checkpoints.hub import open_hub
+from nestforge.parity.model import open_model
 from nestforge.profiles.compile_request import CompileRequest
 from support.hub_server import COMMIT, NAME, Hub, serving
 from support.tiny_compile import board, save_tiniest
@@ -71,6 +74,39 @@ def test_without_a_network_a_commit_of_the_cache_is_left(
     assert open_hub(f"hub:{NAME}@{COMMIT}").has_weights
     with pytest.raises(CheckpointError, match=rf"^hub:{NAME}: HF_HUB_OFFLINE forbids the network; name a commit"):
         open_hub(f"hub:{NAME}")
+
+
+def test_a_commit_whose_weights_the_cache_lacks_is_refused_by_one_question(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("tried again"))
+    open_hub(text := f"hub:{NAME}@{COMMIT}", with_weights=False)
+    hub.shutdown()
+    hub.server_close()
+    assert not open_hub(text, with_weights=False).has_weights  # which needs nothing more
+    expected = r"\(.*\); the cache lacks files of this commit; fetch them once with a network, or name a folder"
+    with pytest.raises(CheckpointError, match=rf"^{text}: cannot be fetched {expected}"):
+        open_hub(text)
+    monkeypatch.setattr(config, "_STATED_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match=rf"^{text}: HF_HUB_OFFLINE forbids the network; the cache lacks"):
+        open_hub(text)
+    assert capfd.readouterr().err == ""
+
+
+def test_jobs_that_take_folders_take_what_the_hub_has(hub: Hub, tmp_path: Path) -> None:
+    report = convert_coda(f"hub:{NAME}", tmp_path / "out")
+    assert report.parameters == convert_coda(hub.folder, tmp_path / "own").parameters
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "own" / "model.safetensors"
+    ).read_bytes()
+    module = open_model(f"hub:{NAME}@v1").module
+    assert sum(each.numel() for each in module.parameters()) > 0
+    hub_less = tmp_path / "weightless"
+    hub_less.mkdir()
+    (hub_less / "config.json").write_bytes((hub.folder / "config.json").read_bytes())
+    for job in (lambda: convert_coda(hub_less, tmp_path / "none"), lambda: open_model(hub_less)):
+        with pytest.raises(CheckpointError, match=r"model.safetensors: no such file"):
+            job()
 
 
 @pytest.mark.parametrize(
