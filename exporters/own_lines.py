@@ -7,7 +7,9 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-_OURS = str(Path(__file__).parents[1])
+# The root of the package may be that of a checkout, which has more in it.
+_ROOT = Path(__file__).parents[1]
+_OURS = tuple(f"{path.parent}/" for path in _ROOT.glob("*/__init__.py"))
 _INSTALLED, _STANDARD = "site-packages", sysconfig.get_path("stdlib")
 _MOST_SHOWN = 80
 
@@ -27,7 +29,8 @@ def own_line(frames: Iterable[traceback.FrameSummary]) -> str:
 def _is_nobodys(file: str) -> bool:
     """Whether a file is ours, PyTorch's or Python's."""
     return (
-        file.startswith((_OURS, "<frozen"))
+        file.startswith((*_OURS, "<frozen"))
+        or Path(file).parent == _ROOT
         or "/torch/" in file
         or (file.startswith(_STANDARD) and _INSTALLED not in file)
     )

@@ -61,7 +61,7 @@ def test_the_parser_takes_every_graph(bundle: Bundle) -> None:
         model = onnx.load(bundle.file(engine.file), load_external_data=False)
         assert unsupported(model, "10.15") == []
         kinds = {node.op_type for node in model.graph.node}
-        assert {"TensorScatter", "Attention"} <= kinds
+        assert "TensorScatter" in kinds
         assert {entry.domain for entry in model.opset_import} == {""}
         heads = 4 if engine.kind.cache_heads is None else 3
         caches = [value for value in (*model.graph.input, *model.graph.output) if "_key_" in value.name]
