@@ -12,7 +12,7 @@ from nestforge.progress import silent
 from nestforge.tools.commands import checks
 from support.commands import error_of, json_of, nestforge, shown, usage_of
 from support.fake_gpu import Gpu, played_sessions, provider_on
-from support.generating import generating_folder, source_folder
+from support.generating import generating_folder
 
 
 @pytest.fixture
@@ -23,15 +23,13 @@ def gpu() -> Iterator[Gpu]:
     assert found.allocated_bytes == 0
 
 
-@pytest.fixture(scope="module", params=["decoder", "pair"])
-def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "decoder":
-        return generating_folder(tmp_path_factory) / "graphs"
-    return source_folder(tmp_path_factory) / "pair" / "graphs"
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generating_folder(tmp_path_factory) / "graphs"
 
 
 def test_every_engine_is_compared(graphs: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole ones, those of caches and, behind it, the encoder's."""
+    """Whole ones, and those of caches."""
     played_sessions(monkeypatch)
     bundle = open_bundle(graphs)
     found = check_on_provider(bundle, provider_on(gpu), silent)
@@ -51,8 +49,8 @@ def test_what_differs_is_said(graphs: Path, gpu: Gpu, monkeypatch: pytest.Monkey
     assert len(whole) + len(opened) == len(found)
 
 
-def test_the_command(tmp_path_factory: pytest.TempPathFactory, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = generating_folder(tmp_path_factory) / "graphs"
+def test_the_command(graphs: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = graphs
     line = error_of("verify", bundle, "--provider", "cuda")
     assert line.endswith("; install nestforge[cuda] in place of nestforge[cpu]")
     assert "at most one of --against and --provider" in usage_of(
