@@ -30,7 +30,7 @@ from ..compiler.compile import compile_bundle
 from ..errors import ExportError, NestforgeError, UnsupportedModelError
 from ..exporters.checkpoints.config import offline_transformers
 from ..exporters.family import families
-from ..exporters.hugging_face.small_model import smaller
+from ..exporters.hugging_face.small_model import random_model, smaller
 from ..exporters.source import open_source
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..runtime.load import load
@@ -60,7 +60,6 @@ _OWN: dict[str, dict[str, Any]] = {
 def save_small(model_type: str, folder: Path, named: str | None = None) -> str:
     """Saves a small random model of the type, whose class it returns; of the causal one ``named``, as a decoder whose
     texts have no end."""
-    import torch
 
     transformers = offline_transformers()
     auto = transformers.models.auto.modeling_auto
@@ -79,15 +78,7 @@ def save_small(model_type: str, folder: Path, named: str | None = None) -> str:
         for part in (config, config.get_text_config()):
             part.eos_token_id = None
     cls = getattr(transformers, named or usual)
-    with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in cls(config).parameters())
-    if weights > _MOST_PARAMETERS:
-        raise ValueError(f"{weights / 1e6:.0f} M parameters are left; no name of a size is known")
-    torch.manual_seed(0)
-    model = cls(config)
-    for parameter in model.parameters():  # biases and norms start at constants; make every one matter
-        parameter.data += 0.05 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
+    random_model(cls, config, _MOST_PARAMETERS).save_pretrained(folder)
     return named or usual
 
 

@@ -164,6 +164,22 @@ class SmallCopy:
     changes: Mapping[str, tuple[Any, Any]]
 
 
+def random_model(cls: Any, config: Any, most: int) -> Any:
+    """A model of ``cls`` whose every parameter matters: biases and norms would start at constants. Raises ValueError
+    for one of more than ``most`` parameters."""
+    import torch
+
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in cls(config).parameters())
+    if parameters > most:
+        raise ValueError(f"{parameters / 1e6:.0f} M parameters are left; no name of a size is known")
+    torch.manual_seed(0)
+    model = cls(config)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
 def save_small_copy(checkpoint: Checkpoint, folder: Path, scale: int, reads_texts: bool) -> SmallCopy:
     """Saves a random model of few layers, as ``smaller``, with widths by ``scale``, that takes the inputs of the one
     that ``config.json`` of ``checkpoint`` describes: positions and images stay, and if it ``reads_texts`` the
@@ -186,14 +202,7 @@ def save_small_copy(checkpoint: Checkpoint, folder: Path, scale: int, reads_text
         changed = smaller(config, scale, _OF_ARRAYS | _OF_TEXTS if reads_texts else _OF_ARRAYS)
         stated = {name: value for name, value in config.to_dict().items() if name not in _OF_LAYERS}
         small = type(config)(**{**stated, **changed})
-        with torch.device("meta"):
-            parameters = sum(parameter.numel() for parameter in cls(small).parameters())
-        if parameters > _MOST_PARAMETERS:
-            raise ValueError(f"{parameters / 1e6:.0f} M parameters are left; no name of a size is known")
-        torch.manual_seed(0)
-        model = cls(small)
-        for parameter in model.parameters():  # biases and norms start at constants; make every one matter
-            parameter.data += 0.05 * torch.randn_like(parameter)
+        model = random_model(cls, small, _MOST_PARAMETERS)
         model.save_pretrained(folder)
     except Exception as failure:  # of any kind: the code of hundreds of models
         said = " ".join(str(failure).split())
@@ -203,4 +212,5 @@ def save_small_copy(checkpoint: Checkpoint, folder: Path, scale: int, reads_text
             shutil.copy(path, folder / path.name)
     changes = {name: (stated.get(name), value) for name, value in changed.items() if type(value) is int}
     changes = {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
-    return SmallCopy(folder, cls.__name__, layers_of(config), parameters, changes)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return SmallCopy(folder, cls.__name__, layers_of(config), count, changes)

@@ -14,6 +14,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.cached_runner import OnnxRuntimeG
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
 from nestforge.runtime.load import load
 from support.gated_decoders import save_decoder
+from support.generating import requests_of, require_same_texts
 from support.gpu_available import Results, needs_torch_cuda, on
 from support.tiny_compile import board
 from support.tiny_models import save_t5
@@ -41,15 +42,7 @@ def test_text_equals_the_processors(cuda: Provider, results: Results, tmp_path: 
     prompts = [[5, 7, 9], list(range(1, 41)), [3] * 2, [number % 47 for number in range(100, 400)]]
     with on(cuda, open_bundle(bundle)) as model, load(known) as processor:
         smallest = model.bundle.manifest.largest_first[-1].id
-        requests: list[dict[str, Any]] = [
-            {"prompt": prompts[1], "max_tokens": 100},
-            {"prompt": prompts, "max_tokens": 40},
-            {"prompt": prompts[3], "max_tokens": 60, "draft": smallest, "drafted": 4},
-            {"prompt": prompts[3], "max_tokens": 60, "submodel": smallest},
-        ]
-        for asked in requests:
-            found, expected = (one.generate(temperature=1.0, seed=3, **asked).rows for one in (model, processor))
-            assert [row.tokens for row in found] == [row.tokens for row in expected]
+        require_same_texts(model, processor, requests_of(prompts, smallest, (100, 40, 60), 4))
         runners = model.generate._engines._pool._open.values()
         assert all(isinstance(one, OnnxRuntimeGpuCacheRunner) for one in runners)
     results.add(f"text of {name} by ONNX Runtime on CUDA", "the processor's tokens", "equal", "tiny, sampled")

@@ -15,7 +15,7 @@ from nestforge.runtime.generation.row import GeneratedRow
 from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from support.fake_tensorrt import host_with_gpu
-from support.generating import RELEASE, few_prompt_tokens
+from support.generating import RELEASE, few_prompt_tokens, requests_of, require_same_texts
 from support.gpu_available import Results, needs_tensorrt
 from support.tiny_compile import board
 from support.tiny_models import V1_1, save_t5
@@ -57,14 +57,5 @@ def _compared(plans: Path, known: Path) -> GeneratedRow:
     prompts = [[5, 7, 9], list(range(10, 70)), [3] * 2, list(range(100, 400))]
     with load(plans) as mine, load(known) as processor:
         smallest = mine.bundle.manifest.largest_first[-1].id
-        requests: list[dict[str, Any]] = [
-            {"prompt": prompts[1], "max_tokens": 100},
-            {"prompt": prompts, "max_tokens": 40},
-            {"prompt": prompts[3], "max_tokens": 60, "draft": smallest, "drafted": 4},
-            {"prompt": prompts[3], "max_tokens": 60, "submodel": smallest},
-        ]
-        for asked in requests:
-            common = {"temperature": 1.0, "seed": 3}
-            found, expected = (model.generate(**common, **asked).rows for model in (mine, processor))
-            assert [row.tokens for row in found] == [row.tokens for row in expected]
+        require_same_texts(mine, processor, requests_of(prompts, smallest, (100, 40, 60), 4))
         return mine.generate(prompts[3], max_tokens=40, stop=[]).rows[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,24 @@ def played_gpu(folder: Path, **facts: Any) -> Iterator[World]:
     """A host that plays a GPU, and may run what was built in ``folder``; ``facts`` are of its World."""
     with host_with_gpu(folder / "cache", **{"version": RELEASE, **facts}) as world:
         yield world
+
+
+def require_same_texts(mine: ElasticModel, known: ElasticModel, requests: Iterable[Mapping[str, Any]]) -> None:
+    """Sampled, since the likeliest token may stay so whatever is lost of a text."""
+    for asked in requests:
+        found, expected = (model.generate(temperature=1.0, seed=3, **asked).rows for model in (mine, known))
+        assert [row.tokens for row in found] == [row.tokens for row in expected]
+
+
+def requests_of(prompts: Sequence[Any], smallest: str, tokens: Sequence[int], drafted: int) -> list[dict[str, Any]]:
+    """One row; rows that leave, in one call; drafts of the ``smallest`` submodel; that one alone."""
+    alone, together, last = tokens
+    return [
+        {"prompt": prompts[1], "max_tokens": alone},
+        {"prompt": prompts, "max_tokens": together},
+        {"prompt": prompts[-1], "max_tokens": last, "draft": smallest, "drafted": drafted},
+        {"prompt": prompts[-1], "max_tokens": last, "submodel": smallest},
+    ]
 
 
 def require_same(found: Generated, known: Generated) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from support.fake_gpu import Gpu
 from support.once import traced_once
 from support.small_bundle import (  # noqa: F401  (fixtures)
     edit_manifest,
@@ -41,3 +42,11 @@ def source(tiny_folder: Path) -> ModelSource:
 @pytest.fixture
 def universal(source: ModelSource) -> UniversalModel:
     return load_universal(source)
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    found = Gpu()
+    yield found
+    found.thread.close()
+    assert found.allocated_bytes == 0

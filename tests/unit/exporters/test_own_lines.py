@@ -18,9 +18,9 @@ def test_the_last_line_of_the_users_own_code() -> None:
     torch, ours = frame(f"{packages}/torch/nn/modules/linear.py"), frame(exporters.__file__)
     model = frame(f"{packages}/transformers/models/bert/modeling_bert.py", 7, "")
     helper = frame(f"{packages}/transformers/integrations/sdpa_attention.py")
-    assert own_line([ours, frame("/home/me/net.py"), frame("/home/me/parts.py", 5), torch]) == " at parts.py:5 (x = y)"
+    assert own_line([ours, frame("/users/net.py"), frame("/users/parts.py", 5), torch]) == " at parts.py:5 (x = y)"
     assert own_line([ours, model, helper, torch]) == " at modeling_bert.py:7"
-    assert own_line([frame("/home/me/net.py"), model]) == " at net.py:3 (x = y)"
+    assert own_line([frame("/users/net.py"), model]) == " at net.py:3 (x = y)"
     assert own_line([helper]) == " at sdpa_attention.py:3 (x = y)"
     assert own_line([ours, torch, frame("<frozen importlib>")]) == ""
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from support.fake_cuda import World
-from support.fake_gpu import Gpu
 from support.fake_tensorrt import host_with_gpu
 
 
@@ -13,11 +12,3 @@ from support.fake_tensorrt import host_with_gpu
 def world(tmp_path: Path) -> Iterator[World]:
     with host_with_gpu(tmp_path / "cache") as found:
         yield found
-
-
-@pytest.fixture
-def gpu() -> Iterator[Gpu]:
-    found = Gpu()
-    yield found
-    found.thread.close()
-    assert found.allocated_bytes == 0

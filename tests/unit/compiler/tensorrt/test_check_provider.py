@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ from nestforge.tools.commands import checks
 from support.commands import error_of, json_of, nestforge, shown, usage_of
 from support.fake_gpu import Gpu, played_sessions, provider_on
 from support.generating import generating_folder
-
-
-@pytest.fixture
-def gpu() -> Iterator[Gpu]:
-    found = Gpu()
-    yield found
-    found.thread.close()
-    assert found.allocated_bytes == 0
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from nestforge.runtime.generation.device_cache import DeviceCache
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_gpu import Gpu, played_sessions, provider_on
-from support.generating import NARROW, generating_folder, source_folder
+from support.generating import NARROW, generating_folder, requests_of, require_same_texts, source_folder
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,7 @@ def test_text_is_the_processors(folder: Path, gpu: Gpu) -> None:
     prompts = [[5, 7, 9], [3] * 2, list(range(1, 7))]
     with on_gpu(open_bundle(folder / "graphs"), gpu) as model, load(folder / "processor", threads=1) as known:
         narrow = model.bundle.manifest.largest_first[-1].id
-        requests: list[dict[str, Any]] = [
-            {"prompt": prompts[0], "max_tokens": 17},
-            {"prompt": prompts, "max_tokens": 12},
-            {"prompt": prompts[2], "max_tokens": 12, "draft": narrow, "drafted": 3},
-            {"prompt": prompts[2], "max_tokens": 12, "submodel": narrow},
-        ]
-        for asked in requests:
-            found, expected = (one.generate(temperature=1.0, seed=3, **asked).rows for one in (model, known))
-            assert [row.tokens for row in found] == [row.tokens for row in expected]
+        require_same_texts(model, known, requests_of(prompts, narrow, (17, 12, 12), 3))
         assert gpu.starts > 20
     assert all(graph.is_closed for graph in gpu.graphs)
 
