@@ -103,7 +103,6 @@ class Latency:
 class BuildRecord:
     """Everything that differs between two compiles of the same inputs: time, host, and everything measured.
 
-    ``build`` maps the graphs of engines for TensorRT to the ``trtexec`` command that makes a plan of each.
     ``report_sha256`` is the hash of report.md. ``seconds`` and ``cpu_seconds``, those of all threads, are by stage.
     """
 
@@ -115,5 +114,4 @@ class BuildRecord:
     seconds: Mapping[str, float] = field(metadata={"min": 0})
     cpu_seconds: Mapping[str, float] = field(metadata={"min": 0})
     latencies: tuple[Latency, ...]
-    build: Mapping[str, str] | None = None
     report_sha256: str | None = None

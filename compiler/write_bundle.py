@@ -64,7 +64,6 @@ from ..runtime.summary import (
 from ..strict import unstructure
 from .job import Job
 from .planning.plan import Plan
-from .tensorrt.trtexec import build_commands
 from .work.clock import Clock
 from .work.staging import Stage, write_synced
 
@@ -230,7 +229,6 @@ def write_build_record(
         seconds=dict(clock.seconds),
         cpu_seconds=dict(clock.cpu_seconds),
         latencies=tuple(latencies),
-        build=build_commands(manifest) or None,
     )
     report = render_report(manifest, record).encode()
     write_synced(stage.folder / REPORT_NAME, report)
@@ -290,7 +288,6 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
         "## Engines",
         markdown(engine_table(manifest, build)),
         *(f"## {heading}\n\n{markdown(table)}" for heading, table in detail_tables(manifest).items()),
-        *_build_commands(build),
         "## Compile",
         markdown(stage_table(build)),
     ]
@@ -306,13 +303,6 @@ def _quality_note(manifest: Manifest) -> str:
     held_out = f"{first.samples} samples{positions} that took no part in the ranking"
     head = f"Each submodel against the universal model on {held_out}; ± is the standard error of so few:"
     return "\n".join([head, "", *(f"- {line}" for line in meanings(present([first.figures])))])
-
-
-def _build_commands(build: BuildRecord) -> list[str]:
-    if not build.build:
-        return []
-    note = "`nestforge build` makes a plan of each graph on the device. Without TensorRT's Python package, one to time:"
-    return ["## Plans", note, "\n".join(["```", *build.build.values(), "```"])]
 
 
 def markdown(table: Table) -> str:

@@ -31,6 +31,7 @@ from ...bundle.device_files.plan_index import (
 )
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import CACHED, ENCODER
+from ...bundle.manifest import MANIFEST_NAME, Manifest
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...bundle.shape_profile import shape_profiles
 from ...errors import BuildError, BundleCorruptError
@@ -39,10 +40,10 @@ from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import TensorRTOptions
 from ...progress import Progress, silent
 from ...runtime.engines.tensorrt.backend import require_tensorrt
+from ...strict import structure
 from ...whole_file import alone, require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle
 from .graphs import require_supported
-from .trtexec import profile_options
 
 # Says that a plan is not checked yet; such an entry is never listed.
 _UNCHECKED = PlanParity("none", "none", 1, float("inf"), -1.0)
@@ -72,7 +73,7 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
     require_tensorrt(f"bundle {bundle.path}")
     from ...runtime.engines.tensorrt.engine import this_gpu
 
-    gpu, options = this_gpu(), profile_options(bundle.manifest)
+    gpu, options = this_gpu(), _profile_options(bundle.manifest)
     built: list[BuiltPlan] = []
     with proof_bundle(bundle) as here:
         for number, engine in enumerate(engines):
@@ -99,6 +100,12 @@ def plan_engines(bundle: Bundle) -> tuple[EngineEntry, ...]:
             f"bundle {bundle.path}: has no engines for TensorRT; compile with a profile whose backend is tensorrt"
         )
     return tuple(engines.values())
+
+
+def _profile_options(manifest: Manifest) -> TensorRTOptions:
+    """TensorRT settings in the compile's profile, or the defaults. Raises BuildError."""
+    data = manifest.provenance.profile.get("tensorrt") or {}
+    return structure(TensorRTOptions, data, f"{MANIFEST_NAME}: provenance: profile: tensorrt", BuildError)
 
 
 def _kept(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOptions) -> PlanEntry | None:

@@ -15,8 +15,6 @@ import nestforge
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from nestforge.compiler.tensorrt.trtexec import trtexec_command
-from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.tools.cli import main
 from support.fake_cuda import World
 from support.fake_tensorrt import host_with_gpu
@@ -82,9 +80,6 @@ def test_graphs_are_proven_here_and_say_how_plans_are_built(emitted: Path, model
         (SMALL, "tensorrt", "sliced"),
         (LARGE, "tensorrt", "sliced"),
     ]
-    assert found.build.build == {e.file: trtexec_command(e.file, TensorRTOptions()) for e in engines}
-    report = (emitted / "report.md").read_text()
-    assert all(command in report.splitlines() for command in found.build.build.values())
     assert {path.name for path in emitted.glob("*.plan")} == set()
 
     lines = out("inspect", emitted).splitlines()

@@ -33,7 +33,7 @@ OUTSIDE = {
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     # onnx, onnxruntime, openvino by name where an export is of their kind
     "parity": {"numpy", "psutil", "torch"},
-    "tools": DEVICE | {"click", "rich", "matplotlib"},
+    "tools": DEVICE | {"click", "rich"},
 }
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
@@ -128,7 +128,7 @@ def test_what_a_device_may_lack_is_imported_where_it_is_used() -> None:
     for module in FILES:
         eager, layer = outside(module, only_eager=True), module.split(".")[0]
         if layer in {"profiles", "bundle", "runtime", "integrations", "tools"} and ".engines.onnxruntime" not in module:
-            assert not eager & {*BUILD, "onnxruntime", "matplotlib", "jinja2"}
+            assert not eager & {*BUILD, "onnxruntime", "jinja2"}
         if module not in ON_A_GPU:
             assert not eager & {"tensorrt", "cuda"}, "needs a GPU's libraries to import"
         if layer == "tools":

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ...runtime.calibrate.simulate import parse_budget
-from ...runtime.exits.calibration import CalibratedPolicy, Costs, Figures
+from ...runtime.exits.calibration import CalibratedPolicy, Figures
 from ...runtime.generation.draft_gains import HostDrafts
 from ...runtime.summary import ShortNames
 from ...strict import unstructure
-from ...whole_file import require_new, write_whole
-from ..console import print_facts, print_json, print_table, say, working
+from ..console import print_facts, print_json, print_table, working
 from ..functions import calibrate, calibrate_drafts
 from ..options import bundle_argument, field_options, given_settings, json_option, path_option, read_text_lines
 
@@ -22,7 +20,7 @@ _CALIBRATE_EXAMPLES = """\b
 Examples:
   nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=5"
   nestforge calibrate my.bundle --data texts.jsonl --budget "mean_latency_ms<=50 %"
-  nestforge calibrate my.bundle --data arrays.npz --budget "mean_flops<=6e8" --name lean --plot lean.svg
+  nestforge calibrate my.bundle --data arrays.npz --budget "mean_flops<=6e8" --name lean
   nestforge calibrate my.bundle --data texts.jsonl --budget "p95_latency_ms<=20" --batch 8 --no-default --json
   nestforge calibrate lm.bundle --text prompts.txt
 """
@@ -45,14 +43,12 @@ Examples:
     "UTF-8 file of texts, one a line, that drafts of a bundle that generates continue. Default: a few short texts.",
 )
 @field_options(calibrate, "batch", "submodel", "name", "default", "rule", "compare", "truncate")
-@path_option("--plot", "New .svg or .png file to draw the result into.")
 @json_option
 def calibrate_command(
     bundle: Path,
     data: Path | None,
     budget: str | None,
     text: Path | None,
-    plot: Path | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -81,17 +77,10 @@ def calibrate_command(
         return
     if data is None or budget is None or text is not None:
         raise click.UsageError("expected --data with --budget, or of a bundle that generates --text or neither")
-    if plot is not None and plot.suffix.lower() not in FORMATS:
-        raise click.UsageError(f"--plot: expected a file that ends in {' or '.join(FORMATS)}")
-    if plot is not None:
-        require_new(plot)
     with working() as progress:
         policy = calibrate(bundle, data, budget, progress=progress, **settings)
     kept, path = read_calibration(open_bundle(bundle)), bundle / CALIBRATION_NAME
     is_default = kept is not None and kept.defaults.get(policy.submodel) == policy.name
-    plotted = plot_exits(policy, plot) if plot is not None else None
-    if plotted is False:
-        say("matplotlib is not installed, so nothing was plotted: pip install 'nestforge[plot]'", err=True)
     if as_json:
         print_json({"path": str(path), "default": is_default, "policy": unstructure(policy)})
     else:
@@ -180,69 +169,3 @@ def _calibrate_row(part: str, what: str, figures: Figures) -> list[str]:
         f"{figures.quality:.4f}",
         " ".join(map(str, figures.histogram)),
     ]
-
-
-FORMATS = (".svg", ".png")
-
-
-def plot_exits(policy: CalibratedPolicy, path: Path) -> bool:
-    """Draws ``policy`` into a new ``.svg`` or ``.png`` file; False, and nothing drawn, where matplotlib is missing.
-
-    Raises OutputError if the file exists or cannot be written.
-    """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        return False
-    # The same figures make the same file.
-    with rc_context({"svg.hashsalt": "nestforge"}):
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        curve, exits = figure.subplots(1, 2)
-        _draw_curve(curve, policy)
-        _draw_exits(exits, policy)
-        drawn = BytesIO()
-        suffix = path.suffix[1:].lower()
-        figure.savefig(drawn, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
-    write_whole(path, lambda stream: stream.write(drawn.getvalue()), "the plot", new=True)
-    return True
-
-
-def _draw_curve(axes: Any, policy: CalibratedPolicy) -> None:
-    requested = parse_budget(policy.budget)
-    budget = requested.resolved(requested.of(policy.whole.costs))
-    divisor = 1.0 if budget.is_latency else 1e6
-
-    def cost(costs: Costs) -> float:
-        return budget.of(costs) / divisor
-
-    points = sorted((cost(point.simulated.costs), point.simulated.quality) for point in policy.curve)
-    axes.plot(*zip(*points, strict=True), "-", color="0.6", label="one threshold for all exits")
-    common = policy.global_point.simulated
-    axes.plot(cost(common.costs), common.quality, "s", color="C0", label="the one that spends the budget")
-    axes.plot(cost(policy.simulated.costs), policy.simulated.quality, "o", color="C3", label=f"chosen: {policy.name}")
-    axes.plot(cost(policy.whole.costs), policy.whole.quality, "D", color="C2", label="whole engine")
-    if policy.held_out is not None:
-        held_out = policy.held_out
-        axes.plot(cost(held_out.costs), held_out.quality, "x", color="C3", label="chosen, on held-out rows")
-    axes.axvline(cost_limit := budget.limit / divisor, linestyle=":", color="k")
-    share = f": {requested.limit:g} % of the whole engine" if requested.is_share else ""
-    axes.annotate(f" budget{share}", (cost_limit, 0), xycoords=("data", "axes fraction"), va="bottom", fontsize="small")
-    what = budget.metric.removesuffix("_ms").replace("_", " ")
-    axes.set_xlabel(f"{what} per request, ms" if budget.is_latency else "mean FLOPs per row, millions")
-    axes.set_ylabel(policy.quality_is.replace("_", " "))
-    axes.legend(fontsize="x-small")
-
-
-def _draw_exits(axes: Any, policy: CalibratedPolicy) -> None:
-    parts = [("calibration rows", policy.histogram)]
-    if policy.held_out is not None:
-        parts.append(("held-out rows", policy.held_out.histogram))
-    width = 0.8 / len(parts)
-    for place, (label, counts) in enumerate(parts):
-        positions = [number + 1 + (place - (len(parts) - 1) / 2) * width for number in range(len(counts))]
-        axes.bar(positions, [count / sum(counts) for count in counts], width, label=label)
-    axes.set_xticks(range(1, len(policy.histogram) + 1))
-    axes.set_xlabel("exit")
-    axes.set_ylabel("share of rows that leave there")
-    axes.legend(fontsize="x-small")

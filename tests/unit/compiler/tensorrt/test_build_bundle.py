@@ -208,7 +208,7 @@ def test_without_tensorrt_one_line_says_so(compiled: Path) -> None:
 
 def test_building_loads_no_torch() -> None:
     program = (
-        "import sys; from nestforge.compiler.tensorrt import build_bundle, check_plan, graphs, trtexec;"
+        "import sys; from nestforge.compiler.tensorrt import build_bundle, check_plan, graphs;"
         "print([name for name in ('torch', 'transformers', 'onnx_ir', 'tensorrt', 'cuda') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

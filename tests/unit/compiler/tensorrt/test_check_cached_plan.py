@@ -14,11 +14,10 @@ from nestforge.bundle.device_files.plan_index import read_plans
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt.build_bundle import build_plans
 from nestforge.compiler.tensorrt.check_plan import check_cached_plan
-from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import BuildError, ParityError
 from nestforge.runtime.load import load
 from support.gated_decoders import save_decoder
-from support.generating import CAPACITIES, NARROW, WHOLE, generating_folder, played_gpu
+from support.generating import NARROW, generating_folder, played_gpu
 from support.sealing import edit_manifest
 from support.tiny_compile import board
 
@@ -131,15 +130,3 @@ def test_an_older_release_builds_the_other_plans_first_and_says_what_it_lacks(co
         assert "\n" not in str(raised.value)
         built = {plan.graph for plan in read_plans(open_bundle(copy))}
     assert built == {engine.file for engine in open_bundle(copy).manifest.engines}
-
-
-def test_every_graph_has_its_command(folder: Path) -> None:
-    bundle = open_bundle(folder / "graphs")
-    commands = build_commands(bundle.manifest)
-    assert bundle.build.build == commands
-    assert commands.keys() == {engine.file for engine in bundle.manifest.every_engine}
-    (command,) = (text for file, text in commands.items() if f"{WHOLE}.cached{CAPACITIES[0]}" in file)
-    assert " --profile=0 --minShapes=input_ids:1x1,position_ids:1x1,logits_at:1,past_key_0:1x4x16x8," in command
-    assert " --maxShapes=input_ids:64x9,position_ids:64x9,logits_at:9,past_key_0:64x4x16x8," in command
-    assert " --profile=1 --minShapes=input_ids:1x1," in command
-    assert " --optShapes=input_ids:1x16,position_ids:1x16,logits_at:1,past_key_0:1x4x16x8," in command

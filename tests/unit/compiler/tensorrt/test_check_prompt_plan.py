@@ -12,7 +12,6 @@ from nestforge.bundle.device_files.plan_index import read_plans
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.tensorrt import check_plan
 from nestforge.compiler.tensorrt.build_bundle import build_plans, plan_engines
-from nestforge.compiler.tensorrt.trtexec import build_commands
 from nestforge.errors import ParityError
 from support.generating import few_prompt_tokens, played_gpu, source_folder
 
@@ -102,13 +101,3 @@ def test_the_longest_prompt_is_checked_where_its_scores_are_affordable(
         wide = replace(bundle.manifest, generation=replace(bundle.manifest.generation, layers=layers))
         check_plan.check_prompt_plan(replace(bundle, manifest=wide), engine, None, None)
     assert [str(shape) for shape in asked] == ["1x4096", "1x2886"]
-
-
-def test_every_graph_has_its_command(folder: Path) -> None:
-    commands = build_commands(open_bundle(folder / "pair" / "graphs").manifest)
-    of_encoder, of_decoder = (
-        next(text for file, text in commands.items() if part in file and "heads4-cross_heads4" in file)
-        for part in ("encoder", "cached16")
-    )
-    assert " --minShapes=input_ids:1x1 --optShapes=input_ids:1x24 --maxShapes=input_ids:1x24" in of_encoder
-    assert ",source_lengths:64,source_key_0:64x4x8x24,source_value_0:64x4x24x8,past_key_0:64x4x16x8," in of_decoder

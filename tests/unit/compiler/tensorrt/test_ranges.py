@@ -103,17 +103,6 @@ def test_a_request_runs_at_its_own_size_by_the_range_that_holds_it(compiled: Pat
                 assert answer[spec.name].shape == spec.shape(shape)
 
 
-def test_the_command_for_trtexec_states_the_shapes(emitted: Path) -> None:
-    bundle = open_bundle(emitted)
-    file = next(engine.file for engine in bundle.manifest.engines if engine.bucket == LONG)
-    assert bundle.build.build is not None
-    assert (
-        "--minShapes=input_ids:1x9,attention_mask:1x9,token_type_ids:1x9 "
-        "--optShapes=input_ids:1x16,attention_mask:1x16,token_type_ids:1x16 "
-        "--maxShapes=input_ids:2x16,attention_mask:2x16,token_type_ids:2x16 "
-    ) in bundle.build.build[file]
-
-
 FAMILIES = {
     # It counts tokens in whole numbers, which TensorRT does not.
     "roberta": (lambda folder: save_tiniest(folder, "roberta"), "1..2x1..8"),

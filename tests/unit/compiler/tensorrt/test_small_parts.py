@@ -1,4 +1,4 @@
-"""Parts around a build: progress, profile shapes, the command line, the inspector's answer, cases."""
+"""Parts around a build: progress, profile shapes, the inspector's answer, cases."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from nestforge.bundle.shape_profile import ShapeProfile
 from nestforge.compiler.tensorrt.build_bundle import read_layers
 from nestforge.compiler.tensorrt.check_plan import case_feeds
 from nestforge.compiler.tensorrt.progress import Phases
-from nestforge.compiler.tensorrt.trtexec import trtexec_command
 from nestforge.errors import BuildError
-from nestforge.profiles.device_profile import TensorRTOptions
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"), high=50)
 MASK = TensorSpec("mask", "int64", ("batch", "sequence"), pad=0, high=2)
@@ -74,34 +72,6 @@ def test_a_graph_that_fixes_a_free_dimension_is_refused() -> None:
     with pytest.raises(BuildError) as raised:
         between.parsed_shapes("here", {"ids": (2, 8)}, (IDS,))
     assert str(raised.value) == "here: its graph takes ids [2, 8]; the manifest says {'ids': (2, 'sequence')}"
-
-
-def test_trtexec_builds_the_same_plan() -> None:
-    assert trtexec_command("ffn8.b1-s8.onnx", TensorRTOptions()) == (
-        "trtexec --onnx=ffn8.b1-s8.onnx --saveEngine=ffn8.b1-s8.plan --stronglyTyped --builderOptimizationLevel=3 "
-        "--profilingVerbosity=detailed --timingCacheFile=tensorrt.timing --skipInference --noTF32 --stripWeights"
-    )
-    assert trtexec_command("a.onnx", TensorRTOptions(), [["ids:1x1", "ids:1x8", "ids:2x8"]]).endswith(
-        "--skipInference --minShapes=ids:1x1 --optShapes=ids:1x8 --maxShapes=ids:2x8 --noTF32 --stripWeights"
-    )
-    assert trtexec_command("a.onnx", TensorRTOptions(), [["ids:1x1", "ids:1x1", "ids:4x9"], ["ids:1x1"] * 3]).endswith(
-        "--skipInference --profile=0 --minShapes=ids:1x1 --optShapes=ids:1x1 --maxShapes=ids:4x9 --profile=1 "
-        "--minShapes=ids:1x1 --optShapes=ids:1x1 --maxShapes=ids:1x1 --noTF32 --stripWeights"
-    )
-    every = TensorRTOptions(
-        workspace_mb=2048,
-        optimization_level=5,
-        tf32=True,
-        strip_weights=False,
-        version_compatible=True,
-        hardware_compatibility="ampere_plus",
-        time_limit_s=60,
-    )
-    assert trtexec_command("a b.onnx", every) == (
-        "trtexec '--onnx=a b.onnx' '--saveEngine=a b.plan' --stronglyTyped --builderOptimizationLevel=5 "
-        "--profilingVerbosity=detailed --timingCacheFile=tensorrt.timing --skipInference "
-        "--memPoolSize=workspace:1953 --versionCompatible --hardwareCompatibilityLevel=ampere+"
-    )
 
 
 @pytest.mark.parametrize(
