@@ -27,13 +27,13 @@ from ...profiles.nest_request import NestRequest
 from ...strict import unstructure
 from ..examples.corpus import Corpus, read_corpus
 from ..examples.rank_axes import rank_axes
+from ..examples.texts import TextBatches, embeddings, mean_cosines, training_texts
 from ..planning.levels import RANKED_FRACTIONS, Level
 from ..planning.levels import levels as make_levels
 from ..work.clock import Clock
 from ..work.staging import Stage, staged, write_synced
 from ..write_bundle import source_entries, tool_versions
 from .distill import Effort, Taught, distill, trainable
-from .texts import TextBatches, embeddings, mean_cosines, training_texts
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
 DEFAULT_MINUTES = 8.0

@@ -28,7 +28,7 @@ from support.gated_decoders import save_decoder
 from support.tiny_compile import board
 from support.tiny_models import add_pooling, save_tiny_encoder
 
-from .conftest import Ordinary
+from ..conftest import Ordinary
 
 STEPS = 40
 

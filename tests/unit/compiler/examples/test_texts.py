@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.compiler.examples.corpus import read_corpus
-from nestforge.compiler.nest.texts import LONGEST, TextBatches, _epoch, embeddings, mean_cosines, training_texts
+from nestforge.compiler.examples.texts import LONGEST, TextBatches, _epoch, embeddings, mean_cosines, training_texts
 from nestforge.compiler.work.clock import Clock
 from nestforge.errors import InputError
 from nestforge.exporters.source import open_source
@@ -17,7 +17,7 @@ from nestforge.exporters.universal import load_universal
 from nestforge.progress import silent
 from support.tiny_models import corpus, save_tiny_encoder
 
-from .conftest import Ordinary
+from ..conftest import Ordinary
 
 
 def test_no_held_out_text_is_trained_on_and_no_other_is_left_out(ordinary: Ordinary) -> None:

@@ -1,4 +1,4 @@
-"""Texts as batches, and the embeddings of texts, by which it is measured how much of the original a level keeps.
+"""Texts as batches, and their vectors in PyTorch, by which submodels are compared before any is compiled.
 
 Batches are cut to a length, neighbours of like length together, in an order that the seed decides.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...bundle.entries.tensor_spec import Role, TensorSpec
+from ...bundle.roles import Interface, compared_outputs
 from ...elastic import Submodel
 from ...errors import CheckpointError
 from ...exporters.signature import Signature
@@ -21,10 +23,10 @@ from ...exporters.universal import UniversalModel
 from ...runtime.consistency.samples import keyed_texts
 from ...runtime.inputs.arrays import InputChecker
 from ...runtime.inputs.text import TextEncoder
-from ..examples.corpus import split_parts
 from ..work.clock import Clock
+from .corpus import split_parts
 
-# Tokens of a text that are used; longer texts cost time quadratically and teach little more.
+# Tokens of a text that training uses; longer texts cost time quadratically and teach little more.
 LONGEST = 64
 # Batches whose texts are sorted together: enough to pad little, few enough to mix the texts.
 _BATCHES_SORTED_TOGETHER = 16
@@ -48,23 +50,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Batches of ``texts``, which are in order of length."""
+    """Batches of ``texts``, which are in order of length, cut to the ``longest`` number of tokens."""
 
     texts: tuple[str, ...]
     encoder: TextEncoder
     signature: Signature
+    longest: int
 
     @classmethod
-    def of(cls, source: ModelSource, texts: Sequence[str]) -> TextBatches:
+    def of(cls, source: ModelSource, texts: Sequence[str], longest: int = LONGEST) -> TextBatches:
         """``texts`` for the model in ``source``, by its own tokenizer, shortest first.
 
-        Raises InputError if an input does not come from text.
+        Raises CheckpointError for a model without one, InputError if an input does not come from text.
         """
-        signature = source.signature
-        assert signature.text is not None
-        file = source.checkpoint.folder / signature.text.file
-        encoder = TextEncoder(file, signature.text, signature.inputs, source.tokenizer)
-        return cls(tuple(sorted(texts, key=lambda text: (len(text), text))), encoder, signature)
+        encoder, signature = source.encoder, source.signature
+        if encoder is None:
+            raise CheckpointError(f"{source.checkpoint.folder}: no tokenizer.json, so this model reads no texts")
+        ordered = tuple(sorted(texts, key=lambda text: (len(text), text)))
+        return cls(ordered, encoder, signature, min(longest, signature.max_sequence or longest))
 
     def once(self, size: int) -> Iterator[Batch]:
         """Every text once, in order."""
@@ -78,8 +81,7 @@ class TextBatches:
         return self._batch([self.texts[row] for row in rows])
 
     def _batch(self, texts: Sequence[str]) -> Batch:
-        longest = min(LONGEST, self.signature.max_sequence or LONGEST)
-        encoded = self.encoder.encode(texts, longest, truncate=True)
+        encoded = self.encoder.encode(texts, self.longest, truncate=True)
         InputChecker(self.signature.inputs).shape_of(encoded.feeds)
         inputs = tuple(torch.from_numpy(encoded.feeds[spec.name]) for spec in self.signature.inputs)
         lengths = torch.tensor(encoded.lengths)
@@ -104,21 +106,26 @@ def mean_cosines(
 
 @torch.no_grad()
 def embeddings(source: ModelSource, module: torch.nn.Module, texts: TextBatches) -> torch.Tensor:
-    """One vector a text ``[texts, H]`` in float64, of the same output that compile's quality compares.
-
-    That is the text embedding; without one the first output per token, averaged over real tokens; without that the last
-    output with features.
-    """
-    place = _compared(source.signature)
-    of_tokens = "sequence" in source.signature.outputs[place].dims
+    """One vector a text ``[texts, H]`` in float64, of the output that compile's quality compares first, averaged over
+    real tokens where it has something of each; of a model with no such output, of its last one."""
+    spec = compared_first(source)[1]
+    place = source.signature.outputs.index(spec)
     rows = []
     for batch in texts.once(_EMBEDDED):
         output = module(*batch.inputs)[place].double()
-        if of_tokens:
+        if "sequence" in spec.dims:
             weights = batch.weights[:, :, None]  # [B, S, 1]
             output = (output * weights).sum(1) / weights.sum(1).clamp(min=1)
         rows.append(output)
     return torch.cat(rows)
+
+
+def compared_first(source: ModelSource) -> tuple[Role | None, TensorSpec]:
+    """The output of ``source`` by which submodels are compared (bundle/roles.py) and its role, None of the last output
+    where none can be."""
+    signature = source.signature
+    compared = compared_outputs(Interface(signature.inputs, signature.outputs, signature.text))
+    return next(iter(compared.items()), (None, signature.outputs[-1]))
 
 
 @lru_cache(maxsize=1)
@@ -132,12 +139,3 @@ def _epoch(texts: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
         rows = np.sort(order[start : start + together])
         batches += [rows[place : place + size] for place in range(0, len(rows), size)]
     return [batches[place] for place in generator.permutation(len(batches))]
-
-
-def _compared(signature: Signature) -> int:
-    embedding = signature.text.embedding if signature.text else None
-    names = [spec.name for spec in signature.outputs]
-    if embedding is not None:
-        return names.index(embedding)
-    features = [number for number, spec in enumerate(signature.outputs) if len(spec.dims) > 1]
-    return next((n for n in features if "sequence" in signature.outputs[n].dims), features[-1])
