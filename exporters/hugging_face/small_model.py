@@ -20,25 +20,25 @@ _SMALL: dict[int, str] = {
     "model_dim decoder_hidden_size encoder_hidden_size text_hidden_size lm_hidden_size hidden_size_per_layer_input "
     "out_hidden_size pooler_output_size channels attention_hidden_size linear_num_value_dim embedding_dim n_embed "
     "image_size input_size img_size max_source_positions conv_pos projection_hidden_size attention_dim lru_width "
-    "decoder_dim encoder_dim num_mel_bins",
+    "decoder_dim encoder_dim num_mel_bins upsample_groups audio_hidden_size condition_dim",
     48: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim n_inner ffn_hidden_size d_inner "
     "inner_dim dense_intermediate_size feed_forward_size mlp_dim encoder_intermediate_size decoder_intermediate_size",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth num_encoder_layers "
     "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_block_layers num_frames "
-    "num_hidden_groups num_experts_per_tok top_k moe_top_k num_experts_per_token num_selected_experts "
+    "num_hidden_groups num_experts_per_tok top_k moe_top_k moe_k num_experts_per_token num_selected_experts "
     "attn_layer_period expert_layer_period decoder_sparse_step full_attention_interval",
     4: "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads num_experts "
     "n_routed_experts num_local_experts moe_num_experts rotary_dim window_size num_groups "
     "encoder_num_attention_heads decoder_num_attention_heads",
-    1: "n_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts num_channel_groups "
-    "attn_layer_offset expert_layer_offset",
+    1: "n_group num_expert_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts "
+    "num_channel_groups attn_layer_offset expert_layer_offset",
     8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim state_size mamba_d_state patch_size mamba_d_head "
     "linear_key_head_dim linear_value_head_dim vocab_size_per_layer_input ssm_state_size mamba_head_dim",
     16: "moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank projection_dim time_step_rank "
     "moe_shared_expert_intermediate_size expert_intermediate_size conv_dim_size num_conv_pos_embeddings lora_rank",
-    128: "vocab_size text_vocab_size entity_vocab_size",
+    128: "vocab_size text_vocab_size entity_vocab_size encoder_hash_byte_group_vocab",
     64: "max_position_embeddings n_positions max_sequence_length max_seq_len max_seq_length n_ctx max_target_positions "
-    "max_length codebook_size num_conv_pos window",
+    "max_length codebook_size num_conv_pos window context_size",
 }
 _SIZE_OF = {name: size for size, names in _SMALL.items() for name in names.split()}
 # Of those sizes, the ones that are widths.
@@ -49,8 +49,12 @@ _OF_ARRAYS = frozenset(
     "num_mel_bins patch_size num_frames window_size".split()
 )
 _OF_TEXTS = frozenset(f"{_SMALL[128]} vocab_size_per_layer_input".split())
+# Sizes without which some classes are not made, whose configurations may leave them out.
+_NEEDED = ("num_experts_per_tok", "n_routed_experts", "num_key_value_heads", "head_dim")
 # Keys that repeat the number of layers.
 _OF_LAYERS = ("out_features", "out_indices", "stage_names")
+# Changes of some layers, by their numbers.
+_BY_LAYER = "per_layer_config"
 # Files beside a model that no width changes.
 _COMPANIONS = (
     "token*.json",
@@ -74,14 +78,20 @@ def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str
     stays."""
     stated = config.to_dict()
     parts = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is not None]
-    found: dict[str, Any] = {
-        name: {**getattr(config, name).to_dict(), **smaller(getattr(config, name), scale, keep)} for name in parts
-    }
+    found: dict[str, Any] = {}
+    for name in parts:
+        own = {key: value for key, value in getattr(config, name).to_dict().items() if key not in _OF_LAYERS}
+        found[name] = {**own, **smaller(getattr(config, name), scale, keep)}
     layers = layers_of(config)
     kept_layers = _one_of_each_kind(stated, layers or 0)
     for name, value in stated.items():
         if isinstance(value, Mapping) and "mrope_section" in value:
             found[name] = {**value, "mrope_section": [2 * scale, scale, scale]}
+        if isinstance(value, Mapping) and name == _BY_LAYER:
+            numbered = [(number, value.get(layer, value.get(str(layer)))) for number, layer in enumerate(kept_layers)]
+            found[name] = {number: own for number, own in numbered if own is not None}
+        if value is None and name in _NEEDED and name not in keep:
+            found |= _needed_number(name, stated, scale)
         if name in parts or name in keep or isinstance(value, (bool, str, Mapping)) or value is None:
             continue
         if name.endswith("token_id") and "vocab_size" in keep:
@@ -111,6 +121,17 @@ def _smaller_number(name: str, value: int, stated: Mapping[str, Any], scale: int
     if name.endswith("token_id") and value >= 100:
         return {name: value % 97 + 1}
     return {}
+
+
+def _needed_number(name: str, stated: Mapping[str, Any], scale: int) -> dict[str, int]:
+    """A size that ``stated`` leaves out, as classes that need none have it."""
+    small = {key: _smaller_number(key, value, stated, scale) for key, value in stated.items() if type(value) is int}
+    heads, width = (small.get(key, {}).get(key) for key in ("num_attention_heads", "hidden_size"))
+    if name == "num_key_value_heads":
+        return {} if heads is None else {name: heads}
+    if name == "head_dim":
+        return {} if heads is None or width is None else {name: width // heads}
+    return {name: _SIZE_OF[name]}
 
 
 def layers_of(config: Any) -> int | None:

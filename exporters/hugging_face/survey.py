@@ -257,13 +257,13 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_la
 
 
 def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Signature:
-    """The signature with the first of ``_choices_of_inputs`` that a pass runs on. Raises what the very first met."""
+    """The signature with the first of ``inputs_of`` that a pass runs on. Raises what the very first met."""
     first: BaseException = TypeError(
         f"none of its inputs is known: {', '.join(inspect.signature(model.forward).parameters)}"
     )
     (longest, why), every = _positions(model), tuple[TensorSpec, ...]()
     data = list(_data_of(model))
-    for inputs in _choices_of_inputs(model):
+    for inputs in inputs_of(model):
         has_sequence = any("sequence" in spec.dims for spec in inputs)
         mask = next((spec.name for spec in inputs if spec.row_needs is not None), None)
         every = every or inputs
@@ -299,7 +299,7 @@ def _data_of(model: Any) -> Iterator[str]:
             yield name
 
 
-def _choices_of_inputs(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
+def inputs_of(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
     """The inputs of ``forward``, by their names: all that are known, then text, image or sound alone. What a pass does
     without is left out."""
     taken = inspect.signature(model.forward).parameters

@@ -36,6 +36,13 @@ _WINDOW, _FULL, _CONV = "sliding_attention", "full_attention", "conv"
                 "num_kv_shared_layers": 2,
             },
         ),
+        # Sizes that a configuration leaves out, as classes that need none have them.
+        (
+            transformers.DeepseekV2Config(num_experts_per_tok=None),
+            {"num_experts_per_tok": 2, "n_routed_experts": 4},
+        ),
+        (transformers.MinistralConfig(), {"head_dim": 8, "num_key_value_heads": 2}),
+        (transformers.NemotronConfig(num_key_value_heads=None), {"num_key_value_heads": 4}),
         # Names of stages are no kinds.
         (transformers.FocalNetConfig(out_features=["stage1", "stage4"]), {"depths": [1, 1, 1, 1]}),
     ],
@@ -51,3 +58,16 @@ def test_layers_that_read_the_keys_of_others_find_them() -> None:
     with torch.device("meta"):
         layers = transformers.Gemma3nForCausalLM(small).model.layers
     assert [layer.self_attn.is_kv_shared_layer for layer in layers] == [False] * 4 + [True] * 2
+
+
+def test_changes_of_layers_go_with_the_layers_that_stay() -> None:
+    found = smaller(transformers.EmbeddingGemma2TextConfig())
+    layers = found["layer_types"]
+    assert found["num_hidden_layers"] == len(layers)
+    assert set(found["per_layer_config"]) == {number for number, kind in enumerate(layers) if kind == _FULL}
+
+
+def test_stages_of_a_part_are_its_own_where_it_has_fewer_layers() -> None:
+    config = transformers.DepthProConfig()
+    small = transformers.DepthProConfig(**smaller(config))
+    assert small.image_model_config.num_hidden_layers == 2
