@@ -28,6 +28,7 @@ from typing import Any
 
 import click
 
+from ..bucket import Bucket
 from ..compiler.compile import compile_bundle
 from ..errors import NestforgeError
 from ..exporters.checkpoints.config import offline_transformers
@@ -107,7 +108,7 @@ def tried(model_type: str, class_name: str) -> Found:
             said |= _compiled(folder, class_name, source.spec.kinds, has_tokens, may_generate)
         except Exception as failure:  # noqa: BLE001  (a fault of ours too, to be seen in the table)
             said |= _refusal(failure, folder)
-        return said if said["result"] in PASSING else {**said, "torch": _torch_fails(model)}
+        return said if said["result"] in PASSING else {**said, "torch": _torch_fails(model, folder)}
 
 
 def _compiled(folder: Path, class_name: str, kinds: Sequence[str], has_tokens: bool, may_generate: bool) -> Found:
@@ -165,7 +166,7 @@ def _generates(class_name: str, folder: Path) -> str:
     return "tokens"
 
 
-def _torch_fails(model: Any) -> str:
+def _torch_fails(model: Any, folder: Path) -> str:
     """Why PyTorch does not run ``model`` at three lengths, with all of the inputs that are known by name or with text,
     images or sound alone; nothing where it does."""
     import torch
@@ -176,10 +177,10 @@ def _torch_fails(model: Any) -> str:
     for specs in inputs_of(model.eval()):
         try:
             for length in _LENGTHS:
-                drawn, sizes = torch.Generator().manual_seed(length), {"batch": 2, "sequence": length}
+                drawn = torch.Generator().manual_seed(length)
                 given = {}
                 for spec in specs:
-                    shape = tuple(sizes.get(dim, dim) for dim in spec.dims)
+                    shape = spec.shape(Bucket(2, length))
                     whole = spec.dtype == "int64"
                     given[spec.name] = (
                         torch.randint(0, spec.high or 2, shape, generator=drawn)
@@ -192,7 +193,7 @@ def _torch_fails(model: Any) -> str:
                     model(**given)
             return ""
         except Exception as failure:  # noqa: BLE001  (of any kind: the code of hundreds of models)
-            first = _line(failure, Path()) if first.startswith("none") else first
+            first = _line(failure, folder) if first.startswith("none") else first
     return first
 
 

@@ -118,12 +118,6 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
         model = faked(model, fake)
     with refused(checkpoint, cls.__name__):
         signature = _first_that_runs(model, fake, loading)
-    if not signature.outputs:
-        given = ", ".join(spec.name for spec in signature.inputs)
-        raise UnsupportedModelError(
-            f"{checkpoint.folder / 'config.json'}: {cls.__name__} returns nothing per row of {given}; expected float "
-            "tensors with the batch in front"
-        )
     module = TransformersModule(model, signature, None, loading)
     axes = axes_of(checkpoint, module, fake, signature)
     with refused(checkpoint, cls.__name__):
@@ -281,6 +275,11 @@ def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Sign
         module = TransformersModule(model, signature, None, loading)
         try:
             outputs, lost = output_specs(module, fake, signature, _is_causal(model))
+            if not outputs:
+                given = ", ".join(spec.name for spec in inputs)
+                raise ExportError(
+                    f"it returns nothing per row of {given}; expected float tensors with the batch in front"
+                )
             if lost:
                 said.append(f"outputs that engines do not have (not of float rows): {', '.join(lost)}")
             return replace(signature, outputs=outputs, left_out="; ".join(said) or None)

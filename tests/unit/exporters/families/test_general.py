@@ -166,6 +166,15 @@ def test_what_engines_do_not_take_is_named(tmp_path: Path) -> None:
     assert "perm_mask, target_mapping" in str(signature.left_out)
 
 
+def test_an_image_whose_places_stand_before_those_of_the_text_is_left_out(tmp_path: Path) -> None:
+    eye = {**LAYERS, "image_size": 8, "patch_size": 4}
+    folder = save_model(tmp_path / "m", "GitForCausalLM", "git", vision_config=eye, **WORDS)
+    signature = open_source(folder).signature
+    assert [spec.name for spec in signature.inputs] == ["input_ids", "attention_mask"]
+    assert "pixel_values: left out" in str(signature.left_out)
+    assert "returns nothing per row of input_ids, attention_mask, pixel_values" in str(signature.left_out)
+
+
 def test_a_type_of_several_base_models_without_a_class_is_the_first(tmp_path: Path) -> None:
     small = {"vocab_size": 64, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1]}
     folder = save_model(tmp_path / "m", "FunnelModel", "funnel", num_decoder_layers=1, **small)
