@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import multiprocessing
 import random
@@ -42,7 +43,6 @@ from .transformers_classes import TABLES, classes_of, is_causal, read_pairs, usu
 
 _ROOT = Path(__file__).parents[1]
 _CODE = ("bundle", "compiler", "exporters", "parity", "profiles", "runtime")
-_SECONDS = 75
 _MOST_PARAMETERS = 40_000_000
 # Forms in which a class may compile, with their shapes: lengths beside those that were traced, or each its engine.
 _FORMS = {"range": ("1..2x1..40",), "row": ("1x1..40",), "length": ("2x7", "2x19", "2x33")}
@@ -62,6 +62,7 @@ _OWN: dict[str, dict[str, Any]] = {
     **{key: {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2} for key in ("bamba", "granitemoehybrid")},
     **{key: {"prediction_length": 4} for key in ("informer", "autoformer", "time_series_transformer")},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    **{key: {"projection_dim": 32} for key in ("owlvit", "owlv2")},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "reformer": {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8]},
 }
@@ -73,10 +74,24 @@ def small_model(model_type: str, class_name: str) -> Any:
     config_class = transformers.CONFIG_MAPPING[model_type]
     stated, causal = config_class(), is_causal(model_type, class_name)
     own = {"is_decoder": True} if causal and hasattr(stated, "is_decoder") else {}
-    config = config_class(**{**smaller(stated), **_OWN.get(model_type, {}), **own})
+    cls = getattr(transformers, class_name)
+    changed = {**smaller(stated), **_OWN.get(model_type, {}), **own}
+    _state_sections(cls, stated, changed)
+    config = config_class(**changed)
     for part in (config, config.get_text_config()) if causal else ():
         part.eos_token_id = None
-    return random_model(getattr(transformers, class_name), config, _MOST_PARAMETERS)
+    return random_model(cls, config, _MOST_PARAMETERS)
+
+
+def _state_sections(cls: Any, stated: Any, changed: dict[str, Any]) -> None:
+    """Adds to ``changed`` the parts of rotary positions in several dimensions where their class has a default of its
+    own, for wider heads."""
+    if '.get("mrope_section", [' not in inspect.getsource(inspect.getmodule(cls)):
+        return
+    for part in (changed, *(part for part in changed.values() if isinstance(part, dict))):
+        rotary = part.get("rope_parameters") or (part is changed and getattr(stated, "rope_parameters", None))
+        if rotary and "rope_theta" in rotary and "mrope_section" not in rotary:
+            part["rope_parameters"] = {**rotary, "mrope_section": [1, 1, 2]}
 
 
 def board(buckets: Sequence[str]) -> DeviceProfile:
@@ -220,24 +235,24 @@ def _line(failure: Exception, folder: Path) -> str:
     return " ".join(said.split())[:300]
 
 
-def _apart(model_type: str, class_name: str) -> Found:
-    """``tried`` in a process of its own, within so many seconds of a processor."""
+def _apart(model_type: str, class_name: str, seconds: int) -> Found:
+    """``tried`` in a process of its own, within so many ``seconds`` of a processor."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
 
     def work() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS + 1))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         with contextlib.redirect_stderr(None), contextlib.redirect_stdout(None):
             sender.send(tried(model_type, class_name))
 
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
-    process.join(10 * _SECONDS)
+    process.join(10 * seconds)
     if receiver.poll():
         found: Found = receiver.recv()
         return found
     if process.is_alive() or process.exitcode == -signal.SIGXCPU:
         process.kill()
-        return {"result": "time", "reason": f"more than {_SECONDS} s of a processor"}
+        return {"result": "time", "reason": f"more than {seconds} s of a processor"}
     return {"result": "fault", "reason": f"the process ended with {process.exitcode}"}
 
 
@@ -261,6 +276,7 @@ def _wanted(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[tupl
 @click.argument("names", nargs=-1, metavar="[TYPE | TYPE/TASK | TYPE/CLASS]...")
 @click.option("--pairs", "pairs_file", type=click.Path(path_type=Path), help="Pairs of type and task, as JSON.")
 @click.option("--minutes", type=float, default=600, help="Begin no class after so many.")
+@click.option("--seconds", default=75, help="Of a processor, for each.")
 @click.option("--seed", default=0, help="Of the order.")
 @click.option("--again", is_flag=True, help="Try what failed anew.")
 @click.option("--results", type=click.Path(path_type=Path), default=FOUND, help="File of results, a line each.")
@@ -269,6 +285,7 @@ def main(
     names: tuple[str, ...],
     pairs_file: Path | None,
     minutes: float,
+    seconds: int,
     seed: int,
     again: bool,
     results: Path,
@@ -297,7 +314,7 @@ def main(
         known = found.get(f"{model_type}/{class_name}")
         if names or known is None or (again and known["result"] not in PASSING and known["code"] != code):
             begun = time.monotonic()
-            one = {"type": model_type, "class": class_name, "code": code, **_apart(model_type, class_name)}
+            one = {"type": model_type, "class": class_name, "code": code, **_apart(model_type, class_name, seconds)}
             one["seconds"] = f"{time.monotonic() - begun:.0f}"
             with results.open("a") as stream:
                 stream.write(json.dumps(one) + "\n")

@@ -31,11 +31,12 @@ from ..hugging_face.interface import (
     TextModel,
     attention_problems,
     read_head,
+    single_choices,
 )
 from ..hugging_face.tensors import Parameters, held_tensors
 
 if TYPE_CHECKING:  # plans are made without torch
-    import torch
+    pass
 
 _UNUSED_TENSOR = re.compile(r"(?:.+\.)?(?:pooler\.dense\.(?:weight|bias)|embeddings\.(?:position_ids|token_type_ids))")
 
@@ -237,18 +238,13 @@ def read(checkpoint: Checkpoint) -> Architecture:
         pooled = TensorSpec("pooler_output", "float32", ("batch", model.hidden))
         signature = replace(signature, outputs=(*signature.outputs, pooled))
     choices = model.head is not None and model.head.choices
-    loading = Loading(without_pooler=not model.pooler, given=_single_choices if choices else None)
+    loading = Loading(without_pooler=not model.pooler, given=single_choices if choices else None)
     workload = partial(_workload, model)
     found = describe(checkpoint, model.parameters, names, signature, workload, loading, model.hidden)
     return replace(found, variant_problems=attention_problems(model.heads, model.heads))
 
 
 FAMILY = Family("bert", tuple(LAYOUTS), read)
-
-
-def _single_choices(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A row is one choice, where the class takes ``[batch, choices, sequence]``."""
-    return {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}
 
 
 def _workload(model: BertModel, submodel: Submodel, bucket: Bucket) -> list[Op]:

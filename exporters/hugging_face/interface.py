@@ -236,6 +236,11 @@ class Loading:
     surveyed: bool = False
 
 
+def single_choices(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A row is one choice, where the class takes ``[batch, choices, sequence]``."""
+    return {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}
+
+
 def attention_problems(heads: int, shared: int) -> dict[str, dict[str, str]]:
     """For ``Architecture.variant_problems``, of a model whose ``heads`` read ``shared`` pairs of keys and values."""
     if shared == 1 < heads:

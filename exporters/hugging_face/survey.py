@@ -151,6 +151,8 @@ def axes_of(
     length = length or min(12, signature.max_sequence or 1)
     example = fake_inputs(fake, signature.inputs, Bucket(_MORE_ROWS, length))
     with refused(checkpoint, type(module.model).__name__):
+        if module.given is not None:
+            example = module.given(example)
         return find_axes(module.model, (), example)
 
 

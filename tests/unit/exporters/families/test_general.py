@@ -166,6 +166,17 @@ def test_what_engines_do_not_take_is_named(tmp_path: Path) -> None:
     assert "perm_mask, target_mapping" in str(signature.left_out)
 
 
+def test_a_row_is_one_choice_of_a_class_that_takes_several(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "m", "DistilBertForMultipleChoice", "distilbert", **TEXT)
+    source = open_source(folder)
+    assert [(spec.name, spec.dims) for spec in source.signature.outputs] == [("logits", ("batch", 1))]
+    assert list(source.spec.kinds) == ["ffn", "heads"]
+    module, given = load_universal(source).module, (torch.ones((3, 5), dtype=torch.int64),) * 2
+    together = {name: tensor[None] for name, tensor in zip(("input_ids", "attention_mask"), given, strict=True)}
+    (logits,) = module(*given)
+    assert torch.equal(logits, module.model(**together).logits.reshape(3, 1))
+
+
 def test_an_image_whose_places_stand_before_those_of_the_text_is_left_out(tmp_path: Path) -> None:
     eye = {**LAYERS, "image_size": 8, "patch_size": 4}
     folder = save_model(tmp_path / "m", "GitForCausalLM", "git", vision_config=eye, **WORDS)
