@@ -21,6 +21,7 @@ import multiprocessing
 import random
 import resource
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ def small_model(model_type: str, class_name: str) -> Any:
 def _state_sections(cls: Any, stated: Any, changed: dict[str, Any]) -> None:
     """Adds to ``changed`` the parts of rotary positions in several dimensions where their class has a default of its
     own, for wider heads."""
-    if '.get("mrope_section", [' not in inspect.getsource(inspect.getmodule(cls)):
+    if '.get("mrope_section", [' not in inspect.getsource(sys.modules[cls.__module__]):
         return
     for part in (changed, *(part for part in changed.values() if isinstance(part, dict))):
         rotary = part.get("rope_parameters") or (part is changed and getattr(stated, "rope_parameters", None))
