@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from ...bucket import Bucket
 from ...bundle.manifest import Limits
@@ -17,12 +17,15 @@ from ...elastic import Submodel
 from ...errors import PlanError
 from ...exporters.slicing_table import TableRow
 from ...notebook import as_html
-from ...profiles.budget import BudgetSpec, resolve_limit
+from ...profiles.budget import LIMITS, BudgetSpec, resolve_limit
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.host_load import load_warning
 from .candidate import Candidate, Corrections, Source, candidate_of
 from .compile_cost import CompileCost
 from .levels import Level, letters, rung_labels, unusual
+
+# Figures that are no counts.
+_FRACTIONS = ("latency_ms", "memory_mb")
 
 
 @dataclass(frozen=True)
@@ -259,18 +262,9 @@ def _nearest(
 def _resolve(budget: BudgetSpec, universal: Mapping[str, float]) -> Limits:
     """The limits in absolute units; counts are rounded down to whole ones."""
 
-    def whole(name: str) -> int | None:
-        limit = resolve_limit(getattr(budget, name), universal[name])
-        return None if limit is None else int(limit)
-
-    return Limits(
-        latency_ms=resolve_limit(budget.latency_ms, universal["latency_ms"]),
-        memory_mb=resolve_limit(budget.memory_mb, universal["memory_mb"]),
-        parameters=whole("parameters"),
-        flops=whole("flops"),
-        non_embedding_parameters=whole("non_embedding_parameters"),
-        ffn_parameters=whole("ffn_parameters"),
-    )
+    limits: dict[str, Any] = {name: resolve_limit(getattr(budget, name), universal[name]) for name in LIMITS}
+    counts = {name: int(limit) for name, limit in limits.items() if limit is not None and name not in _FRACTIONS}
+    return Limits(**limits | counts)
 
 
 def _of_a_busy_host(profile: DeviceProfile) -> list[str]:

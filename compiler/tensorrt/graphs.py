@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from ...bucket import MAX_TOKENS
 from ...errors import BuildError
+from ..graph.edit import Edit
 from .operators import unsupported
 from .scatter_caches import scatter_caches
 
@@ -30,13 +31,12 @@ def accepted(where: str, graph: bytes, capacity: int | None = None) -> bytes:
 
     Raises BuildError; see ``require_supported``.
     """
-    model = onnx.ModelProto.FromString(graph)
-    changed = float_sums(model) + whole_clips(model) > 0
+    given = onnx.ModelProto.FromString(graph)
+    model = in_parsed_operators(given)
     if capacity is not None:
-        scatter_caches(where, model, capacity)
-        changed = True
+        model = scatter_caches(where, model, capacity)
     require_supported(where, model, _OLDEST_WITH_CACHES if capacity is not None else None)
-    return model.SerializeToString(deterministic=True) if changed else graph
+    return graph if model is given else model.SerializeToString(deterministic=True)
 
 
 def require_supported(where: str, graph: onnx.ModelProto, tensorrt: str | None = None) -> None:
@@ -47,28 +47,33 @@ def require_supported(where: str, graph: onnx.ModelProto, tensorrt: str | None =
         raise BuildError(f"{where}: {release} cannot build its graph: {'; '.join(problems[:3])}{more}")
 
 
-def float_sums(model: onnx.ModelProto) -> int:
-    """Puts every CumSum over a mask between casts to float32 and back, in place; returns how many.
+def in_parsed_operators(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model`` with every CumSum over a mask between casts to float32 and back, and every Clip whose bounds are whole
+    numbers among the initializers as Max and Min; itself where it has neither.
 
     A sum of anything but a mask's zeros and ones, or of 2^24 elements and more, stays as it is: it may not be exact.
     """
-    graph = model.graph
     inferred = onnx.shape_inference.infer_shapes(model).graph
     types = {v.name: v.type.tensor_type for v in (*inferred.value_info, *inferred.input, *inferred.output)}
-    makers = {name: node for node in graph.node for name in node.output}
-    changed = 0
-    for index in reversed(range(len(graph.node))):
-        node = graph.node[index]
-        if node.op_type != "CumSum" or not _counts(node.input[0], types, makers):
+    makers = {name: node for node in model.graph.node for name in node.output}
+    edit, changed = Edit(model), False
+    kinds = {name: tensor.data_type for name, tensor in edit.initializers.items()}
+    for node in edit.source:
+        bounds = [(node.input[at], kind) for at, kind in _BOUNDS if len(node.input) > at and node.input[at]]
+        if node.op_type == "CumSum" and _counts(node.input[0], types, makers):
+            result, kind = node.output[0], types[node.input[0]].elem_type
+            node.input[0], node.output[0] = edit.add("Cast", [node.input[0]], to=TensorProto.FLOAT), f"{result}.count"
+            edit.nodes.append(node)
+            edit.add("Cast", [node.output[0]], [result], to=kind)
+        elif node.op_type == "Clip" and bounds and all(kinds.get(name) in _INTEGER_TYPES for name, _ in bounds):
+            value, *inner = node.input[0], *[1] * (len(bounds) - 1)
+            for (bound, operator), outputs in zip(bounds, [*inner, [node.output[0]]], strict=True):
+                value = edit.add(operator, [value, bound], outputs)
+        else:
+            edit.nodes.append(node)
             continue
-        source, result, kind = node.input[0], node.output[0], types[node.input[0]].elem_type
-        before = helper.make_node("Cast", [source], [f"{result}.mask"], f"{node.name}.float", to=TensorProto.FLOAT)
-        after = helper.make_node("Cast", [f"{result}.count"], [result], f"{node.name}.whole", to=kind)
-        node.input[0], node.output[0] = before.output[0], after.input[0]
-        graph.node.insert(index + 1, after)
-        graph.node.insert(index, before)
-        changed += 1
-    return changed
+        changed = True
+    return edit.done() if changed else model
 
 
 def _counts(name: str, types: _Types, makers: Mapping[str, onnx.NodeProto]) -> bool:
@@ -85,23 +90,3 @@ def _counts(name: str, types: _Types, makers: Mapping[str, onnx.NodeProto]) -> b
             return False
         name = maker.input[0]
     return True
-
-
-def whole_clips(model: onnx.ModelProto) -> int:
-    """Replaces every Clip whose bounds are whole numbers among the initializers, in place; returns how many."""
-    graph = model.graph
-    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    changed = 0
-    for index in reversed(range(len(graph.node))):
-        node = graph.node[index]
-        bounds = [(node.input[at], kind) for at, kind in _BOUNDS if len(node.input) > at and node.input[at]]
-        if node.op_type != "Clip" or not bounds or any(kinds.get(name) not in _INTEGER_TYPES for name, _ in bounds):
-            continue
-        del graph.node[index]
-        result, source = node.output[0], node.input[0]
-        for number, (bound, kind) in enumerate(bounds):
-            output = result if number == len(bounds) - 1 else f"{result}.{kind}"
-            graph.node.insert(index + number, helper.make_node(kind, [source, bound], [output], f"{node.name}.{kind}"))
-            source = output
-        changed += 1
-    return changed

@@ -35,9 +35,7 @@ def _compile_and_calibrate(model: Path, bundle: Path) -> None:
     buckets = [part for bucket in BUCKETS for part in ("--bucket", bucket)]
     compile_once(model, bundle, "--profile", "host-cpu", *buckets)
     calibration = FOLDER / "calibration.jsonl"
-    plot = bundle.with_suffix(".svg")
-    plot.unlink(missing_ok=True)
-    asked = ["--data", str(calibration), "--truncate", "--budget", BUDGET, "--name", "demo", "--plot", str(plot)]
+    asked = ["--data", str(calibration), "--truncate", "--budget", BUDGET, "--name", "demo"]
     nestforge("calibrate", str(bundle), *asked)
 
 

@@ -219,7 +219,6 @@ OPTIONS: dict[str, tuple[list[str], int, str]] = {
     "no batch": (["--batch", "0"], 2, "'--batch': 0 is not in the range x>=1; see"),
     "unknown rule": (["--rule", "alone"], 2, "'--rule': 'alone' is not one of 'per_row', 'batch_max'; see"),
     "unknown submodel": (["--submodel", "depth3"], 1, "no submodel 'depth3' [...]; it has depth2 (S), depth4 (XL)"),
-    "a plot in no folder": (["--plot", "nowhere/a.svg"], 1, "nowhere/a.svg: cannot be written (no such folder)"),
 }
 
 

@@ -17,7 +17,7 @@ from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.precision.calibrate import calibrate
 from nestforge.compiler.graph.precision.fp32_nodes import fp32_products
 from nestforge.compiler.graph.precision.half import half
-from nestforge.compiler.graph.precision.quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
+from nestforge.compiler.graph.precision.quantize import dynamic, quantized, small_tables, static, weight_only
 from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
@@ -128,11 +128,10 @@ def encoded_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int
     scales = calibrate(
         graph, folder, [random_feeds(made.interface.inputs, bucket, seed) for seed in range(1, 5)], in_fp32
     )
-    qdq = quantized(wide.proto, scales, in_fp32)
     protos = {
         "fp32": wide.proto,
-        "qdq": qdq,
-        "int8": small_tables(as_qgemm(qdq)),
+        "qdq": quantized(wide.proto, scales, in_fp32),
+        "int8": small_tables(static(wide.proto, scales, in_fp32)),
         "int8-dynamic": small_tables(dynamic(wide.proto, in_fp32)),
         "int4": small_tables(weight_only(wide.proto, in_fp32)),
     }

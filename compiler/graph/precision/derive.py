@@ -17,7 +17,7 @@ from ..encodings import split_encoding
 from ..template import Template
 from .fp32_nodes import fp32_products
 from .half import half, with_half_weights
-from .quantize import as_qgemm, dynamic, quantized, small_tables, weight_only
+from .quantize import dynamic, quantized, small_tables, static, weight_only
 from .whole_rows import in_whole_rows
 
 _PRODUCTS = ("Gemm", "MatMul", "FusedMatMul")
@@ -85,9 +85,9 @@ def _half(precision: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:
 
 
 def _int8(traced: _Traced) -> _Derived:
-    proto = quantized(traced.template.proto, traced.scales, traced.in_fp32)
+    given = traced.template.proto, traced.scales, traced.in_fp32
     own = BACKENDS[traced.backend].own_operators
-    return small_tables(as_qgemm(proto)) if own else proto, traced.template.tables
+    return small_tables(static(*given)) if own else quantized(*given), traced.template.tables
 
 
 def _int8_dynamic(traced: _Traced) -> _Derived:

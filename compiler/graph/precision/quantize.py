@@ -41,7 +41,7 @@ from ....profiles.precision import (
     encoded_shape,
 )
 from ..edit import Edit, uses
-from ..encodings import parts_of, split_encoding
+from ..encodings import parts_of
 from ..passes.contract import TRANSPOSED
 from ..passes.operators import MICROSOFT
 
@@ -83,8 +83,7 @@ def products(graph: onnx.GraphProto, in_fp32: Collection[str]) -> dict[str, Prod
 def quantized(proto: onnx.ModelProto, scales: Mapping[str, float], in_fp32: Collection[str]) -> onnx.ModelProto:
     """``proto`` in int8 by QDQ, but for the products that make ``in_fp32``. ``scales`` are what ``calibrate`` returns.
 
-    A product of joined weights takes the largest scale of theirs, which clips least. A value that several products read
-    is quantised once for each scale.
+    A value that several products read is quantised once for each scale.
     """
     edit, changed = Edit(proto), products(proto.graph, in_fp32)
     zero = edit.constant(np.array(0, np.int8))
@@ -94,7 +93,7 @@ def quantized(proto: onnx.ModelProto, scales: Mapping[str, float], in_fp32: Coll
         if product is None:
             edit.nodes.append(node)
             continue
-        scale = edit.constant(np.array(max(scales[part] for part in parts_of(product.weight)), np.float32))
+        scale = _input_scale(edit, product, scales)
         if (product.x, scale) not in done:
             integers = edit.add("QuantizeLinear", [product.x, scale, zero])
             done[product.x, scale] = edit.add("DequantizeLinear", [integers, scale, zero])
@@ -108,34 +107,16 @@ def quantized(proto: onnx.ModelProto, scales: Mapping[str, float], in_fp32: Coll
     return edit.done()
 
 
-def as_qgemm(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph that ``quantized`` returns, by ``QuantizeLinear`` to uint8 and ``QGemm``; the same integers."""
-    edit = Edit(proto)
-    producers = {name: node for node in edit.source for name in node.output}
-    middle = edit.constant(_MIDDLE)
-    done: dict[str, str] = {}
-    for node in edit.source:
-        x, weight = (producers.get(name) for name in node.input[:2]) if node.op_type == "Gemm" else (None, None)
-        if x is None or weight is None or {x.op_type, weight.op_type} != {"DequantizeLinear"}:
-            edit.nodes.append(node)
-            continue
-        value, scale = producers[x.input[0]].input[0], x.input[1]
-        if x.input[0] not in done:
-            done[x.input[0]] = edit.add("QuantizeLinear", [value, scale, middle])
-        plain, _ = split_encoding(weight.input[0])
-        bias = node.input[2] if len(node.input) > 2 else None
-        extents = edit.initializers[weight.input[0]].dims
-        transposed = plain.endswith(TRANSPOSED)
-        inputs, outputs = extents if transposed else reversed(extents)
-        product = Product(value, plain, bias, node.output[0], inputs, outputs, transposed)
-        _integer_product(edit, product, [done[x.input[0]], scale, middle])
-    return edit.done()
+def static(proto: onnx.ModelProto, scales: Mapping[str, float], in_fp32: Collection[str]) -> onnx.ModelProto:
+    """The float32 template ``proto`` in int8 by ``QuantizeLinear`` to uint8 and ``QGemm``; the integers of
+    ``quantized``."""
+    return _by_kernels(proto, in_fp32, scales=scales)
 
 
 def dynamic(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelProto:
     """The float32 template ``proto`` as int8-dynamic: each row of activations is scaled at run time, by the largest
     magnitude in it; no calibration is needed."""
-    return _scaled_at_run_time(proto, in_fp32, frozenset())
+    return _by_kernels(proto, in_fp32)
 
 
 def weight_only(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelProto:
@@ -150,7 +131,7 @@ def weight_only(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelP
         for product in products(proto.graph, in_fp32).values()
         if not product.transposed and (product.inputs % INT4_BLOCK == 0 or product.weight not in tables)
     }
-    return _scaled_at_run_time(proto, in_fp32, blocked)
+    return _by_kernels(proto, in_fp32, blocked)
 
 
 def small_tables(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -201,10 +182,16 @@ def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
     edit.add("Reshape", [scaled, shape], gather.output)
 
 
-def _scaled_at_run_time(proto: onnx.ModelProto, in_fp32: Collection[str], blocked: Collection[str]) -> onnx.ModelProto:
-    """Every product but ``in_fp32``: the ones that make ``blocked`` in 4 bits, the others of integers, row by row."""
+def _by_kernels(
+    proto: onnx.ModelProto,
+    in_fp32: Collection[str],
+    blocked: Collection[str] = (),
+    scales: Mapping[str, float] | None = None,
+) -> onnx.ModelProto:
+    """Every product but ``in_fp32``: the ones that make ``blocked`` in 4 bits, the others of integers, by ``scales`` of
+    their inputs, else row by row."""
     edit, changed = Edit(proto), products(proto.graph, in_fp32)
-    done: dict[str, tuple[list[str], str]] = {}
+    done: dict[tuple[str, str | None], tuple[list[str], str | None]] = {}
     for node in edit.source:
         product = changed.get(node.output[0])
         if product is None:
@@ -212,18 +199,27 @@ def _scaled_at_run_time(proto: onnx.ModelProto, in_fp32: Collection[str], blocke
         elif product.output in blocked:
             _blocked_product(edit, product)
         else:
-            if product.x not in done:
-                done[product.x] = _integer_rows(edit, product.x)
-            _integer_product(edit, product, *done[product.x])
+            scale = None if scales is None else _input_scale(edit, product, scales)
+            if (product.x, scale) not in done:
+                done[product.x, scale] = _integers(edit, product.x, scale)
+            _integer_product(edit, product, *done[product.x, scale])
     return edit.done()
 
 
-def _integer_rows(edit: Edit, x: str) -> tuple[list[str], str]:
-    """``x [..., in]`` as integers, their scale and their zero point, in units of each row's largest magnitude, which is
-    the second ``[..., 1]``.
+def _input_scale(edit: Edit, product: Product, scales: Mapping[str, float]) -> str:
+    """The constant scale of what ``product`` reads: of joined weights the largest, which clips least."""
+    return edit.constant(np.array(max(scales[part] for part in parts_of(product.weight)), np.float32))
+
+
+def _integers(edit: Edit, x: str, scale: str | None) -> tuple[list[str], str | None]:
+    """``x [..., in]`` as integers, their scale and their zero point; without a constant ``scale`` in units of each
+    row's largest magnitude, which is the second ``[..., 1]``.
 
     A row of zeros is divided by 0 and becomes any integers: 0 times what they sum to is the product.
     """
+    if scale is not None:
+        middle = edit.constant(_MIDDLE)
+        return [edit.add("QuantizeLinear", [x, scale, middle]), scale, middle], None
     largest = edit.add("ReduceMax", [edit.add("Abs", [x]), edit.constant(np.array([-1], np.int64))])
     step, middle = edit.constant(np.array(1 / 127, np.float32)), edit.constant(_MIDDLE)
     return [edit.add("QuantizeLinear", [edit.add("Div", [x, largest]), step, middle]), step, middle], largest

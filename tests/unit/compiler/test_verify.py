@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 from nestforge.compiler.graph.template import Template
 from nestforge.compiler.verify import verify_bundle
-from nestforge.errors import BundleCorruptError, BundleFormatError, CheckpointError
+from nestforge.errors import BundleCorruptError, CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.sealing import reseal
@@ -66,30 +66,13 @@ def test_against_its_model_every_engine_is_compared(bundle: Path, tiniest: Path)
     assert list(dict.fromkeys(stages)) == ["hashes", "model", "parity"]
 
 
-@pytest.mark.parametrize("against", [False, True])
-@pytest.mark.parametrize("name", ["weights.safetensors", "ffn8-heads1.b2-s8.onnx", "tokenizer.json"])
-def test_a_flipped_byte(bundle: Path, tiniest: Path, name: str, against: bool) -> None:
-    raw = bytearray((bundle / name).read_bytes())
+def test_a_flipped_byte_is_found_before_a_model_is_opened(bundle: Path) -> None:
+    raw = bytearray((bundle / "weights.safetensors").read_bytes())
     raw[len(raw) // 2] ^= 1
-    (bundle / name).write_bytes(raw)
-    with pytest.raises(BundleCorruptError, match=rf"{name}: sha256 \w+, expected \w+"):
-        verify_bundle(bundle, tiniest if against else None)
-
-
-@pytest.mark.parametrize("name", ["weights.safetensors", "ffn8-heads1.b2-s8.onnx", "build.json"])
-def test_a_missing_file(bundle: Path, name: str) -> None:
-    (bundle / name).unlink()
-    with pytest.raises(BundleCorruptError, match=rf"{name}: missing"):
-        verify_bundle(bundle)
-
-
-def test_two_engine_files_that_changed_places(bundle: Path) -> None:
-    one, other = bundle / "ffn8-heads1.b2-s8.onnx", bundle / "ffn16-heads1.b2-s8.onnx"
-    raw = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(raw)
-    with pytest.raises(BundleCorruptError, match=r"ffn8-heads1.b2-s8.onnx|ffn16-heads1.b2-s8.onnx"):
-        verify_bundle(bundle)
+    (bundle / "weights.safetensors").write_bytes(raw)
+    for against in (None, bundle / "no model"):
+        with pytest.raises(BundleCorruptError, match=r"weights.safetensors: sha256 \w+, expected \w+"):
+            verify_bundle(bundle, against)
 
 
 @pytest.mark.usefixtures("blatant")
@@ -114,11 +97,6 @@ def test_a_changed_weight_under_new_hashes_is_caught(bundle: Path, tiniest: Path
     safetensors.numpy.save_file(tensors, bundle / "weights.safetensors", metadata={"format": "nestforge"})
     reseal(bundle)
     assert not verify_bundle(bundle, tiniest)
-
-
-def test_no_bundle_at_all(tmp_path: Path) -> None:
-    with pytest.raises(BundleFormatError, match="not a folder"):
-        verify_bundle(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

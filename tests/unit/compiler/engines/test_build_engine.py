@@ -102,8 +102,16 @@ def test_a_build_that_was_interrupted_before_its_receipt_is_done_again(
     assert builder.build(submodel, BUCKET).parity is not None
 
 
-def test_a_wrong_weight_stops_the_build_and_names_the_module(builder: EngineBuilder) -> None:
-    path, stored = builder.stage.folder / WEIGHTS_NAME, builder.store["encoder.layer.1.intermediate.dense.bias"]
+@pytest.mark.parametrize(
+    ("module", "tensor"),
+    [
+        ("encoder.layer.1.intermediate.dense", "bias"),
+        ("encoder.layer.0.attention.output.dense", "weight.T"),
+        ("embeddings.LayerNorm", "bias"),
+    ],
+)
+def test_a_wrong_weight_stops_the_build_and_names_the_module(builder: EngineBuilder, module: str, tensor: str) -> None:
+    path, stored = builder.stage.folder / WEIGHTS_NAME, builder.store[f"{module}.{tensor}"]
     raw = bytearray(path.read_bytes())
     struct.pack_into("<f", raw, stored.offset + 4 * 5, 3.0)
     path.write_bytes(raw)
@@ -112,7 +120,7 @@ def test_a_wrong_weight_stops_the_build_and_names_the_module(builder: EngineBuil
     message = str(failure.value)
     assert message.startswith("engine ffn8-heads1@b2-s8: output last_hidden_state, case random-0: max abs ")
     assert "; allowed abs <= 8e-06 * rms" in message
-    assert "; first to diverge: encoder.layer.1.intermediate.dense (max abs " in message
+    assert f"; first to diverge: {module} (max abs " in message
     assert "\n" not in message
     assert not list(builder.stage.work.glob("*b2-s8.json")), "no receipt for what failed"
 

@@ -80,8 +80,8 @@ def test_a_mask_that_hides_a_token_stops_the_compile(tmp_path: Path, monkeypatch
 
     real = scatter_caches._mask
 
-    def narrower(edit: Any, last: str, first: str, tokens: str, _window: int, capacity: int) -> str:
-        return real(edit, last, first, tokens, 9, capacity)
+    def narrower(edit: Any, last: str, tokens: str, _window: int, capacity: int) -> str:
+        return real(edit, last, tokens, 9, capacity)
 
     monkeypatch.setattr(scatter_caches, "_mask", narrower)
     model = save_tiny_matlm(tmp_path / "m", num_hidden_layers=1, intermediate_size=32)

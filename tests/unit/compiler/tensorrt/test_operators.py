@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from nestforge.compiler.tensorrt.graphs import float_sums
+from nestforge.compiler.tensorrt.graphs import in_parsed_operators
 from nestforge.compiler.tensorrt.operators import operator_tables, unsupported
 
 MASK = "(int64[2,8] mask) => (int64[2,8] out)"
@@ -123,8 +123,8 @@ def test_counts_over_a_mask_are_made_in_float(shape: str) -> None:
     before = onnx.reference.ReferenceEvaluator(graph)
     mask = np.array([[1, 1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1]])
     expected = before.run(None, {"mask": mask})[0]
-    assert float_sums(graph) == 1
-    assert float_sums(graph) == 0
+    graph = in_parsed_operators(graph)
+    assert in_parsed_operators(graph) is graph
     onnx.checker.check_model(graph)
     assert unsupported(graph) == []
     np.testing.assert_array_equal(onnx.reference.ReferenceEvaluator(graph).run(None, {"mask": mask})[0], expected)
@@ -147,9 +147,7 @@ def test_counts_over_a_mask_are_made_in_float(shape: str) -> None:
 )
 def test_sums_that_may_not_be_exact_stay(body: str, signature: str) -> None:
     graph = model(body, signature)
-    raw = graph.SerializeToString()
-    assert float_sums(graph) == 0
-    assert graph.SerializeToString() == raw
+    assert in_parsed_operators(graph) is graph
 
 
 @pytest.mark.parametrize(

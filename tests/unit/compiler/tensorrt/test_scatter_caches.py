@@ -126,7 +126,7 @@ def test_it_is_what_the_operator_computes(
     model = attending(heads, shared, window, cap)
     feeds = feeds_for(heads, shared, tokens, before, seed=heads + tokens)
     expected = answers(model, feeds)
-    scatter_caches("engine e", model, CAPACITY)
+    model = scatter_caches("engine e", model, CAPACITY)
     found = answers(model, feeds)
     for name in ("key_after", "value_after"):
         np.testing.assert_array_equal(found[name], expected[name])
@@ -138,7 +138,7 @@ def test_the_parser_takes_it_from_the_release_on_that_has_caches() -> None:
     model = attending(4, 2, window=5)
     refused = unsupported(model, "10.15")
     assert any("belongs to com.microsoft" in problem for problem in refused)
-    scatter_caches("engine e", model, CAPACITY)
+    model = scatter_caches("engine e", model, CAPACITY)
     onnx.checker.check_model(model)
     assert unsupported(model, "10.15") == []
     earlier = unsupported(model, "10.14")
@@ -147,7 +147,7 @@ def test_the_parser_takes_it_from_the_release_on_that_has_caches() -> None:
 
 def test_every_cache_is_an_input_of_one_size_and_comes_back_by_a_scatter() -> None:
     model = attending(4, 2)
-    scatter_caches("engine e", model, CAPACITY)
+    model = scatter_caches("engine e", model, CAPACITY)
     graph = model.graph
     sizes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -172,7 +172,7 @@ def test_a_bias_by_distance_is_added_where_a_token_sees(window: int, tokens: int
     model = attending(4, 2, window, bias=True)
     feeds = feeds_for(4, 2, tokens, before, seed=tokens)
     expected = answers(model, feeds)
-    scatter_caches("engine e", model, CAPACITY)
+    model = scatter_caches("engine e", model, CAPACITY)
     onnx.checker.check_model(model)
     assert unsupported(model, "10.15") == []
     found = answers(model, feeds)

@@ -12,10 +12,10 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.encodings import decoded, encode, split_encoding
 from nestforge.compiler.graph.precision.quantize import (
-    as_qgemm,
     dynamic,
     quantized,
     small_tables,
+    static,
     weight_only,
 )
 from nestforge.compiler.graph.template import Template
@@ -65,8 +65,8 @@ def integers(proto: onnx.ModelProto, folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("transposed", [True, False])
 def test_qgemm_sums_the_integers_of_qdq(tmp_path: Path, transposed: bool, bias: bool, packed: bool) -> None:
     proto, tensors = product(transposed, bias)
-    qdq = quantized(proto, {"w.T" if transposed else "w": SCALE}, ())
-    lowered = as_qgemm(qdq)
+    scales = {"w.T" if transposed else "w": SCALE}
+    qdq, lowered = (form(proto, scales, ()) for form in (quantized, static))
     operators = [node.op_type for node in lowered.graph.node]
     assert operators == ["QuantizeLinear", "QGemm", *(["Add"] if bias else [])]
     np.testing.assert_array_equal(
