@@ -159,12 +159,17 @@ def shapes_to_prove(bucket: Bucket, weights: int = 0) -> list[Bucket]:
         span = (_longest(bucket, batch) + 1) / least.sequence
         length = least.sequence * span ** ((number + rng.random()) / _RANDOM_SHAPES)
         shapes.append(Bucket(batch, min(int(length), _longest(bucket, batch))))
-    last = Bucket(most.batch, _longest(bucket, most.batch))
+    last = largest_proven(bucket)
     found = [*dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)])]
     if weights >= _LARGE:
         limit = max(_MOST_BETWEEN, least.tokens)
         found = [shape for shape in found if shape.tokens <= limit or shape.sequence == most.sequence]
     return [*(shape for shape in found if shape != last), last]
+
+
+def largest_proven(bucket: Bucket) -> Bucket:
+    """The largest shape of ``bucket`` that engines are proven at."""
+    return Bucket(bucket.batch, _longest(bucket, bucket.batch))
 
 
 def _longest(bucket: Bucket, batch: int) -> int:

@@ -398,6 +398,11 @@ def _pooled(rms: np.ndarray | float, dims: int, ndim: int) -> np.ndarray:
     return np.asarray(np.sqrt(np.mean(np.square(spread), axis=tuple(range(dims, ndim)), keepdims=True)))
 
 
+def size_of(array: np.ndarray) -> float:
+    """The rms of ``array``, 1 at least: what proofs of two computations in PyTorch, or two runs, are measured by."""
+    return max(1.0, float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))))
+
+
 def max_difference(left: Sequence[Arrays], right: Sequence[Arrays]) -> float:
     """Largest absolute difference over all outputs and cases."""
     return float(np.max([np.abs(a[name] - b[name]).max() for a, b in zip(left, right, strict=True) for name in a]))

@@ -15,7 +15,7 @@ from ...exporters.universal import PREFIX
 from ...runtime.inputs.arrays import Arrays
 from ..work.clock import Clock
 from .cases import Case
-from .compare import tolerance_for
+from .compare import size_of, tolerance_for
 from .prove_exits import prove_exits
 from .prove_padding import prove_padding
 from .reading import in_float64
@@ -73,8 +73,7 @@ def prove_slice(submodel: Submodel, bucket: Bucket, references: References) -> I
             outputs, _ = whole.run(case.feeds)
             named = {spec.name: tensor.numpy() for spec, tensor in zip(whole.specs, outputs, strict=True)}
             for name, reference in case.read(named, whole.specs).items():
-                scale = max(1.0, float(np.sqrt(np.mean(np.square(reference)))))
-                figures.append(np.abs(reference - found[name]).max() / scale)
+                figures.append(np.abs(reference - found[name]).max() / size_of(reference))
     # The figure is no number where any is none.
     yield Proof("slice", submodel.id, min(len(narrowed), _MOST_CASES), float(np.max(figures)), _SLICE_LIMIT)
 

@@ -29,7 +29,7 @@ from ...runtime.engines.residency import Residency
 from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
 from .cases import Case
-from .compare import Tolerance, with_rounding
+from .compare import Tolerance, size_of, with_rounding
 from .judge import Replayed
 from .references import References
 
@@ -211,13 +211,9 @@ def _difference(
     if (one.index[order] != other.index)[kept].any():
         return math.inf
     off = np.abs(one.logits[order] - other.logits).max(axis=-1)  # [rows]
-    limit = atol * _scale(one.logits)
+    limit = atol * size_of(one.logits)
     allowed = with_rounding(limit, own[one.index[order], order])
     return float((off / allowed)[kept].max(initial=0.0)) * atol
-
-
-def _scale(logits: np.ndarray) -> float:
-    return max(1.0, float(np.sqrt(np.mean(np.square(logits, dtype=np.float64)))))
 
 
 def expected_exits(entropy: np.ndarray, policy: ExitPolicy, error: float) -> tuple[np.ndarray, np.ndarray]:

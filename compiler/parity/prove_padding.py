@@ -11,6 +11,7 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import Proof
 from ...errors import ParityError
 from ...runtime.inputs.arrays import Array, Arrays
+from .compare import size_of
 from .reading import in_float64
 from .references import References
 
@@ -39,7 +40,7 @@ def prove_padding(references: References) -> Iterator[Proof]:
         worst = 0.0
         for spec, first, second in zip(whole.specs, own, together, strict=True):
             difference = float(np.abs(first.numpy() - _first(spec, second.numpy(), kept)).max())
-            scale = max(1.0, float(np.sqrt(np.mean(np.square(first.numpy())))))
+            scale = size_of(first.numpy())
             if not difference <= _LIMIT * scale:  # no number fails too
                 one_row = Bucket(1, bucket.sequence, None, 1)
                 free = one_row if bucket.sequence > 1 else Bucket(bucket.batch, 1, 1)

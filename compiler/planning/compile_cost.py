@@ -21,14 +21,14 @@ from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import INT4, INT8, PRECISIONS, TRACED
 from ...profiles.probe_host import free_memory_bytes
-from ..parity.cases import MOST_JUDGED
+from ..parity.cases import MOST_JUDGED, largest_proven
 from ..work.staging import staging_folder
 
 # Python, torch, transformers, ONNX Runtime, and the traces of a model.
 _PROGRAMS_BYTES = 7e8
-# Its tokens at most, of one shape of a range, on which engines are proven; the outputs of all shapes of a range are
-# together some five times those of the longest, in float64 beside the engine's own in float32.
-_LONGEST_PROVEN, _SHAPES, _OUTPUT_BYTES = 512, 5, 8 + 4
+# The outputs of all shapes of a range on which engines are proven are together some five times those of the longest,
+# in float64 beside the engine's own in float32.
+_SHAPES, _OUTPUT_BYTES = 5, 8 + 4
 # Measured compiles took 0.57 (a tiny BERT), 0.85 (1,236 M) to 1.1 times (30 M and 400 M, to which it was fitted) the
 # memory of this rule: what is less than the least of it is refused.
 _LEAST_SHARE = 0.55
@@ -58,7 +58,7 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
     universal, backend = source.spec.universal(), profile.backend
     in_fp32 = 4 * source.parameters(universal)
     disk = written_bytes(source, profile, chosen)
-    outputs = max(_output_bytes(source.signature, _proven(bucket)) for bucket in profile.buckets)
+    outputs = max(_output_bytes(source.signature, largest_proven(bucket)) for bucket in profile.buckets)
     largest = max((prod(shape) for shape in source.shapes.values()), default=0)
     packed = max(source.weight_bytes(submodel, backend).held for submodel in chosen)
     forms = 2 if source.generates else 1
@@ -66,7 +66,7 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
         op.flops / 1e9
         for submodel in chosen
         for bucket in profile.buckets
-        for op in source.workload(submodel, submodel.at(_proven(bucket)))
+        for op in source.workload(submodel, submodel.at(largest_proven(bucket)))
     )
     layers = source.spec.depth * len(profile.buckets) * len({submodel.structure for submodel in chosen})
     return CompileCost(
@@ -82,14 +82,6 @@ def _output_bytes(signature: Signature, longest: Bucket) -> int:
     made = [prod(spec.shape(longest)) for spec in signature.outputs]
     judged = made if signature.mask is not None else [min(numbers, MOST_JUDGED) for numbers in made]
     return _SHAPES * _OUTPUT_BYTES * sum(judged) + 4 * sum(made)
-
-
-def _proven(bucket: Bucket) -> Bucket:
-    """The largest shape of ``bucket`` that engines are proven at (parity/cases.py)."""
-    most = bucket.largest
-    if bucket.is_static:
-        return most
-    return Bucket(most.batch, min(most.sequence, max(bucket.smallest.sequence, _LONGEST_PROVEN // most.batch)))
 
 
 def written_bytes(source: ModelSource, profile: DeviceProfile, chosen: Sequence[Submodel]) -> int:

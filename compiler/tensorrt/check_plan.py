@@ -109,14 +109,7 @@ def check_plan(
                 f"engine {engine.id}: {what} decides otherwise than its graph in {left_out} of "
                 f"{len(shapes) + _MAX_NEAR_TIES} cases, more than equal scores explain"
             )
-    return PlanParity(
-        reference=compared_with,
-        rule=limit.rule,
-        cases=len(shapes),
-        max_abs=max(output.max_abs for output in kept),
-        min_cosine=min(output.min_cosine for output in kept),
-        left_out=left_out,
-    )
+    return _parity(compared_with, limit.rule, len(shapes), kept, left_out)
 
 
 def check_prompt_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: Device, what: str = PLAN) -> PlanParity:
@@ -164,13 +157,14 @@ def check_cached_plan(here: Bundle, engine: EngineEntry, plan: Runner, device: D
                 raise ParityError(f"engine {engine.id}: {what}: {verdict.broken.describe()}; allowed {limit.rule}")
             kept += verdict.outputs
     note = unjudged(cases_of(batches), judged_specs(entry))
-    return PlanParity(
-        reference=compared_with,
-        rule=limit.rule if note is None else f"{limit.rule}; {note}",
-        cases=len(cases_of(batches)),
-        max_abs=max(output.max_abs for output in kept),
-        min_cosine=min(output.min_cosine for output in kept),
-    )
+    rule = limit.rule if note is None else f"{limit.rule}; {note}"
+    return _parity(compared_with, rule, len(cases_of(batches)), kept)
+
+
+def _parity(reference: str, rule: str, cases: int, outputs: Sequence[ParityOutput], left_out: int = 0) -> PlanParity:
+    """The worst of all ``outputs``."""
+    largest, least = max(output.max_abs for output in outputs), min(output.min_cosine for output in outputs)
+    return PlanParity(reference, rule, cases, largest, least, left_out)
 
 
 def _texts(entry: GenerationEntry, engine: EngineEntry) -> list[Batch]:

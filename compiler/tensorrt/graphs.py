@@ -62,13 +62,16 @@ def in_parsed_operators(model: onnx.ModelProto) -> onnx.ModelProto:
         bounds = [(node.input[at], kind) for at, kind in _BOUNDS if len(node.input) > at and node.input[at]]
         if node.op_type == "CumSum" and _counts(node.input[0], types, makers):
             result, kind = node.output[0], types[node.input[0]].elem_type
-            node.input[0], node.output[0] = edit.add("Cast", [node.input[0]], to=TensorProto.FLOAT), f"{result}.count"
+            named = {"name": f"{node.name}.float", "to": TensorProto.FLOAT}
+            node.input[0] = edit.add("Cast", [node.input[0]], [f"{result}.mask"], **named)
+            node.output[0] = f"{result}.count"
             edit.nodes.append(node)
-            edit.add("Cast", [node.output[0]], [result], to=kind)
+            edit.add("Cast", [node.output[0]], [result], name=f"{node.name}.whole", to=kind)
         elif node.op_type == "Clip" and bounds and all(kinds.get(name) in _INTEGER_TYPES for name, _ in bounds):
-            value, *inner = node.input[0], *[1] * (len(bounds) - 1)
-            for (bound, operator), outputs in zip(bounds, [*inner, [node.output[0]]], strict=True):
-                value = edit.add(operator, [value, bound], outputs)
+            value, result = node.input[0], node.output[0]
+            for number, (bound, operator) in enumerate(bounds, 1):
+                output = result if number == len(bounds) else f"{result}.{operator}"
+                value = edit.add(operator, [value, bound], [output], name=f"{node.name}.{operator}")
         else:
             edit.nodes.append(node)
             continue
