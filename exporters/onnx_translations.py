@@ -22,22 +22,29 @@ def attention_to_onnx(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """The translation of ``aten.scaled_dot_product_attention`` on ``[B, heads, S, D]``; torchlib's where positions mask
-    themselves, heads share keys, or there are other dimensions."""
+    """The translation of ``aten.scaled_dot_product_attention`` on ``[B, heads, S, D]``; torchlib's where heads
+    share keys, or there are other dimensions."""
     rank = None if key.shape is None else len(key.shape)
     width = None if query.shape is None else query.shape[-1]
-    if is_causal or enable_gqa or dropout_p or rank != 4 or not isinstance(width, int):
+    if enable_gqa or dropout_p or rank != 4 or not isinstance(width, int):
         return aten_scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     scaled = op.Mul(query, _number(1 / sqrt(width) if scale is None else scale, query.dtype))
     scores = op.MatMul(scaled, op.Transpose(key, perm=[0, 1, 3, 2]))
-    if attn_mask is not None:
-        mask = attn_mask
-        if mask.dtype == ir.DataType.BOOL:
+    if attn_mask is not None or is_causal:
+        mask = _seen(query, key) if is_causal else attn_mask
+        if is_causal or mask.dtype == ir.DataType.BOOL:
             mask = op.Where(mask, _number(0.0, query.dtype), _number(query.dtype.min, query.dtype))
         scores = op.Add(scores, mask)
     return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+def _seen(query: Any, key: Any) -> Any:
+    """Bool ``[S, S]``: a position sees itself and those before it."""
+    zero, one, axis = (op.Constant(value=ir.tensor(number, dtype=ir.DataType.INT64)) for number in (0, 1, [1]))
+    places, seen = (op.Range(zero, op.Squeeze(op.Shape(x, start=2, end=3)), one) for x in (query, key))
+    return op.LessOrEqual(seen, op.Unsqueeze(places, axis))
 
 
 def _number(number: float, dtype: ir.DataType) -> Any:

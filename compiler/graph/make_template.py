@@ -40,7 +40,7 @@ from .passes.linear_to_gemm import linear_to_gemm, rows_as_weights
 from .passes.matching import constant
 from .passes.merge_reshapes import flatten_rows, merge_reshapes
 from .passes.operators import CACHED_ATTENTION
-from .passes.simplify_attention import pick_tokens, simplify_attention
+from .passes.pick_tokens import pick_tokens
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
 from .template import Template, require_held
 
@@ -216,8 +216,6 @@ PASSES = (
     Pass("note_modules", _note_modules),
     # Attention masks that hide nothing.
     Pass("drop_open_masks", lambda model, _: drop_open_masks(model)),
-    # The exporter's extra nodes around queries, keys and probabilities.
-    Pass("simplify_attention", lambda model, _: simplify_attention(model), (extents_are_known,)),
     # Rows and tokens as one dimension from product to product.
     Pass("flatten_rows", lambda model, _: flatten_rows(model), (linear_layers_are_gemm,), graphs="cached"),
     Pass("merge_reshapes", lambda model, _: merge_reshapes(model), ensures=(reshapes_are_merged,)),

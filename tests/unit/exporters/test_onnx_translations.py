@@ -139,7 +139,7 @@ def spec(name: str, heads: int) -> TensorSpec:
         ({}, False, 4, True),
         ({"scale": 0.3}, True, 4, True),
         ({"hides": True}, True, 4, True),
-        ({"is_causal": True}, False, 4, False),
+        ({"is_causal": True}, False, 4, True),
         ({"enable_gqa": True}, False, 2, False),
     ],
     ids=["alone", "added mask", "mask of bools", "causal", "shared keys"],
