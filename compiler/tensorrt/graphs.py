@@ -62,8 +62,8 @@ def in_parsed_operators(model: onnx.ModelProto) -> onnx.ModelProto:
         bounds = [(node.input[at], kind) for at, kind in _BOUNDS if len(node.input) > at and node.input[at]]
         if node.op_type == "CumSum" and _counts(node.input[0], types, makers):
             result, kind = node.output[0], types[node.input[0]].elem_type
-            named = {"name": f"{node.name}.float", "to": TensorProto.FLOAT}
-            node.input[0] = edit.add("Cast", [node.input[0]], [f"{result}.mask"], **named)
+            mask, name = [f"{result}.mask"], f"{node.name}.float"
+            node.input[0] = edit.add("Cast", [node.input[0]], mask, name=name, to=TensorProto.FLOAT)
             node.output[0] = f"{result}.count"
             edit.nodes.append(node)
             edit.add("Cast", [node.output[0]], [result], name=f"{node.name}.whole", to=kind)
