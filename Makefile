@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.nestforge-dev
 DOCS_SETUP := $(VENV)/.nestforge-docs
-PACKAGES := profiles bundle runtime integrations exporters compiler parity tools examples benchmarks
+PACKAGES := profiles bundle runtime integrations serving exporters compiler parity tools examples benchmarks
 # Of its own: onnxruntime and onnxruntime-gpu are one Python package.
 GPU_VENV := .venv-gpu
 GPU_SETUP := $(GPU_VENV)/.nestforge-dev

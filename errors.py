@@ -16,6 +16,7 @@
     │   └── BundleIncompatibleError  this host cannot run the bundle
     ├── MeasurementError             a host is too busy to measure
     ├── SelectionError               no engine in the bundle satisfies the request
+    │   └── OverloadError            none does in time behind the requests that wait; another time one would
     └── InputError                   a request's inputs do not fit the model
         └── CapacityError            a text is longer than its cache has room for
 
@@ -93,6 +94,14 @@ class MeasurementError(NestforgeError):
 
 class SelectionError(NestforgeError):
     """No engine in the bundle satisfies the request."""
+
+
+class OverloadError(SelectionError):
+    """No engine answers in time behind the requests that wait: with ``needs_ms`` from now on one would, or later."""
+
+    def __init__(self, text: str, needs_ms: float) -> None:
+        super().__init__(text)
+        self.needs_ms = needs_ms
 
 
 class InputError(NestforgeError):

@@ -57,6 +57,7 @@ class Dispatcher:
         self._remembered: dict[tuple[object, ...], Choice] = {}
         self._remembered_untimed: dict[tuple[object, ...], Choice] = {}
         self._remembered_holding: dict[tuple[int, int], list[Candidate]] = {}
+        self._remembered_chosen: dict[tuple[Request, int, int], Candidate] = {}
         # How often everything was forgotten: what was chosen before is not remembered after.
         self._forgotten = 0
 
@@ -78,12 +79,35 @@ class Dispatcher:
             choice = None
         if choice is None:
             forgotten = self._forgotten
-            choice = self._choose(request, batch, sequence, lengths)
+            candidate, reason = self._choose(request, batch, sequence, lengths)
+            choice = candidate.choice(reason)
             if len(remembered) >= _MAX_REMEMBERED_SIZES:
                 remembered.clear()
             if forgotten == self._forgotten and not choice.runs:
                 remembered[key] = choice
         return choice
+
+    def candidates(
+        self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None = None
+    ) -> Sequence[Candidate]:
+        """The engines that may answer ``request``, with what they take: where it has a deadline all that keep its limit
+        of memory, the largest submodel first; else the one that ``choose`` takes.
+
+        Raises as ``choose`` does.
+        """
+        if request.deadline_ms is not None:
+            request.check_one_selector()
+            return self._small_enough(request, self._remember_holding(batch, sequence, lengths))
+        key = (request, batch, sequence)
+        found = self._remembered_chosen.get(key)
+        if found is None:
+            forgotten = self._forgotten
+            found, _ = self._choose(request, batch, sequence, lengths)
+            if len(self._remembered_chosen) >= _MAX_REMEMBERED_SIZES:
+                self._remembered_chosen.clear()
+            if forgotten == self._forgotten and found.runs is None:
+                self._remembered_chosen[key] = found
+        return [found]
 
     def choose_in_time(
         self,
@@ -164,7 +188,17 @@ class Dispatcher:
             requested = self._budgets[request.budget].submodel
         return self._manifest.submodel(requested).id if isinstance(requested, str) else None
 
-    def _choose(self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None) -> Choice:
+    def _small_enough(self, request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that keep the request's limit of memory. Raises SelectionError for none."""
+        memory = request.limit("memory_mb")
+        found = [candidate for candidate in candidates if candidate.memory_mb <= memory]
+        if not found:
+            raise SelectionError(f"no submodel answers with `memory_mb` <= {memory:g}; there is {listing(candidates)}")
+        return found
+
+    def _choose(
+        self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None
+    ) -> tuple[Candidate, str]:
         limits = request.check_one_selector()
         self._engines.buckets_for(batch, sequence)
         if request.budget is not None:
@@ -174,17 +208,19 @@ class Dispatcher:
                     f"no budget {request.budget!r:.80} in this bundle{nearest(request.budget[:80], self._budgets)}"
                 )
             candidate = self._smallest(budget.submodel, f"budget {budget.name}", batch, sequence, lengths)
-            return candidate.choice(f"budget {budget.name}: {budget.reason}{self._little[candidate.engine.submodel]}")
+            return candidate, f"budget {budget.name}: {budget.reason}{self._little[candidate.engine.submodel]}"
         if request.submodel is not None:
             candidate = self._smallest(request.submodel, "the request", batch, sequence, lengths)
-            return candidate.choice(f"submodel {request.submodel} requested")
+            return candidate, f"submodel {request.submodel} requested"
         if limits:
             return self._within(request, batch, sequence, lengths)
         candidate = self._engines.holding(batch, sequence, lengths)[0]
         which = "" if candidate.engine.submodel == self._submodels[0].id else " with an engine for this input here"
-        return candidate.choice(f"no limit given: the largest submodel{which}")
+        return candidate, f"no limit given: the largest submodel{which}"
 
-    def _within(self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None) -> Choice:
+    def _within(
+        self, request: Request, batch: int, sequence: int, lengths: Sequence[int] | None
+    ) -> tuple[Candidate, str]:
         given = {"latency_ms": request.limit("latency_ms"), "memory_mb": request.limit("memory_mb")}
         limits = {name: limit for name, limit in given.items() if limit < math.inf}
         candidates = self._engines.holding(batch, sequence, lengths)
@@ -193,7 +229,7 @@ class Dispatcher:
             if fits:
                 larger = next_larger(candidates, candidate)
                 missed = f"; next larger {larger}" if larger else ""
-                return candidate.choice(f"{reason}{missed}{self._little[candidate.engine.submodel]}")
+                return candidate, f"{reason}{missed}{self._little[candidate.engine.submodel]}"
         wanted = " and ".join(f"`{name}` <= {limit:g}" for name, limit in limits.items())
         raise SelectionError(f"no submodel answers {batch}x{sequence} with {wanted}; there is {listing(candidates)}")
 
@@ -227,6 +263,7 @@ class Dispatcher:
         self._forgotten += 1
         self._remembered.clear()
         self._remembered_holding.clear()
+        self._remembered_chosen.clear()
 
     def _remember_holding(self, batch: int, sequence: int, lengths: Sequence[int] | None) -> list[Candidate]:
         check_sizes(batch, sequence)

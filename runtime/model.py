@@ -19,9 +19,9 @@ from ..profiles.precision import Precision
 from ..profiles.probe_host import probe_host
 from .answer import Answer
 from .answering import Answering
-from .candidates import Choice
+from .candidates import Candidate, Choice
 from .description import Description, SubmodelInfo, describe, described_as_html
-from .dimensions import cut_to, paired, required
+from .dimensions import Cut, cut_to, paired, required
 from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
 from .engines.memory import MemoryCap
@@ -201,6 +201,21 @@ class ElasticModel:
             return dispatcher.choose(request, batch, sequence)
         return dispatcher.choose_in_time(request, batch, sequence, self._in_flight.load())
 
+    def candidates(
+        self,
+        request: Request,
+        batch: int,
+        sequence: int,
+        *,
+        task: str | None = None,
+        dimensions: int | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Sequence[Candidate]:
+        """The engines that may answer such a request, with what they take, for a queue before this model: see
+        Dispatcher.candidates. Raises as a call does."""
+        cut = None if dimensions is None else cut_to(self.bundle.manifest, dimensions)
+        return self._dispatcher_for(request, task, cut).candidates(request, batch, sequence, lengths)
+
     def longest_sequence(self, batch: int, submodel: str | None = None) -> int:
         """The longest sequence that any engine takes for ``batch`` rows, or any of ``submodel`` if it takes so many.
 
@@ -288,7 +303,7 @@ class ElasticModel:
 
     def _admit(self, context: RequestContext) -> Choice:
         """The choice for a request, which is in flight from here on."""
-        request, shape, dispatcher = context.request, context.shape, self._dispatcher_for(context)
+        request, shape, dispatcher = context.request, context.shape, self._dispatcher_for(*context.chooses)
         if request.deadline_ms is None:
             choice = dispatcher.choose(request, shape.batch, shape.sequence, context.lengths)
             self._require_cut(context, choice)
@@ -326,7 +341,7 @@ class ElasticModel:
         """
         request, shape = context.request, context.shape
         busy = self._in_flight.load().remaining_ms
-        dispatcher = self._dispatcher_for(context)
+        dispatcher = self._dispatcher_for(*context.chooses)
         choice = None if busy else dispatcher.to_try(request, shape.batch, shape.sequence, context.lengths)
         if choice is None or context.is_late or self._answering.leaves_early(context, choice):
             raise refusal
@@ -339,11 +354,10 @@ class ElasticModel:
                 return answer
         raise SelectionError(f"{refusal}; {choice.engine.submodel} was tried and took {took:.3g} ms")
 
-    def _dispatcher_for(self, context: RequestContext) -> Dispatcher:
+    def _dispatcher_for(self, request: Request, task: str | None, cut: Cut | None) -> Dispatcher:
         """That of its task or, where it names no submodel, of its dimensions."""
-        cut, request = context.cut, context.request
-        if cut is None or context.task is not None or request.budget is not None or request.submodel is not None:
-            return self._dispatcher_of(context.task_name)
+        if cut is None or task is not None or request.budget is not None or request.submodel is not None:
+            return self._dispatcher_of(task)
         return self._by_dimensions.get(cut.dimensions, self._dispatcher)
 
     def _require_cut(self, context: RequestContext, choice: Choice) -> None:

@@ -94,6 +94,11 @@ class RequestContext(NamedTuple):
         return None if self.task is None else self.task.name
 
     @property
+    def chooses(self) -> tuple[Request, str | None, Cut | None]:
+        """What says among which submodels it chooses."""
+        return self.request, self.task_name, self.cut
+
+    @property
     def is_late(self) -> bool:
         """Whether its deadline has passed."""
         deadline_ms = self.request.deadline_ms

@@ -18,7 +18,7 @@ from support.fake_cuda import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 # Modules of the root, which everything shares, come before them all.
-LAYERS = ("profiles", "bundle", "runtime", "integrations", "exporters", "compiler", "parity", "tools")
+LAYERS = ("profiles", "bundle", "runtime", "integrations", "serving", "exporters", "compiler", "parity", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
 DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "openvino", "tensorrt", "cuda", "tokenizers"}
 BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "ml_dtypes"}
@@ -29,6 +29,7 @@ OUTSIDE = {
     "runtime": {*DEVICE, "jinja2"} - {"yaml"},
     # what else they need is imported by name where it is requested: see optional.py
     "integrations": {"numpy", "rich"},
+    "serving": {"numpy"},
     "exporters": {"numpy", "huggingface_hub", *BUILD} - {"onnx"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     # onnx, onnxruntime, openvino by name where an export is of their kind

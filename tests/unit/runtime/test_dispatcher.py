@@ -464,3 +464,42 @@ def test_every_latency_is_looked_at_once(manifest: Manifest) -> None:
     latencies = Counted(Latency(engine.id, 1.0) for engine in manifest.engines)
     Dispatcher(manifest, {engine.id: "packed" for engine in manifest.engines}, latencies)
     assert Counted.looks == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "found"),
+    [
+        (Request(deadline_ms=1), ["large", "medium", "small"]),
+        (Request(deadline_ms=1, memory_mb=21), ["medium", "small"]),
+        (Request(), ["large"]),
+        (Request(submodel="S"), ["small"]),
+        (Request(budget="edge"), ["medium"]),
+        (Request(latency_ms=3.9), ["medium"]),
+    ],
+    ids=str,
+)
+def test_candidates_are_all_that_a_request_leaves(three: Manifest, request_: Request, found: list[str]) -> None:
+    choosing = dispatcher(three)
+    for _ in range(2):  # remembered
+        candidates = choosing.candidates(request_, 1, 8)
+        assert [one.engine.submodel for one in candidates] == found
+        if request_.deadline_ms is None:
+            assert choosing.choose(request_, 1, 8).engine == candidates[0].engine
+    assert [one.runs is not None for one in choosing.candidates(request_, 9, 8)] == [True] * len(found)
+
+
+def test_candidates_follow_what_runs_show(three: Manifest) -> None:
+    choosing = dispatcher(three)
+    for request_ in (Request(submodel="L"), Request(deadline_ms=9)):
+        before = choosing.candidates(request_, 1, 32)[0].p95_ms
+        for _ in range(8):
+            choosing.choose(Request(submodel="L"), 1, 32).ran(2 * before, 0.0)
+        assert choosing.candidates(request_, 1, 32)[0].p95_ms > before
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(deadline_ms=1, memory_mb=5), Request(latency_ms=0.5), Request(budget="no")]
+)
+def test_no_candidates_are_refused(three: Manifest, request_: Request) -> None:
+    with pytest.raises(SelectionError):
+        dispatcher(three).candidates(request_, 1, 8)

@@ -1,0 +1,1 @@
+"""Bundles behind standard protocols: one queue before them, and what each protocol says."""

@@ -1,0 +1,287 @@
+"""Which waiting job runs next, with which others and by which submodel, and which are refused at once.
+
+Pure: it has no clock, no thread and no socket. Time is an argument, in milliseconds from any start; what a run takes
+comes from the dispatcher (``Candidate.p95_ms``). The rules, with their reasons, are in docs/decisions/0056.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from ..errors import OverloadError
+from ..runtime.candidates import Candidate
+
+# Factors of the part of a deadline that is planned with: after a late answer, and after one in time. Some 1 % of
+# misses keep it where it is.
+_MISSED, _KEPT, _LEAST_SHARE = 0.9, 1.001, 0.3
+# For how long after its last job a client has its share of the queue, and how many clients are known at most.
+_MS_ACTIVE, _MOST_CLIENTS = 10_000.0, 4096
+# Where nothing else runs, figures refuse only what they put this far off, or what was tried within so long.
+_MOST_WRONG, _MS_TRIED = 10.0, 1000.0
+# Jobs in a row that do not fit a run before no more are looked at.
+_MISFITS = 4
+# A run takes what it is stated to take, or a little less than two of them.
+_ROUNDING = 1e-6
+
+# The engines that may answer so many rows of so many steps together, of jobs of a key.
+Options = Callable[[Hashable, int, int], Sequence[Candidate]]
+
+
+@dataclass(eq=False, frozen=True)
+class Job:
+    """Rows of one request, answered together: ``rows`` of at most ``steps``. Jobs of equal keys may share a run; one
+    whose key is None runs alone. It came at ``arrived`` and is ``due`` (milliseconds); ``timed`` is one whose request
+    stated that. ``alone`` are the engines that may answer it, the largest submodel first, one where its request leaves
+    no choice."""
+
+    key: Hashable
+    rows: int
+    steps: int
+    client: str
+    arrived: float
+    due: float
+    alone: Sequence[Candidate]
+    timed: bool = False
+
+
+@dataclass(eq=False, frozen=True)
+class Run:
+    """Jobs that one run answers, by ``candidate``, and how it was chosen."""
+
+    jobs: tuple[Job, ...]
+    candidate: Candidate
+    reason: str
+
+
+@dataclass(order=True, frozen=True)
+class _Waiting:
+    """``order``: by it jobs run, see ``submit``."""
+
+    order: float
+    number: int
+    job: Job
+
+
+class Scheduler:
+    """The queue before ``workers`` runs at a time, of at most ``most_waiting`` jobs. Not thread-safe."""
+
+    def __init__(self, options: Options, workers: int = 1, most_waiting: int = 512) -> None:
+        self._options, self._workers, self._most_waiting = options, workers, most_waiting
+        self._waiting: list[_Waiting] = []
+        self._running: dict[Run, float] = {}  # with the time at which each is expected to end
+        self._seen: dict[str, float] = {}  # when each client last sent a job, in that order
+        self._number = 0
+        self._share = 1.0
+        self._tried = -_MS_TRIED
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def share(self) -> float:
+        """The part of a deadline that is planned with, 0.3 to 1: late answers lower it."""
+        return self._share
+
+    def submit(self, job: Job, now: float) -> None:
+        """Takes a job. Raises OverloadError where it would be late, or make another late, even if all that wait are
+        answered by the submodels that take least; where its client has its share of the queue; or where that is full.
+
+        Jobs run by their deadlines. One whose client has others waiting counts as sent when those would be done, so
+        that it stands behind the jobs of clients that have none.
+        """
+        own = sum(_least(one.job.alone).p95_ms for one in self._waiting if one.job.client == job.client)
+        behind = own / self._workers
+        own_place = now + behind + job.due - job.arrived
+        last = max(own_place, self._waiting[-1].order) if self._waiting else own_place
+        self._number += 1
+        self._note(job.client, now)
+        if not self._has_its_share(job, behind, now):
+            # Behind all others it makes none of them late.
+            for order in dict.fromkeys((own_place, last)):
+                entry = _Waiting(order, self._number, job)
+                if self._fits(entry, now):
+                    insort(self._waiting, entry)
+                    return
+        needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] - now
+        raise OverloadError(
+            f"no submodel answers {job.rows}x{job.steps} within {max(0.0, job.due - now):.3g} ms: {self.waiting} "
+            f"waiting and {self.running} running before it, it would need {needs_ms:.3g} ms; allow more time, or ask "
+            "again later",
+            needs_ms,
+        )
+
+    def cancel(self, job: Job) -> None:
+        """Its client is gone: nothing happens where it runs already, or is done."""
+        self._waiting = [entry for entry in self._waiting if entry.job is not job]
+
+    def expired(self, now: float) -> list[Job]:
+        """The waiting jobs whose deadline has passed, which wait no more."""
+        late = [entry.job for entry in self._waiting if entry.job.due <= now]
+        if late:
+            self._waiting = [entry for entry in self._waiting if entry.job.due > now]
+            for job in late:
+                self._weigh(job, now)
+        return late
+
+    def start(self, now: float) -> Run | None:
+        """The run to start now; None where nothing waits, or all workers have one.
+
+        It is of the first job and of those behind it that share its key, as long as together they take no longer than
+        one after the other. Of its submodels the largest answers with which all in the run are in time, and as few
+        that wait behind it late as with the one that takes least.
+        """
+        if not self._waiting or self.running >= self._workers:
+            return None
+        head = self._waiting[0].job
+        together, candidate = self._together(self._waiting, now, None)
+        reason = ""
+        if len(head.alone) > 1:
+            bar = self._late(self._behind(together), now, now + candidate.p95_ms)
+            for submodel in dict.fromkeys(one.engine.submodel for one in head.alone):
+                jobs, one = self._together(self._waiting, now, submodel)
+                ends = now + one.p95_ms
+                if all(ends <= self._planned(entry) for entry in jobs) and (
+                    self._late(self._behind(jobs), now, ends) <= bar
+                ):
+                    together, candidate = jobs, one
+                    break
+            reason = self._reason(head, candidate, now)
+        run = Run(tuple(entry.job for entry in together), candidate, reason)
+        self._waiting = self._behind(together)
+        self._running[run] = now + candidate.p95_ms
+        return run
+
+    def end(self, run: Run, now: float) -> None:
+        """The run has ended, or failed."""
+        del self._running[run]
+        for job in run.jobs:
+            self._weigh(job, now)
+
+    def _has_its_share(self, job: Job, behind: float, now: float) -> bool:
+        """Whether the client's jobs before this one, and this, take more of its time than clients may have each."""
+        clients = sum(now - seen <= _MS_ACTIVE for seen in self._seen.values())
+        takes = behind + _least(job.alone).p95_ms / self._workers
+        return self.waiting >= self._most_waiting or (clients > 1 and behind > 0 and takes > (job.due - now) / clients)
+
+    def _fits(self, entry: _Waiting, now: float) -> bool:
+        """Whether no more jobs are late with it than without it; or it is tried, see docs/requests.md."""
+        queue = list(self._waiting)
+        insort(queue, entry)
+        if self._late(queue, now) <= self._late(self._waiting, now):
+            return True
+        is_idle = not self._waiting and not self._running
+        need, left = _least(entry.job.alone).p95_ms, entry.job.due - now
+        if is_idle and now - self._tried >= _MS_TRIED and need <= _MOST_WRONG * left:
+            self._tried = now
+            return True
+        return False
+
+    def _late(self, entries: Sequence[_Waiting], now: float, busy_until: float | None = None) -> int:
+        """How many of ``entries`` end after their deadlines if what takes least answers them, with one more worker
+        ``busy_until`` then."""
+        return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, busy_until))
+
+    def _ends(
+        self, entries: Sequence[_Waiting], now: float, busy_until: float | None = None
+    ) -> list[tuple[_Waiting, float]]:
+        """The time at which each of ``entries`` ends if what takes least answers them."""
+        busy = [max(now, end) for end in self._running.values()]
+        busy += [busy_until] if busy_until is not None else []
+        free = [*busy, *[now] * (self._workers - len(busy))]
+        heapify(free)
+        found: list[tuple[_Waiting, float]] = []
+        left = list(entries)
+        while left:
+            together, candidate = self._together(left, free[0], None)
+            end = free[0] + candidate.p95_ms
+            heapreplace(free, end)
+            found += [(entry, end) for entry in together]
+            left = _without(left, together)
+        return found
+
+    def _together(
+        self, entries: Sequence[_Waiting], start: float, submodel: str | None
+    ) -> tuple[list[_Waiting], Candidate]:
+        """The first of ``entries`` and those that go with it into one run, which starts then, of ``submodel`` or, for
+        None, of what takes least."""
+        head = entries[0]
+        together, candidate = [head], _of(head.job.alone, submodel)
+        if candidate is None or candidate.runs is not None or head.job.key is None:
+            return together, candidate or _least(head.job.alone)
+        rows, steps, misfits, due = head.job.rows, head.job.steps, 0, self._planned(head)
+        for entry in entries[1:]:
+            job = entry.job
+            if job.key != head.job.key:
+                continue
+            alone = _of(job.alone, submodel)
+            most = max(steps, job.steps)
+            joined = _of(self._options(job.key, rows + job.rows, most), submodel)
+            soonest = min(due, self._planned(entry))
+            if (
+                alone is not None
+                and joined is not None
+                and joined.runs is None
+                and joined.p95_ms <= (candidate.p95_ms + alone.p95_ms) * (1 + _ROUNDING)
+                and start + joined.p95_ms <= max(soonest, start + candidate.p95_ms)
+            ):
+                together.append(entry)
+                candidate, rows, steps, due, misfits = joined, rows + job.rows, most, soonest, 0
+            elif (misfits := misfits + 1) >= _MISFITS:
+                break
+        return together, candidate
+
+    def _behind(self, together: Sequence[_Waiting]) -> list[_Waiting]:
+        return _without(self._waiting, together)
+
+    def _planned(self, entry: _Waiting) -> float:
+        """The time at which it is planned to end at the latest, ahead of its deadline where answers were late."""
+        job = entry.job
+        return job.arrived + self._share * (job.due - job.arrived) if job.timed else job.due
+
+    def _note(self, client: str, now: float) -> None:
+        self._seen.pop(client, None)
+        if len(self._seen) >= _MOST_CLIENTS:
+            del self._seen[next(iter(self._seen))]
+        self._seen[client] = now
+
+    def _weigh(self, job: Job, now: float) -> None:
+        if job.timed:
+            self._share = min(1.0, max(_LEAST_SHARE, self._share * (_MISSED if now > job.due else _KEPT)))
+
+    def _reason(self, head: Job, candidate: Candidate, now: float) -> str:
+        """As the dispatcher says why a deadline chose."""
+        larger = None
+        for one in head.alone:
+            if one.engine.submodel == candidate.engine.submodel:
+                break
+            larger = one
+        waits = f"{self.waiting} waiting, {self.running} running"
+        missed = f"; next larger {larger}" if larger else ""
+        return (
+            f"{candidate.latency} (p95 {candidate.p95_ms:.3g} ms) <= {head.due - now:.3g} ms left of "
+            f"{head.due - head.arrived:.3g}, {waits}{missed}"
+        )
+
+
+def _least(candidates: Iterable[Candidate]) -> Candidate:
+    return min(candidates, key=lambda one: one.p95_ms)
+
+
+def _of(candidates: Sequence[Candidate], submodel: str | None) -> Candidate | None:
+    """The engine of ``submodel``, or of any, that takes least; None where there is none."""
+    own = [one for one in candidates if submodel is None or one.engine.submodel == submodel]
+    return _least(own) if own else None
+
+
+def _without(entries: Sequence[_Waiting], together: Sequence[_Waiting]) -> list[_Waiting]:
+    gone = {entry.number for entry in together}
+    return [entry for entry in entries if entry.number not in gone]

@@ -1,0 +1,313 @@
+"""The queue alone, over a real dispatcher's figures: time is a number that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nestforge.bucket import Bucket
+from nestforge.bundle.build_record import Latency
+from nestforge.errors import NestforgeError, OverloadError
+from nestforge.runtime.request import Request
+from nestforge.serving.scheduler import Job, Run, Scheduler
+from support.small_bundle import make_manifest
+from support.three_submodels import SIZES, dispatcher, make
+
+# small, medium and large take 1, 2 and 4 ms for one row of 32 steps and twice that for up to four, 4 to 16 of 128.
+MANIFEST = make(make_manifest(), SIZES, (Bucket(1, 32), Bucket(1, 128), Bucket(4, 32)))
+FACTORS = {"b1-s32": 1, "b4-s32": 2, "b1-s128": 4}
+DISPATCHER = dispatcher(
+    MANIFEST, [Latency(e.id, float(SIZES[e.submodel] * FACTORS[e.bucket.label])) for e in MANIFEST.engines]
+)
+TIMED, UNTIMED = Request(deadline_ms=1.0), Request()
+
+
+def options(key: Any, rows: int, steps: int) -> Any:
+    try:
+        return DISPATCHER.candidates(key, rows, steps)
+    except NestforgeError:
+        return ()
+
+
+def job(arrived: float, deadline: float | None, client: str = "a", rows: int = 1, steps: int = 32, **own: Any) -> Job:
+    """A request with a deadline, or one that states nothing and waits for 1000 ms at most."""
+    key = UNTIMED if deadline is None else TIMED
+    due, timed = arrived + (deadline or 1000.0), deadline is not None
+    fields = {"key": key, "alone": options(key, rows, steps), "timed": timed, **own}
+    return Job(rows=rows, steps=steps, client=client, arrived=arrived, due=due, **fields)
+
+
+def queue(**settings: Any) -> Scheduler:
+    return Scheduler(options, **settings)
+
+
+def started(scheduler: Scheduler, now: float) -> Run:
+    run = scheduler.start(now)
+    assert run is not None
+    return run
+
+
+@pytest.mark.parametrize(("deadline", "submodel"), [(4.0, "large"), (3.9, "medium"), (1.9, "small"), (None, "large")])
+def test_the_largest_in_time_answers(deadline: float | None, submodel: str) -> None:
+    scheduler = queue()
+    scheduler.submit(job(10.0, deadline), 10.0)
+    run = started(scheduler, 10.0)
+    assert run.candidate.engine.submodel == submodel
+    assert scheduler.start(10.0) is None
+    assert (scheduler.waiting, scheduler.running) == (0, 1)
+    scheduler.end(run, 12.0)
+    assert (scheduler.waiting, scheduler.running) == (0, 0)
+
+
+def test_what_waits_makes_the_run_before_it_smaller_and_the_reason_says_so() -> None:
+    scheduler = queue()
+    scheduler.submit(job(0.0, 8.0, key=None), 0.0)
+    scheduler.submit(job(0.0, 3.5, key=None), 0.0)
+    run = started(scheduler, 0.0)
+    assert [each.due for each in run.jobs] == [3.5]
+    assert run.candidate.engine.submodel == "medium"
+    assert run.reason.startswith(
+        "predicted 2 ms (p95 2 ms) <= 3.5 ms left of 3.5, 2 waiting, 0 running; next larger la"
+    )
+    scheduler.end(run, 2.0)
+    assert started(scheduler, 2.0).candidate.engine.submodel == "large"
+
+
+def test_smaller_submodels_answer_before_any_request_is_refused() -> None:
+    scheduler, answered = queue(), []
+    for _ in range(5):
+        scheduler.submit(job(0.0, 5.0, key=None), 0.0)
+    with pytest.raises(OverloadError) as refusal:
+        scheduler.submit(job(0.0, 5.0, key=None), 0.0)
+    assert str(refusal.value) == (
+        "no submodel answers 1x32 within 5 ms: 5 waiting and 0 running before it, it would need 6 ms; allow more time, "
+        "or ask again later"
+    )
+    assert refusal.value.needs_ms == 6.0
+    for now in range(5):
+        run = started(scheduler, float(now))
+        answered.append(run.candidate.engine.submodel)
+        scheduler.end(run, now + 1.0)
+    assert answered == ["small"] * 5
+
+
+def test_a_new_job_may_not_make_an_admitted_one_late() -> None:
+    scheduler = queue()
+    scheduler.submit(job(0.0, 4.0, steps=128), 0.0)
+    with pytest.raises(OverloadError, match=r"within 1 ms: 1 waiting .* it would need 5 ms"):
+        scheduler.submit(job(0.0, 1.0, key=None), 0.0)
+    assert scheduler.waiting == 1
+
+
+def test_jobs_of_a_key_share_a_run_where_that_takes_no_longer() -> None:
+    scheduler = queue()
+    each = [job(0.0, 100.0) for _ in range(6)]
+    for one in each:
+        scheduler.submit(one, 0.0)
+    run = started(scheduler, 0.0)
+    assert run.jobs == tuple(each[:4])
+    assert run.candidate.engine.id == "large@b4-s32"
+    scheduler.end(run, 8.0)
+    assert started(scheduler, 8.0).jobs == tuple(each[4:])
+
+
+def test_jobs_that_differ_in_their_key_or_do_not_gain_run_alone() -> None:
+    scheduler = queue()
+    first, other = job(0.0, 100.0), job(0.0, None)
+    long, alone = job(0.0, 100.0, steps=128), job(0.0, 100.0, key=None)
+    for one in (first, alone, long, other):
+        scheduler.submit(one, 0.0)
+    runs, now = [], 0.0
+    while run := scheduler.start(now):
+        runs.append(run.jobs)
+        now += run.candidate.p95_ms
+        scheduler.end(run, now)
+    assert sorted(map(len, runs)) == [1] * 4
+
+
+def test_a_run_is_not_shared_where_the_first_job_would_be_late_for_it() -> None:
+    scheduler = queue()
+    for deadline in (4.0, 60.0):
+        scheduler.submit(job(0.0, deadline), 0.0)
+    run = started(scheduler, 0.0)
+    assert (len(run.jobs), run.candidate.engine.submodel) == (1, "large")
+
+
+def test_more_rows_than_an_engine_takes_run_alone() -> None:
+    scheduler = queue()
+    for rows in (6, 1):
+        scheduler.submit(job(0.0, None, rows=rows), 0.0)
+    run = started(scheduler, 0.0)
+    assert run.candidate.runs is not None
+    assert [one.rows for one in run.jobs] == [6]
+
+
+def test_two_workers_run_two_jobs() -> None:
+    scheduler = queue(workers=2)
+    for _ in range(3):
+        scheduler.submit(job(0.0, 4.0, key=None), 0.0)
+    runs = [started(scheduler, 0.0), started(scheduler, 0.0)]
+    assert scheduler.start(0.0) is None
+    assert [run.candidate.engine.submodel for run in runs] == ["large", "medium"], "the third is in time behind one"
+
+
+def test_who_floods_stands_behind_who_does_not() -> None:
+    scheduler = queue()
+    for _ in range(20):
+        scheduler.submit(job(0.0, None, "flood", key=None), 0.0)
+    scheduler.submit(job(1.0, None, "other", key=None), 1.0)
+    clients = []
+    for now in range(3):
+        run = started(scheduler, 1.0 + now)
+        clients.append(run.jobs[0].client)
+        scheduler.end(run, 2.0 + now)
+    assert clients == ["flood", "other", "flood"]
+
+
+def test_each_client_has_its_share_of_the_queue() -> None:
+    scheduler = queue()
+    for client, most in (("flood", 10), ("other", 0)):
+        taken = 0
+        for _ in range(30):
+            try:
+                scheduler.submit(job(0.0, 10.0, client, key=None), 0.0)
+                taken += 1
+            except OverloadError:
+                pass
+        assert taken == most
+    now = 0.0
+    for _ in range(5):  # the flood asks for each place that is free, and leaves half of them to the other
+        run = started(scheduler, now)
+        now += 1.0
+        scheduler.end(run, now)
+        with pytest.raises(OverloadError):
+            scheduler.submit(job(now, 10.0, "flood", key=None), now)
+        scheduler.submit(job(now, 10.0, "other", key=None), now)
+    assert scheduler.waiting == 10
+
+
+def test_a_client_that_asks_no_more_leaves_its_share_to_others() -> None:
+    scheduler = queue()
+    scheduler.submit(job(0.0, 10.0, "other"), 0.0)
+    scheduler.end(started(scheduler, 0.0), 1.0)
+    later = 20_000.0
+    for _ in range(10):
+        scheduler.submit(job(later, 10.0, "flood", key=None), later)
+    assert scheduler.waiting == 10
+
+
+def test_a_full_queue_refuses() -> None:
+    scheduler = queue(most_waiting=2)
+    for _ in range(2):
+        scheduler.submit(job(0.0, None), 0.0)
+    with pytest.raises(OverloadError):
+        scheduler.submit(job(0.0, None), 0.0)
+
+
+def test_a_job_whose_client_is_gone_does_not_run() -> None:
+    scheduler = queue()
+    gone, stays = job(0.0, 50.0, key=None), job(0.0, 60.0, key=None)
+    scheduler.submit(gone, 0.0)
+    scheduler.submit(stays, 0.0)
+    scheduler.cancel(gone)
+    run = started(scheduler, 0.0)
+    assert run.jobs == (stays,)
+    scheduler.cancel(stays)
+    scheduler.end(run, 1.0)
+
+
+def test_late_answers_plan_with_less_of_a_deadline_and_what_is_too_late_waits_no_more() -> None:
+    scheduler = queue()
+    scheduler.submit(job(0.0, 10.0), 0.0)
+    scheduler.end(started(scheduler, 0.0), 11.0)
+    assert scheduler.share == pytest.approx(0.9)
+    scheduler.submit(job(20.0, 4.1), 20.0)
+    run = started(scheduler, 20.0)
+    assert run.candidate.engine.submodel == "medium", "4 ms are more than 0.9 of 4.1"
+    late = job(20.0, 4.0)
+    scheduler.submit(late, 20.0)
+    assert scheduler.expired(23.9) == []
+    assert scheduler.expired(24.0) == [late]
+    scheduler.end(run, 24.05)
+    assert scheduler.share == pytest.approx(0.9 * 1.001 * 1.001)
+    assert scheduler.start(24.1) is None
+
+
+def test_an_idle_queue_tries_what_figures_refuse_once_a_second() -> None:
+    scheduler = queue()
+    scheduler.submit(job(0.0, 0.2), 0.0)
+    scheduler.end(started(scheduler, 0.0), 0.1)
+    with pytest.raises(OverloadError, match="it would need 1 ms"):
+        scheduler.submit(job(500.0, 0.2), 500.0)
+    scheduler.submit(job(1000.0, 0.2), 1000.0)
+    scheduler.end(started(scheduler, 1000.0), 1001.0)
+    with pytest.raises(OverloadError):
+        scheduler.submit(job(3000.0, 0.09), 3000.0)  # more than ten times as long
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.floats(0, 3),  # since the one before
+        st.one_of(st.none(), st.floats(1.5, 40)),
+        st.sampled_from("abc"),
+        st.integers(1, 3),
+        st.sampled_from([8, 32, 100]),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+def played(arrivals: Any, workers: int, took: Callable[[float], float]) -> tuple[list[tuple[Job, float]], int]:
+    """Jobs with the time at which each was answered, and how many were refused; a run takes ``took(p95)``."""
+    scheduler, now = queue(workers=workers), 0.0
+    coming = []
+    for gap, deadline, client, rows, steps, shares in arrivals:
+        now += gap
+        coming.append((now, deadline, client, rows if steps <= 32 else 1, steps, shares))
+    running: list[tuple[float, Run]] = []
+    done: list[tuple[Job, float]] = []
+    refused = 0
+    while coming or running or scheduler.waiting:
+        ends = min((end for end, _ in running), default=float("inf"))
+        if coming and coming[0][0] < ends:
+            now, deadline, client, rows, steps, shares = coming.pop(0)
+            one = job(now, deadline, client, rows, steps, **({} if shares else {"key": None}))
+            if min(each.p95_ms for each in one.alone) > one.due - now:
+                continue  # which an idle queue would try
+            try:
+                scheduler.submit(one, now)
+            except OverloadError as refusal:
+                assert refusal.needs_ms > 0
+                refused += 1
+        else:
+            now = ends
+            for end, run in [each for each in running if each[0] == now]:
+                running.remove((end, run))
+                scheduler.end(run, now)
+                done += [(each, now) for each in run.jobs]
+        assert took(1.0) > 1.0 or not scheduler.expired(now)
+        while run := scheduler.start(now):
+            assert len({each.key for each in run.jobs}) == 1
+            assert run.candidate.engine.bucket.batch >= sum(each.rows for each in run.jobs)
+            assert len(running) < workers
+            running.append((now + took(run.candidate.p95_ms), run))
+        assert len(running) == workers or not scheduler.waiting, "nothing waits beside an idle worker"
+    return done, refused
+
+
+@given(arrivals=ARRIVALS, workers=st.integers(1, 3))
+def test_whoever_is_admitted_is_in_time_where_runs_take_what_is_stated(arrivals: Any, workers: int) -> None:
+    done, refused = played(arrivals, workers, lambda stated: stated)
+    assert all(end <= one.due for one, end in done)
+    assert len({id(one) for one, _ in done}) == len(done)
+    assert len(done) + refused <= len(arrivals)
+
+
+@given(arrivals=ARRIVALS, workers=st.integers(1, 3))
+def test_every_admitted_job_ends_whatever_runs_take(arrivals: Any, workers: int) -> None:
+    done, _ = played(arrivals, workers, lambda stated: 3 * stated)
+    assert len({id(one) for one, _ in done}) == len(done)
