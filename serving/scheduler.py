@@ -6,7 +6,6 @@ comes from the dispatcher (``Candidate.p95_ms``). The rules, with their reasons,
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass

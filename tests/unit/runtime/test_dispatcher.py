@@ -485,7 +485,11 @@ def test_candidates_are_all_that_a_request_leaves(three: Manifest, request_: Req
         assert [one.engine.submodel for one in candidates] == found
         if request_.deadline_ms is None:
             assert choosing.choose(request_, 1, 8).engine == candidates[0].engine
-    assert [one.runs is not None for one in choosing.candidates(request_, 9, 8)] == [True] * len(found)
+
+
+def test_candidates_for_more_rows_than_an_engine_takes_are_of_all_runs(three: Manifest) -> None:
+    for request_ in (Request(), Request(deadline_ms=1)):
+        assert dispatcher(three).candidates(request_, 9, 8)[0].p95_ms == 2 * 16 + 4
 
 
 def test_candidates_follow_what_runs_show(three: Manifest) -> None:

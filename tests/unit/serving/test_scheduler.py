@@ -280,8 +280,7 @@ def played(arrivals: Any, workers: int, took: Callable[[float], float]) -> tuple
                 continue  # which an idle queue would try
             try:
                 scheduler.submit(one, now)
-            except OverloadError as refusal:
-                assert refusal.needs_ms > 0
+            except OverloadError:
                 refused += 1
         else:
             now = ends
