@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ...argument_types import positive_limit
 from ...bundle.entries.engine_entry import Residency as Residency
@@ -128,8 +127,8 @@ def _alone_bytes(group: Sequence[EngineNeed]) -> int:
 class OpenEngines:
     """A set of open engines; ``bytes`` is an upper bound of what they hold together.
 
-    Engines that read the same views are one row, and sets of rows are the bits of a number. Of the rows that are open
-    as shared, those count that no other one contains.
+    Engines that read the same views are one row. Of the rows that are open as shared, those count that no other one
+    contains.
     """
 
     def __init__(self, needs: Sequence[EngineNeed]) -> None:
@@ -139,68 +138,37 @@ class OpenEngines:
         )
         number = {row: i for i, row in enumerate(rows)}
         self._row = {need.engine: number[need.weight_bytes, need.widths, need.layers] for need in needs}
-        self._row_bytes = [weight_bytes for weight_bytes, _, _ in rows]
+        self._row_bytes = np.array([weight_bytes for weight_bytes, _, _ in rows], np.int64)
         # Row ``i`` reads a part of what ``j`` reads where none of these is larger.
         extents = np.array([[*widths, -first, last] for _, widths, (first, last) in rows]).reshape(len(rows), -1)
         # Rows go from large to small, and among equal bytes (axes without weights) from wide to narrow, so whoever
         # contains a row stands before it.
-        within = np.tri(len(rows), k=-1, dtype=bool)  # [row, other]
+        self._contained = np.tri(len(rows), k=-1, dtype=bool).T  # [row, other]: whether the other lies within the row
         for extent in extents.T:
-            within &= extent[:, None] <= extent
-        self._containers, self._contained = _bit_sets(within), _bit_sets(within.T)
+            self._contained = self._contained & (extent <= extent[:, None])
         self.clear()
 
     def clear(self) -> None:
         """No engine is open."""
-        self._sharing = [0] * len(self._row_bytes)  # engines of each row that are open as shared
-        self._shared = self._counted = 0
-        self.bytes = 0
+        self._own = 0  # bytes that belong to one engine each
+        # Engines that are open as shared: of each row, and of rows that contain it.
+        self._sharing, self._containing = np.zeros((2, len(self._row_bytes)), np.int64)
 
-    def add(self, need: EngineNeed, residency: Residency) -> None:
+    @property
+    def bytes(self) -> int:
+        counted = (self._sharing > 0) & (self._containing == 0)
+        return self._own + int(self._row_bytes[counted].sum())
+
+    def add(self, need: EngineNeed, residency: Residency, engines: int = 1) -> None:
         """Opens an engine."""
-        self.bytes += need.own_bytes
+        self._own += engines * need.own_bytes
         if residency != "shared":
-            self.bytes += need.weight_bytes
+            self._own += engines * need.weight_bytes
             return
         row = self._row[need.engine]
-        self._sharing[row] += 1
-        if self._sharing[row] == 1:
-            self._shared |= 1 << row
-            self._count(1 << row)
+        self._sharing[row] += engines
+        self._containing += engines * self._contained[row]
 
     def remove(self, need: EngineNeed, residency: Residency) -> None:
         """Closes an engine that was opened so."""
-        self.bytes -= need.own_bytes
-        if residency != "shared":
-            self.bytes -= need.weight_bytes
-            return
-        row = self._row[need.engine]
-        self._sharing[row] -= 1
-        if not self._sharing[row]:
-            self._shared &= ~(1 << row)
-            if self._counted >> row & 1:
-                self._discount(1 << row)
-                self._count(self._shared & self._contained[row])
-
-    def _count(self, rows: int) -> None:
-        """Counts those of the shared ``rows`` that no other shared one contains."""
-        while rows:
-            row = (rows & -rows).bit_length() - 1  # the largest one first
-            rows &= ~(1 << row)
-            if not self._containers[row] & self._shared:
-                self._discount(self._counted & self._contained[row])
-                self._counted |= 1 << row
-                self.bytes += self._row_bytes[row]
-                rows &= ~self._contained[row]
-
-    def _discount(self, rows: int) -> None:
-        self._counted &= ~rows
-        while rows:
-            row = (rows & -rows).bit_length() - 1
-            rows &= ~(1 << row)
-            self.bytes -= self._row_bytes[row]
-
-
-def _bit_sets(table: npt.NDArray[np.bool_]) -> list[int]:
-    """Per row of ``table`` ``[rows, rows]`` the numbers of its true columns, as the bits of one number."""
-    return [int.from_bytes(bits.tobytes(), "little") for bits in np.packbits(table, axis=1, bitorder="little")]
+        self.add(need, residency, -1)
