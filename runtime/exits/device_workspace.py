@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ..device.device import Device, DeviceArray
 from ..engines.runner import DeviceCall, DeviceRunner, Runner
 from ..inputs.arrays import Array
 from .segments import BatchPlan
-from .workspace import Feeds, Move, Step, StepKey, Workspace, put_rows, side_by_side, to_front
+from .workspace import Feeds, Move, Step, StepKey, Workspace, put_rows
 
 
 class DeviceWorkspace(Workspace):
@@ -42,7 +42,6 @@ class DeviceWorkspace(Workspace):
         try:
             self._buffers = {spec.name: self._allocate(spec, most) for spec in self._inputs}
             self._states = (self._allocate(self._state_spec, most), self._allocate(self._state_spec, most))
-            # Engines read one mask, so that one of other steps is put together here and copied over it.
             self._other_mask = self._allocate(self._mask_spec, most)
             self._fresh = tuple(self._allocate(spec, most) for spec in self._answer_specs)
             self._staging = {spec.name: self._stage(spec, most) for spec in self._inputs}
@@ -63,29 +62,6 @@ class DeviceWorkspace(Workspace):
             target = self._staging[spec.name][: prod(shape)].reshape(shape)
             put_rows(spec, target, feeds[spec.name])
             self._device.to_device(self._buffers[spec.name], target)
-
-    def compact(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
-        places = positions.tolist()
-        count = len(places)
-        before, after = Bucket(old.rows, old.sequence), Bucket(new.rows, new.sequence)
-        state, mask = self._states[source], self._buffers[self._exits.mask]
-        if new.sequence == old.sequence:
-            origin, moves = to_front(places)
-            for spec, address in ((self._state_spec, state), (self._mask_spec, mask)):
-                self._copy(spec, moves, address, before, address, before)
-                if new.rows > old.rows:
-                    self._clear_rows(spec, address, after, old.rows)
-            return np.array(origin), source
-
-        moves = side_by_side(range(count), places)
-        self._copy(self._state_spec, moves, state, before, self._states[1 - source], after)
-        other = self._other_mask
-        self._copy(self._mask_spec, moves, mask, before, other, after)
-        for spec, address in ((self._state_spec, self._states[1 - source]), (self._mask_spec, other)):
-            self._clear_steps(spec, address, after, count, old.sequence)
-            self._clear_rows(spec, address, after, count)
-        self._copy(self._mask_spec, [Move(0, 0, new.rows)], other, after, mask, after)
-        return positions, 1 - source
 
     def close(self) -> None:
         """Frees all of it, and what engines keep for it; no step may run afterwards."""
@@ -162,8 +138,7 @@ class DeviceWorkspace(Workspace):
 
         return read
 
-    def _copy(self, spec: TensorSpec, moves: list[Move], source: int, old: Bucket, target: int, new: Bucket) -> None:
-        """Rows as long as the shorter of both: the first steps of each lie together."""
+    def _copy(self, spec: TensorSpec, moves: list[Move], source: Any, old: Bucket, target: Any, new: Bucket) -> None:
         source_pitch, pitch = _row_bytes(spec, old), _row_bytes(spec, new)
         width = min(source_pitch, pitch)
         for to, begin, count in moves:
@@ -171,15 +146,15 @@ class DeviceWorkspace(Workspace):
                 target + to * pitch, pitch, source + begin * source_pitch, source_pitch, width, count
             )
 
-    def _clear_rows(self, spec: TensorSpec, address: int, size: Bucket, begin: int) -> None:
+    def _clear_rows(self, spec: TensorSpec, memory: Any, size: Bucket, begin: int) -> None:
         pitch = _row_bytes(spec, size)
         if begin < size.batch:
-            self._device.clear_rows(address + begin * pitch, pitch, pitch, size.batch - begin)
+            self._device.clear_rows(memory + begin * pitch, pitch, pitch, size.batch - begin)
 
-    def _clear_steps(self, spec: TensorSpec, address: int, size: Bucket, rows: int, begin: int) -> None:
+    def _clear_steps(self, spec: TensorSpec, memory: Any, size: Bucket, rows: int, begin: int) -> None:
         if begin < size.sequence:
             pitch, kept = _row_bytes(spec, size), _row_bytes(spec, Bucket(1, begin))
-            self._device.clear_rows(address + kept, pitch, pitch - kept, rows)
+            self._device.clear_rows(memory + kept, pitch, pitch - kept, rows)
 
 
 def _row_bytes(spec: TensorSpec, size: Bucket) -> int:

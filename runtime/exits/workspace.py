@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -119,6 +119,11 @@ class Workspace(ABC):
     # Answers of every exit, on the host, so that they stay where they are until the request ends: logits
     # [exits, R, C] and entropy [exits, R].
     _answers: tuple[Array, ...]
+    # Where the inputs lie, by name, and the two states, of which a segment reads one and writes the other. Engines read
+    # one mask, so that one of other steps is put together beside it and copied over it.
+    _buffers: Mapping[str, Any]
+    _states: tuple[Any, Any]
+    _other_mask: Any
 
     def __init__(self, exits: ExitsEntry) -> None:
         self._exits = exits
@@ -138,10 +143,40 @@ class Workspace(ABC):
         Raises InputError for an input that cannot be padded.
         """
 
-    @abstractmethod
     def compact(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
         """Moves the rows at ``positions`` (int64, rising) of state ``source``, laid out as ``old``, to the front of
         ``new``. Returns the position that each row came from, and the state that they are in now."""
+        places = positions.tolist()
+        count = len(places)
+        before, after = Bucket(old.rows, old.sequence), Bucket(new.rows, new.sequence)
+        state, mask = self._states[source], self._buffers[self._exits.mask]
+        if new.sequence == old.sequence:
+            origin, moves = to_front(places)
+            for spec, memory in ((self._state_spec, state), (self._mask_spec, mask)):
+                self._copy(spec, moves, memory, before, memory, before)
+                self._clear_rows(spec, memory, after, old.rows)
+            return np.array(origin), source
+
+        moves = side_by_side(range(count), places)
+        other, other_mask = self._states[1 - source], self._other_mask
+        for spec, memory, target in ((self._state_spec, state, other), (self._mask_spec, mask, other_mask)):
+            self._copy(spec, moves, memory, before, target, after)
+            self._clear_steps(spec, target, after, count, old.sequence)
+            self._clear_rows(spec, target, after, count)
+        self._copy(self._mask_spec, [Move(0, 0, new.rows)], other_mask, after, mask, after)
+        return positions, 1 - source
+
+    @abstractmethod
+    def _copy(self, spec: TensorSpec, moves: list[Move], source: Any, old: Bucket, target: Any, new: Bucket) -> None:
+        """Copies rows as long as the shorter of both."""
+
+    @abstractmethod
+    def _clear_rows(self, spec: TensorSpec, memory: Any, size: Bucket, begin: int) -> None:
+        """Makes rows from ``begin`` on 0, if there are any."""
+
+    @abstractmethod
+    def _clear_steps(self, spec: TensorSpec, memory: Any, size: Bucket, rows: int, begin: int) -> None:
+        """Makes the steps from ``begin`` on of the first ``rows`` 0, if there are any."""
 
     @abstractmethod
     def close(self) -> None:
@@ -220,6 +255,7 @@ class HostWorkspace(Workspace):
         most = Bucket(rows, sequence)
         self._buffers = {spec.name: _flat(spec, most) for spec in self._inputs}
         self._states = (_flat(self._state_spec, most), _flat(self._state_spec, most))
+        self._other_mask = _flat(self._mask_spec, most)
         count = len(exits.segments)
         self._answers = tuple(_flat(spec, most, count).reshape(count, *spec.shape(most)) for spec in self._answer_specs)
         self._filled: dict[tuple[int, int], tuple[Array, ...]] = {}
@@ -235,43 +271,17 @@ class HostWorkspace(Workspace):
         for spec, target in zip(self._inputs, targets, strict=True):
             put_rows(spec, target, feeds[spec.name])
 
-    def compact(self, positions: Array, old: BatchPlan, new: BatchPlan, source: int) -> tuple[Array, int]:
-        count = len(positions)
-        before = _view(self._states[source], self._state_spec, Bucket(old.rows, old.sequence))
-        mask_spec = self._mask_spec
-        mask_buffer = self._buffers[mask_spec.name]
-        mask = _view(mask_buffer, mask_spec, Bucket(old.rows, old.sequence))
-        after = Bucket(new.rows, new.sequence)
-
-        if new.sequence == old.sequence:
-            # Only rows behind the front move, into the places of rows that left: never more than half of them.
-            origin = np.arange(count)
-            first_moved = int(np.searchsorted(positions, count))
-            movers = positions[first_moved:]
-            if len(movers):
-                is_free = np.ones(count, bool)
-                is_free[positions[:first_moved]] = False
-                free = np.flatnonzero(is_free)
-                origin[free] = movers
-                mask[free] = mask[movers]
-                for place, mover in zip(free.tolist(), movers.tolist(), strict=True):
-                    before[place] = before[mover]
-            if new.rows > old.rows:
-                _view(self._states[source], self._state_spec, after)[old.rows :] = 0
-                _view(mask_buffer, mask_spec, after)[old.rows :] = 0
-            return origin, source
-
+    def _copy(self, spec: TensorSpec, moves: list[Move], source: Any, old: Bucket, target: Any, new: Bucket) -> None:
+        before, after = _view(source, spec, old), _view(target, spec, new)
         steps = min(old.sequence, new.sequence)
-        state = _view(self._states[1 - source], self._state_spec, after)
-        for place, position in enumerate(positions.tolist()):
-            state[place, :steps] = before[position, :steps]
-        kept = mask[positions, :steps]
-        mask = _view(mask_buffer, mask_spec, after)
-        mask[:count, :steps] = kept
-        for target in (state, mask):
-            target[:count, steps:] = 0
-            target[count:] = 0
-        return positions, 1 - source
+        for to, begin, count in moves:
+            after[to : to + count, :steps] = before[begin : begin + count, :steps]
+
+    def _clear_rows(self, spec: TensorSpec, memory: Any, size: Bucket, begin: int) -> None:
+        _view(memory, spec, size)[begin:] = 0
+
+    def _clear_steps(self, spec: TensorSpec, memory: Any, size: Bucket, rows: int, begin: int) -> None:
+        _view(memory, spec, size)[:rows, begin:] = 0
 
     def _bind(self, key: StepKey, segment: SegmentEntry, runner: Callable[[Bucket], Runner]) -> Step:
         index, plan, source, fetch_state = key
