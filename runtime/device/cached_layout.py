@@ -1,32 +1,23 @@
-"""What a run of an engine that generates is bound to: arrays of the host that are copied, and memory of the device."""
+"""What a run of an engine that generates is bound to, arrays of the host that are copied and memory of the device; and
+runners of such runs alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import ON_DEVICE, PAST, PRESENT
 from ...bundle.open_bundle import Bundle
 from ...bundle.shape_profile import shape_profiles
-from ...errors import InputError
+from ...errors import BundleError, InputError
 from ..inputs.arrays import Array, named_sizes
-from .device import DeviceArray
+from .device import Device, DeviceArray, DeviceCall
 from .layout import Layout, layout_of, routes_of
 
-
-class Call(Protocol):
-    """A bound run; see ``DeviceCall``."""
-
-    def __call__(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 # As ``CacheRunner.bind_cache``.
-Bind = Callable[[Mapping[str, Array], Mapping[str, Array], Mapping[str, DeviceArray]], Call]
+Bind = Callable[[Mapping[str, Array], Mapping[str, Array], Mapping[str, DeviceArray]], DeviceCall]
 
 
 @dataclass(frozen=True)
@@ -87,3 +78,35 @@ class CachedLayouts:
             if (array.dtype, array.shape) != (spec.dtype, shape):
                 return f"{name}: expected {spec.dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
         return None
+
+
+class CachedRunner:
+    """One engine that generates on a device, which it has while it is open; see ``CacheRunner``."""
+
+    def __init__(self, bundle: Bundle, engine: EngineEntry) -> None:
+        self.engine = engine
+        self._bundle = bundle
+        self._where = f"engine {engine.id}"
+        self._layouts = CachedLayouts(bundle, engine)
+        self._device: Device | None = None
+
+    @property
+    def device(self) -> Device:
+        """Where it runs, and caches must lie. Raises BundleError while inactive."""
+        if self._device is None:
+            raise self._not_open()
+        return self._device
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:  # noqa: ARG002
+        """Raises InputError: see ``bind_cache``."""
+        raise self._on_the_gpu()
+
+    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:  # noqa: ARG002
+        """Raises InputError: see ``bind_cache``."""
+        raise self._on_the_gpu()
+
+    def _not_open(self) -> BundleError:
+        return BundleError(f"{self._where}: not open; run it inside its `with` block")
+
+    def _on_the_gpu(self) -> InputError:
+        return InputError(f"{self._where}: its cache lies on the GPU; run it in a session of its model")

@@ -36,6 +36,17 @@ class DeviceGraph(Protocol):
         ...
 
 
+class DeviceCall(Protocol):
+    """A run of one engine on memory of the caller's, as often as the call is made; see ``DeviceRunner.bind_device``."""
+
+    def __call__(self) -> None: ...
+
+    def close(self) -> None:
+        """Gives back what the call keeps, such as a CUDA graph, once all that was queued is done; another call raises
+        BundleError. A call that is closed already, as all are with their runner, is left alone."""
+        ...
+
+
 class Device(Protocol):
     """One device of this process. Addresses are bytes of its memory; ``lock`` is held while work is queued."""
 

@@ -12,7 +12,7 @@ from ...bundle.open_bundle import Bundle
 from ...errors import BundleIncompatibleError
 from ...profiles.backends import BACKENDS
 from ...profiles.precision import PRECISIONS
-from ..device.device import Device, DeviceArray
+from ..device.device import Device, DeviceArray, DeviceCall
 from ..graphs.task_tensors import TaskTensors
 from ..inputs.arrays import Array
 from .onnxruntime_gpu.provider import Provider
@@ -50,17 +50,6 @@ class TakesTasks(Protocol):
 
     def for_task(self, task: TaskTensors) -> Runner:
         """The same engine, open as long as this runner is, with the tensors of ``task``."""
-        ...
-
-
-class DeviceCall(Protocol):
-    """A run of one engine on memory of the caller's, as often as the call is made; see ``DeviceRunner.bind_device``."""
-
-    def __call__(self) -> None: ...
-
-    def close(self) -> None:
-        """Gives back what the call keeps, such as a CUDA graph, once all that was queued is done; another call raises
-        BundleError. A call that is closed already, as all are with their runner, is left alone."""
         ...
 
 

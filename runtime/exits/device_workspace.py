@@ -17,8 +17,8 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ...bundle.entries.tensor_spec import TensorSpec
-from ..device.device import Device, DeviceArray
-from ..engines.runner import DeviceCall, DeviceRunner, Runner
+from ..device.device import Device, DeviceArray, DeviceCall
+from ..engines.runner import DeviceRunner, Runner
 from ..inputs.arrays import Array
 from .segments import BatchPlan
 from .workspace import Feeds, Move, Step, StepKey, Workspace, put_rows

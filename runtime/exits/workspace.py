@@ -15,7 +15,8 @@ from ...bucket import Bucket
 from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import InputError
-from ..engines.runner import DeviceCall, Runner
+from ..device.device import DeviceCall
+from ..engines.runner import Runner
 from ..inputs.arrays import Array
 from .segments import BatchPlan
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.open_bundle import Bundle
-from ....errors import BundleError, InputError
-from ...device.cached_layout import CachedLayouts, CachedRun
+from ....errors import BundleError
+from ...device.cached_layout import CachedRun, CachedRunner
 from ...device.device import Device, DeviceArray
 from ...inputs.arrays import Array
 from .prove import require_equal
@@ -20,16 +20,13 @@ from .provider import Provider
 from .session import BoundRun, GpuSession, OpenEngine
 
 
-class OnnxRuntimeGpuCacheRunner:
+class OnnxRuntimeGpuCacheRunner(CachedRunner):
     """One engine as one session on ``provider``'s device; see ``CacheRunner``."""
 
     def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider, threads: int) -> None:
         """``threads`` of the processor compare it."""
-        self.engine = engine
-        self._bundle, self._provider, self._threads = bundle, provider, threads
-        self._where = f"engine {engine.id}"
-        self._layouts = CachedLayouts(bundle, engine)
-        self._device: Device | None = None
+        super().__init__(bundle, engine)
+        self._provider, self._threads = provider, threads
         self._opened: OpenEngine | None = None
         self._runs: set[GpuCacheRun] = set()
 
@@ -60,21 +57,6 @@ class OnnxRuntimeGpuCacheRunner:
             for run in tuple(self._runs):
                 stack.callback(run.close)
 
-    @property
-    def device(self) -> Device:
-        """Where it runs, and caches must lie. Raises BundleError while inactive."""
-        if self._device is None:
-            raise self._not_open()
-        return self._device
-
-    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:  # noqa: ARG002
-        """Raises InputError: see ``bind_cache``."""
-        raise self._on_the_device()
-
-    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:  # noqa: ARG002
-        """Raises InputError: see ``bind_cache``."""
-        raise self._on_the_device()
-
     def bind_cache(
         self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
     ) -> GpuCacheRun:
@@ -88,12 +70,6 @@ class OnnxRuntimeGpuCacheRunner:
             )
             self._runs.add(run)
             return run
-
-    def _not_open(self) -> BundleError:
-        return BundleError(f"{self._where}: not open; run it inside its `with` block")
-
-    def _on_the_device(self) -> InputError:
-        return InputError(f"{self._where}: its cache lies on the GPU; run it in a session of its model")
 
 
 class GpuCacheRun:

@@ -7,7 +7,7 @@ plan. All runs of an engine are queued in the device's stream, one after the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import tensorrt as trt
 
@@ -15,9 +15,8 @@ from ....bundle.device_files.plan_index import PlanEntry
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.generation_entry import ENCODER
 from ....bundle.open_bundle import Bundle
-from ....errors import BundleError, InputError
-from ...device.cached_layout import CachedLayouts
-from ...device.cuda_device import CudaDevice, take_cuda_device
+from ...device.cached_layout import CachedRunner
+from ...device.cuda_device import take_cuda_device
 from ...device.cuda_memory import use_device
 from ...device.device import DeviceArray
 from ...inputs.arrays import Array
@@ -25,17 +24,14 @@ from .cache_runs import CacheContext, CacheRun
 from .engine import Log, inspected, open_plan
 
 
-class TensorRTCacheRunner:
+class TensorRTCacheRunner(CachedRunner):
     """One engine on one GPU; see ``CacheRunner``. ``plan`` may be given by who has just built it."""
 
     def __init__(self, bundle: Bundle, engine: EngineEntry, device: int = 0, plan: PlanEntry | None = None) -> None:
-        self.engine = engine
-        self._bundle, self._index, self._plan = bundle, device, plan
-        self._where = f"engine {engine.id}"
-        self._layouts = CachedLayouts(bundle, engine)
+        super().__init__(bundle, engine)
+        self._index, self._plan = device, plan
         self._log = Log()
         self._opened: trt.ICudaEngine | None = None
-        self._device: CudaDevice | None = None
         self._context: CacheContext | None = None
         self._runs: set[CacheRun] = set()
 
@@ -77,21 +73,6 @@ class TensorRTCacheRunner:
             self._opened = self._context = self._device = None
         device.release()
 
-    @property
-    def device(self) -> CudaDevice:
-        """Where it runs, and caches must lie. Raises BundleError while inactive."""
-        if self._device is None:
-            raise self._not_open()
-        return self._device
-
-    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:  # noqa: ARG002
-        """Raises InputError: see ``bind_cache``."""
-        raise self._on_the_gpu()
-
-    def bind(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:  # noqa: ARG002
-        """Raises InputError: see ``bind_cache``."""
-        raise self._on_the_gpu()
-
     def bind_cache(
         self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
     ) -> CacheRun:
@@ -120,9 +101,3 @@ class TensorRTCacheRunner:
         if self._opened is None:
             raise self._not_open()
         return self._opened
-
-    def _not_open(self) -> BundleError:
-        return BundleError(f"{self._where}: not open; run it inside its `with` block")
-
-    def _on_the_gpu(self) -> InputError:
-        return InputError(f"{self._where}: its cache lies on the GPU; run it in a session of its model")

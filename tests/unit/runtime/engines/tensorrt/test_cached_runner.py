@@ -13,9 +13,9 @@ import pytest
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.graph.precision.proof_graphs import proof_bundle
 from nestforge.errors import BundleCorruptError, BundleError, InputError
-from nestforge.runtime.device.device import DeviceArray
+from nestforge.runtime.device.device import DeviceArray, DeviceCall
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from nestforge.runtime.engines.runner import CacheRunner, DeviceCall, Runner, runner_for
+from nestforge.runtime.engines.runner import CacheRunner, Runner, runner_for
 from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.generation.cached_engine import CachedEngine
 from nestforge.runtime.generation.device_cache import DeviceCache, DeviceSource
