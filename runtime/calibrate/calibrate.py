@@ -30,7 +30,7 @@ from ..exits.policy import Compare, ExitPolicy, Rule
 from ..inputs.arrays import Array
 from .data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split
 from .measure import Answers, ExitBench, costs_of, measured_figure, spread, time_in_turns
-from .search import Problem, best_within, curve, everyone_first, search
+from .search import Problem, curve, everyone_first, search
 from .simulate import ExitBudget, Observed, SegmentCosts, batch_max, latency_figure
 
 # Simulated times are corrected until the measured figure is so near to the budget, at most so often.
@@ -124,7 +124,6 @@ def calibrate(
         held_out_whole=checked[1] if checked else None,
         curve=points,
         global_point=next(point for point in points if point.threshold == float(found.common[0])),
-        best_point=best_within(points, found.problem.budget),
         engines=bench.engines,
         processor=probe_host().cpu,
         threads=threads,

@@ -87,12 +87,6 @@ def curve(problem: Problem, point: Array) -> tuple[CurvePoint, ...]:
     )
 
 
-def best_within(points: tuple[CurvePoint, ...], budget: ExitBudget) -> CurvePoint:
-    """The best answers within the budget; the cheapest of those. At least one point must fit."""
-    fitting = [point for point in points if budget.of(point.simulated.costs) <= budget.limit]
-    return max(fitting, key=lambda point: (point.simulated.quality, -budget.of(point.simulated.costs)))
-
-
 def search(problem: Problem) -> tuple[Array, Array] | None:
     """The common and the per-exit thresholds ``[m - 1]`` that fit the budget, or None if none do.
 

@@ -88,7 +88,6 @@ class CalibratedPolicy:
     whole: Figures
     curve: tuple[CurvePoint, ...]
     global_point: CurvePoint
-    best_point: CurvePoint
     engines: tuple[str, ...]
     processor: str
     threads: int = field(metadata={"min": 1})

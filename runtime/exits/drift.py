@@ -58,39 +58,16 @@ def compare_exits(expected_counts: Sequence[int] | Array, live_counts: Sequence[
     return Drift(int(m), tuple((expected / n).tolist()), tuple((live / m).tolist()), distance, limit)
 
 
-class ExitDrift:
-    """Counts the exits of answered rows and compares them with the calibration's. Thread-safe."""
-
-    def __init__(self, expected_counts: Sequence[int]) -> None:
-        """``expected_counts``: rows that left at each exit during calibration."""
-        self._expected = tuple(expected_counts)
-        self._lock = threading.Lock()
-        self._block = np.zeros(len(self._expected), np.int64)
-        self._last_block = np.zeros(len(self._expected), np.int64)
-
-    def add(self, indices: Array) -> Drift | None:
-        """Counts rows by the exit (0-based) that answered each: int ``[B]``; the comparison as it stands then.
-
-        None until ``LEAST_ROWS`` rows have been counted.
-        """
-        counts = np.bincount(indices, minlength=len(self._expected))
-        with self._lock:
-            self._block += counts
-            live = self._last_block + self._block
-            if self._block.sum() >= BLOCK_ROWS:
-                self._last_block, self._block = self._block, np.zeros_like(self._block)
-        return compare_exits(self._expected, live) if live.sum() >= LEAST_ROWS else None
-
-
 class ExitMonitor:
-    """The live exits of one policy. Thread-safe; logs a warning the first time that they drift."""
+    """The live exits of one policy, compared with the calibration's. Thread-safe; logs a warning the first time that
+    they drift."""
 
     def __init__(self, policy: CalibratedPolicy) -> None:
         self._policy = policy
-        self._drift = ExitDrift(policy.histogram)
         self._lock = threading.Lock()
         self._gathered: list[Array] = []
         self._rows = 0
+        self._block, self._last_block = np.zeros((2, len(policy.histogram)), np.int64)
         self._latest: Drift | None = None
         self._warned = False
 
@@ -103,16 +80,22 @@ class ExitMonitor:
                 self._compare()
 
     def latest(self) -> Drift | None:
-        """The comparison with everything that was counted; None while that is too little."""
+        """The comparison with everything that was counted; None while that is less than ``LEAST_ROWS``."""
         with self._lock:
             if self._rows:
                 self._compare()
             return self._latest
 
     def _compare(self) -> None:
-        self._latest = self._drift.add(np.concatenate(self._gathered)) or self._latest
+        self._block = self._block + np.bincount(np.concatenate(self._gathered), minlength=len(self._block))
         self._gathered, self._rows = [], 0
-        if self._latest is not None and self._latest.drifted and not self._warned:
+        live = self._last_block + self._block
+        if self._block.sum() >= BLOCK_ROWS:
+            self._last_block, self._block = self._block, np.zeros_like(self._block)
+        if live.sum() < LEAST_ROWS:
+            return
+        self._latest = compare_exits(self._policy.histogram, live)
+        if self._latest.drifted and not self._warned:
             self._warned = True
             _logger.warning(
                 "exits %s of submodel %s: rows leave elsewhere than in the calibration (difference %.3f, by chance up "

@@ -12,7 +12,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from ...errors import SelectionError
-from ..inputs.arrays import Array
 
 Compare = Literal["<", "<="]
 Rule = Literal["per_row", "batch_max"]
@@ -45,17 +44,9 @@ class ExitPolicy:
             if not _is_number(value):
                 raise SelectionError(f"thresholds: expected numbers in nats, got {value!r:.80}")
 
-    def leaving(self, exit_index: int, entropy: Array) -> Array:
-        """Which rows leave at this exit: bool ``[B]`` for entropies ``[B]``. NaN never leaves early."""
-        threshold = self._limits[exit_index]
-        certain = entropy < threshold if self.compare == "<" else entropy <= threshold
-        if self.rule == "batch_max":
-            return np.full(entropy.shape, bool(certain.all()))
-        found: Array = certain
-        return found
-
     def leavers(self, exit_index: int, entropies: Sequence[float]) -> list[bool]:
-        """As ``leaving``, without numpy: after an engine has run the caches hold weights, not numpy's code."""
+        """Which rows leave at this exit, by their entropies. NaN never leaves early."""
+        # Without numpy: after an engine has run the caches hold weights, not numpy's code.
         limit = self._limits[exit_index]
         certain = [value < limit for value in entropies] if self.compare == "<" else [v <= limit for v in entropies]
         return [all(certain)] * len(certain) if self.rule == "batch_max" else certain

@@ -363,7 +363,6 @@ def policy(name: str = "lean", submodel: str = "depth4") -> CalibratedPolicy:
         whole=FIGURES,
         curve=(POINT,),
         global_point=POINT,
-        best_point=POINT,
         engines=("depth4@b1-s8",),
         processor="a processor",
         threads=2,

@@ -68,7 +68,6 @@ def test_the_policy_keeps_a_budget_of_flops(found: CalibratedPolicy) -> None:
     assert found.measured.histogram == found.simulated.histogram == found.histogram
     assert found.measured.quality == found.simulated.quality
     assert found.simulated.quality >= found.global_point.simulated.quality
-    assert found.best_point.simulated.quality >= found.global_point.simulated.quality
     assert found.quality_is == "accuracy"
 
 
@@ -77,7 +76,7 @@ def test_quality_is_that_of_the_answers(found: CalibratedPolicy, bundle: Bundle)
     exits = every_exit(rows["input_ids"], rows["attention_mask"])
     index = np.full(ROWS, 2)
     for exit_ in (1, 0):
-        index[found.policy().leaving(exit_, exits[exit_][2])] = exit_
+        index[np.array(found.policy().leavers(exit_, exits[exit_][2].tolist()))] = exit_
     predicted = np.stack([logits.argmax(axis=1) for _, logits, _ in exits])[index, np.arange(ROWS)]
     assert found.held_out is not None
     assert found.measured.rows + found.held_out.rows == found.rows == ROWS

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.runtime.calibrate.search import Problem, best_within, curve, everyone_first, global_thresholds, search
+from nestforge.runtime.calibrate.search import Problem, curve, everyone_first, global_thresholds, search
 from nestforge.runtime.calibrate.simulate import CLOSED, ExitBudget, Observed, SegmentCosts
 
 CLASSES = 3
@@ -67,9 +67,6 @@ def test_the_curve_rises_in_thresholds_and_holds_the_common_point(problem: Probl
     assert float(found[0]) in thresholds
     spent = [problem.budget.of(point.simulated.costs) for point in points]
     assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(spent))
-    best = best_within(points, problem.budget)
-    fitting = [p.simulated.quality for p in points if problem.budget.of(p.simulated.costs) <= problem.budget.limit]
-    assert best.simulated.quality == max(fitting)
 
 
 def two_kinds_of_rows() -> tuple[Observed, SegmentCosts]:

@@ -119,7 +119,7 @@ def walked(observed: Observed, costs: SegmentCosts, thresholds: Array) -> tuple[
             staying = []
             for row in live:
                 is_last = exit_ == observed.exits - 1
-                if is_last or policy.leaving(exit_, observed.gate[row : row + 1, exit_])[0]:
+                if is_last or policy.leavers(exit_, [float(observed.gate[row, exit_])])[0]:
                     index[row] = exit_
                 else:
                     staying.append(row)
@@ -174,7 +174,7 @@ def test_thresholds_part_every_pair_of_neighbours(compare: str) -> None:
     near = np.nextafter(np.float32(0.5), np.float32(1))
     entropies = np.float32([0.25, 0.5, near, 0.75, np.nan, 0.5])
     thresholds = thresholds_between(entropies, compare, CLASSES)
-    admitted = [ExitPolicy((float(value),), compare).leaving(0, entropies).sum() for value in thresholds]
+    admitted = [sum(ExitPolicy((float(value),), compare).leavers(0, entropies.tolist())) for value in thresholds]
     assert admitted == [0, 1, 3, 4, 5]
     assert thresholds[1] == 0.375
     assert thresholds.dtype == np.float32

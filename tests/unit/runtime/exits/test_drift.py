@@ -2,16 +2,28 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.runtime.exits.drift import BLOCK_ROWS, LEAST_ROWS, ExitDrift, compare_exits
+from nestforge.runtime.exits.drift import BLOCK_ROWS, LEAST_ROWS, Drift, ExitMonitor, compare_exits
+from support.exit_bundles import policy
 
 COUNTS = st.integers(2, 6).flatmap(
     lambda exits: st.tuples(*[st.lists(st.integers(0, 300), min_size=exits, max_size=exits).filter(any)] * 2)
 )
+
+
+def monitor_of(*expected: int) -> ExitMonitor:
+    return ExitMonitor(replace(policy(), histogram=expected))
+
+
+def latest(monitor: ExitMonitor) -> Drift:
+    found = monitor.latest()
+    assert found is not None
+    return found
 
 
 @given(COUNTS)
@@ -33,44 +45,39 @@ def test_limit_at_a_known_size() -> None:
 
 def test_rows_like_the_calibrations_do_not_drift_and_others_do() -> None:
     rng = np.random.default_rng(0)
-    expected = [300, 250, 450]
-    drift = ExitDrift(expected)
+    drift = monitor_of(300, 250, 450)
     for _ in range(40):
-        same = drift.add(rng.choice(3, 100, p=[0.3, 0.25, 0.45]))
-    assert same is not None
-    assert not same.drifted
+        drift.add(rng.choice(3, 100, p=[0.3, 0.25, 0.45]))
+    assert not latest(drift).drifted
     for _ in range(40):
-        harder = drift.add(rng.choice(3, 100, p=[0.1, 0.2, 0.7]))
-    assert harder is not None
-    assert harder.drifted
+        drift.add(rng.choice(3, 100, p=[0.1, 0.2, 0.7]))
+    assert latest(drift).drifted
 
 
 def test_few_rows_say_nothing() -> None:
-    drift = ExitDrift([5, 5])
-    assert drift.add(np.zeros(LEAST_ROWS - 1, np.int64)) is None
-    found = drift.add(np.zeros(1, np.int64))
-    assert found is not None
+    drift = monitor_of(5, 5)
+    drift.add(np.zeros(LEAST_ROWS - 1, np.int64))
+    assert drift.latest() is None
+    drift.add(np.zeros(1, np.int64))
+    found = latest(drift)
     assert (found.rows, found.expected, found.live) == (LEAST_ROWS, (0.5, 0.5), (1.0, 0.0))
 
 
 def test_old_rows_are_forgotten() -> None:
-    drift = ExitDrift([500, 500])
+    drift = monitor_of(500, 500)
     for _ in range(100):
         drift.add(np.tile([0, 1], BLOCK_ROWS // 2))
     for _ in range(2):
-        found = drift.add(np.ones(BLOCK_ROWS, np.int64))
-    assert found is not None
-    assert found.live == (0.0, 1.0)
-    assert found.rows == 2 * BLOCK_ROWS
+        drift.add(np.ones(BLOCK_ROWS, np.int64))
+    assert (latest(drift).live, latest(drift).rows) == ((0.0, 1.0), 2 * BLOCK_ROWS)
 
 
 def test_threads_lose_no_row() -> None:
-    drift = ExitDrift([1, 1])
+    drift = monitor_of(1, 1)
     threads = [threading.Thread(target=lambda: [drift.add(np.array([0, 1])) for _ in range(200)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = drift.add(np.array([0]))
-    assert found is not None
-    assert found.rows == 1601
+    drift.add(np.array([0]))
+    assert latest(drift).rows == 1601
