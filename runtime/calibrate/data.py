@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...outside_file import parse_json, read_file
 from ..inputs.arrays import Array
 from ..inputs.files import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, read_array_file
-from ..inputs.text import TextEncoder
+from ..inputs.text import TextEncoder, require_characters
 
 _HELD_OUT_ONE_IN = 3
 LEAST_ROWS_TO_SPLIT = 50
@@ -128,8 +128,7 @@ def _parse_texts(path: Path, raw: bytes, classes: int) -> tuple[list[str], list[
             raise InputError(f"{where}: unknown key {min(unknown)[:80]!r}; expected 'text' and perhaps 'label'")
         if not isinstance(row.get("text"), str):
             raise InputError(f"{where}: expected a 'text', got {row.get('text')!r:.80}")
-        if not _is_encodable(row["text"]):
-            raise InputError(f"{where}: 'text' holds half of a surrogate pair, which is no character")
+        require_characters(f"{where}: 'text'", row["text"])
         if "label" in row:
             label = row["label"]
             if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < classes:
@@ -140,10 +139,6 @@ def _parse_texts(path: Path, raw: bytes, classes: int) -> tuple[list[str], list[
             missing = number if "label" not in row else 1
             raise InputError(f"{path}: line {missing}: has no 'label', and other lines have; label all rows or none")
     return texts, labels or None
-
-
-def _is_encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _lengths(bundle: Bundle, feeds: Mapping[str, Array], rows: int) -> Array:

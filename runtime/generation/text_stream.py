@@ -20,9 +20,9 @@ from typing import Any
 
 from ...errors import BundleCorruptError, InputError
 from ...outside import is_of_library, library_errors, said_by
+from ..inputs.text import require_characters
 
 _MOST_STRINGS, _MOST_LETTERS = 64, 1024
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _INCOMPLETE = "\ufffd"
 # Tokens that are decoded again with each new one.
@@ -48,8 +48,7 @@ class Stops:
         for text in self.strings:
             if not 0 < len(text) <= _MOST_LETTERS:
                 raise InputError(f"stop strings: expected texts of 1 to {_MOST_LETTERS} letters, got {text!r:.80}")
-            if _SURROGATE.search(text):
-                raise InputError(f"stop strings: half of a surrogate pair, which is no character, in {text!r:.80}")
+            require_characters(f"stop strings: {text!r:.80}", text)
 
 
 class TextStream:

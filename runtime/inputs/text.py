@@ -22,6 +22,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBE_TEXTS = ("", "a", "The 2 words.", "\u1234", "\U00013000 \u2603\U0001f600")
 
 
+def require_characters(what: str, text: str) -> None:
+    """Raises InputError, which calls it ``what``, for a ``text`` that UTF-8 cannot say."""
+    if _SURROGATE.search(text):
+        raise InputError(f"{what}: half of a surrogate pair, which is no character")
+
+
 @dataclass(frozen=True)
 class Encoded:
     """Inputs of shape ``[texts, longest text]``, the rows that were truncated, and the length of each row unpadded."""
@@ -155,8 +161,7 @@ class TextEncoder:
             if not is_of_library(failure):
                 raise
             for row, text in enumerate(texts):
-                if _SURROGATE.search(text):  # the tokenizer takes only what UTF-8 can say
-                    raise InputError(f"text {row}: half of a surrogate pair, which is no character") from failure
+                require_characters(f"text {row}", text)
             raise self._broken(f"cannot encode every text ({said_by(failure)})") from failure
         return rows
 
@@ -189,8 +194,7 @@ class TextEncoder:
 def _prompted(texts: Sequence[str], prompt: str) -> list[str]:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise InputError(f"text: expected a text or a non-empty list of texts, got {texts!r:.80}")
-    if _SURROGATE.search(prompt):
-        raise InputError("prompt: half of a surrogate pair, which is no character")
+    require_characters("prompt", prompt)
     return [prompt + text for text in texts]
 
 

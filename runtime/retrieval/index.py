@@ -40,6 +40,7 @@ from ..inputs.options import (
     SUBMODEL,
     TRUNCATE,
 )
+from ..inputs.text import require_characters
 from ..load import RESIDENCY, opened
 from ..model import ElasticModel
 from ..request import Request
@@ -349,7 +350,5 @@ def _member(path: Path, members: dict[str, Array], name: str, dtype: Any, shape:
 
 
 def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"text {text[:60]!r}: half of a surrogate pair, which is no character") from None
+    require_characters(f"text {text[:60]!r}", text)
+    return text.encode()

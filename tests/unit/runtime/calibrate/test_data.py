@@ -94,7 +94,7 @@ def test_truncation_is_asked_for_and_counted(bundle: Bundle, tmp_path: Path) -> 
             [{"text": "w1"}, {"text": "w1", "lable": 1}],
             "line 2: unknown key 'lable'; expected 'text' and perhaps 'label'",
         ),
-        (['{"text": "\\ud800"}'], "line 1: 'text' holds half of a surrogate pair, which is no character"),
+        (['{"text": "\\ud800"}'], "line 1: 'text': half of a surrogate pair, which is no character"),
         ([{"text": "w1", "label": True}], "line 1: label True: expected a whole number, 0..2"),
         ([["w1", 0]], 'line 1: expected a JSON object such as {"text": "...", "label": 0}'),
         ([{"text": "w1", "label": "spam"}], "line 1: label 'spam': expected a whole number, 0..2"),
