@@ -49,6 +49,19 @@ class Digits:
             yield Rows(_distorted(self.train.inputs[chosen], chance), self.train.targets[chosen])
 
 
+def run_first_neurons(model: torch.nn.Module, inputs: torch.Tensor, widths: Sequence[int] | None) -> Any:
+    """A pass through the first so many neurons of each layer, by default all, on views of the model's parameters, which
+    gradients reach."""
+    views: dict[str, torch.Tensor] = {}
+    for number, width in enumerate(widths or ()):
+        at = f"layers.{number}.ffn"
+        views |= {
+            f"{at}.up.{name}": whole[:width] for name, whole in model.get_submodule(f"{at}.up").named_parameters()
+        }
+        views[f"{at}.down.weight"] = model.get_parameter(f"{at}.down.weight")[:, :width]
+    return torch.func.functional_call(model, views, (inputs,))
+
+
 @dataclass(frozen=True)
 class LanguageTask:
     """MatLM: the next byte of Python sources.
@@ -76,7 +89,7 @@ class LanguageTask:
         return MatformerLM(config)
 
     def logits(self, model: torch.nn.Module, inputs: torch.Tensor, widths: Sequence[int] | None) -> torch.Tensor:
-        logits: torch.Tensor = model(inputs, widths=widths)
+        logits: torch.Tensor = run_first_neurons(model, inputs, widths)
         return logits
 
     def extra_files(self) -> Mapping[str, bytes]:
@@ -107,7 +120,7 @@ class DigitsTask:
         return MatformerViT(config)
 
     def logits(self, model: torch.nn.Module, inputs: torch.Tensor, widths: Sequence[int] | None) -> torch.Tensor:
-        logits: torch.Tensor = model(inputs, widths=widths)[0]
+        logits: torch.Tensor = run_first_neurons(model, inputs, widths)[0]
         return logits
 
     def extra_files(self) -> Mapping[str, bytes]:

@@ -76,20 +76,15 @@ class NestedAttention(torch.nn.Module):
         hidden: torch.Tensor,
         mask: torch.Tensor | None = None,
         positions: Positions | None = None,
-        heads: int | None = None,
         attend: Attend | None = None,
     ) -> torch.Tensor:
-        """``hidden`` [B, S, H] to [B, S, H] through the first ``heads`` heads, by default all that the module holds.
+        """``hidden`` [B, S, H] to [B, S, H].
 
         ``mask``, [S, S] or what broadcasts to [B, A, S, S], is added to every score; ``positions`` turns queries and
         keys. ``attend`` takes the place of attention over these tokens alone.
         """
-        whole = self.query.weight.shape[0] // self.head_dim
-        if heads is not None and not 1 <= heads <= whole:
-            raise ValueError(f"heads {heads}: expected 1..{whole}")
-        inner = None if heads is None else heads * self.head_dim
         query, key, value = (
-            _first_rows(part, hidden, inner).view(*hidden.shape[:2], -1, self.head_dim).transpose(1, 2)  # [B, A, S, D]
+            part(hidden).view(*hidden.shape[:2], -1, self.head_dim).transpose(1, 2)  # [B, A, S, D]
             for part in (self.query, self.key, self.value)
         )
         if positions is not None:
@@ -98,15 +93,5 @@ class NestedAttention(torch.nn.Module):
             context = attend(query, key, value, mask, self.head_dim**-0.5)
         else:
             context = functional.scaled_dot_product_attention(query, key, value, mask, scale=self.head_dim**-0.5)
-        merged = context.transpose(1, 2).flatten(2)  # [B, S, A * D]
-        if inner is None:
-            updated: torch.Tensor = self.output(merged)
-            return updated
-        return functional.linear(merged, self.output.weight[:, :inner], self.output.bias)
-
-
-def _first_rows(layer: torch.nn.Linear, x: torch.Tensor, rows: int | None) -> torch.Tensor:
-    if rows is None:
-        projected: torch.Tensor = layer(x)
-        return projected
-    return functional.linear(x, layer.weight[:rows], None if layer.bias is None else layer.bias[:rows])
+        updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))  # [B, S, A * D]
+        return updated

@@ -38,22 +38,11 @@ class Ffn(torch.nn.Module):
         self.up = torch.nn.Linear(hidden, width, bias)
         self.down = torch.nn.Linear(width, hidden, bias)
 
-    def forward(self, x: torch.Tensor, width: int | None = None) -> torch.Tensor:
-        """``x`` [..., H] to [..., H] through the first ``width`` neurons, by default all that the module holds.
-
-        Raises ValueError for more neurons than there are.
-        """
-        whole = self.up.weight.shape[0]
-        if width is None or width == whole:
-            inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
-            updated: torch.Tensor = self.down(inner)
-            return updated
-        if not 1 <= width < whole:
-            raise ValueError(f"width {width}: expected 1..{whole} neurons")
-        assert self.gate is None
-        bias = None if self.up.bias is None else self.up.bias[:width]
-        inner = self.activation(functional.linear(x, self.up.weight[:width], bias))  # [..., m]
-        return functional.linear(inner, self.down.weight[:, :width], self.down.bias)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., H] to [..., H]."""
+        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        updated: torch.Tensor = self.down(inner)
+        return updated
 
 
 class Embeddings(torch.nn.Module):

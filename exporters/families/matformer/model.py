@@ -1,4 +1,4 @@
-"""MatLM and MatViT: nested language and vision models, whose layers any first neurons and heads of them run.
+"""MatLM and MatViT: nested language and vision models, of whose layers any first neurons and heads are a layer.
 
 MatLM is a decoder; positions, biases and norm weights as configured. MatViT has a [CLS] token, learned positions and
 biases everywhere. Both are pre-norm. Shapes: ``B`` rows or images, ``S`` tokens (of an image its ``P`` patches and
@@ -8,7 +8,6 @@ cache holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,18 +43,12 @@ class MatformerLM(torch.nn.Module):
         self.lm_head = VocabularyHead(size, config.vocab_size, config.tie_word_embeddings, config.bias)
         draw_weights(self, (2 * config.num_hidden_layers) ** -0.5)
 
-    def forward(
-        self, input_ids: torch.Tensor, widths: Sequence[int] | None = None, heads: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """``input_ids`` [B, S] int64 to logits [B, S, V]. Position ``t`` sees positions ``0..t``.
-
-        ``widths`` and ``heads`` run the first so many neurons and heads of each layer, by default all it holds.
-        """
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """``input_ids`` [B, S] int64 to logits [B, S, V]. Position ``t`` sees positions ``0..t``."""
         hidden = self.embed_tokens(input_ids)  # [B, S, H]
         places = places_of(self.config, input_ids.shape[1], hidden)
-        per_layer = (one_per_layer(values, len(self.layers)) for values in (widths, heads))
-        for layer, width, kept in zip(self.layers, *per_layer, strict=True):
-            hidden = layer(hidden, places, width, kept)
+        for layer in self.layers:
+            hidden = layer(hidden, places)
         return self.logits(hidden)
 
     def begun(
@@ -97,20 +90,14 @@ class MatformerViT(torch.nn.Module):
         self.head = torch.nn.Linear(hidden, config.num_labels)
         draw_weights(self, (2 * config.num_hidden_layers) ** -0.5, kept=("patch.weight",))
 
-    def forward(
-        self, pixel_values: torch.Tensor, widths: Sequence[int] | None = None, heads: Sequence[int] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``pixel_values`` [B, C, height, width] float32 to logits [B, K] and the [CLS] state after the final norm
-        [B, H].
-
-        ``widths`` and ``heads`` run the first so many neurons and heads of each layer, by default all it holds.
-        """
+        [B, H]."""
         patches = self.patch(pixel_values).flatten(2).transpose(1, 2)  # [B, P, H]
         tokens = torch.cat((self.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)  # [B, S, H]
         hidden = tokens + self.position_embedding
-        per_layer = (one_per_layer(values, len(self.layers)) for values in (widths, heads))
-        for layer, width, kept in zip(self.layers, *per_layer, strict=True):
-            hidden = layer(hidden, Places(), width, kept)
+        for layer in self.layers:
+            hidden = layer(hidden, Places())
         embedding = self.norm(hidden[:, 0])
         return self.head(embedding), embedding
 
@@ -135,21 +122,14 @@ class Layer(torch.nn.Module):
         self.ffn_norm = torch.nn.LayerNorm(size, epsilon, elementwise_affine=has_norm_weights)
         self.ffn = Ffn(size, width, config.activation, bias)
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        places: Places,
-        width: int | None = None,
-        heads: int | None = None,
-        attend: Attend | None = None,
-    ) -> torch.Tensor:
-        """``hidden`` [B, S, H] to [B, S, H] through the first ``width`` neurons and ``heads``, by default all."""
+    def forward(self, hidden: torch.Tensor, places: Places, attend: Attend | None = None) -> torch.Tensor:
+        """``hidden`` [B, S, H] to [B, S, H]."""
         mask = places.mask
         if self.relative_bias is not None:
-            bias = self.relative_bias(places.buckets, heads)  # [A, S, S]
+            bias = self.relative_bias(places.buckets)  # [A, S, S]
             mask = bias if mask is None else mask + bias
-        hidden = hidden + self.attention(self.attention_norm(hidden), mask, places.turn, heads, attend)
-        updated: torch.Tensor = hidden + self.ffn(self.ffn_norm(hidden), width)
+        hidden = hidden + self.attention(self.attention_norm(hidden), mask, places.turn, attend)
+        updated: torch.Tensor = hidden + self.ffn(self.ffn_norm(hidden))
         return updated
 
 
@@ -182,10 +162,9 @@ class RelativeBias(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(heads, RELATIVE_BUCKETS))
 
-    def forward(self, buckets: torch.Tensor, heads: int | None = None) -> torch.Tensor:
-        """``buckets`` int64 of any shape, such as [S, S], to what the first ``heads`` heads, by default all, add to
-        their scores, [A, S, S]."""
-        chosen = self.weight[:heads].index_select(1, buckets.flatten())  # [A, S * S]
+    def forward(self, buckets: torch.Tensor) -> torch.Tensor:
+        """``buckets`` int64 of any shape, such as [S, S], to what each head adds to its scores, [A, S, S]."""
+        chosen = self.weight.index_select(1, buckets.flatten())  # [A, S * S]
         return chosen.view(-1, *buckets.shape)
 
 
@@ -201,15 +180,6 @@ def buckets_between(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     buckets = [distance_bucket(step, RELATIVE_BUCKETS, RELATIVE_REACH) for step in range(RELATIVE_REACH + 1)]
     by_distance = torch.tensor(buckets, device=keys.device)
     return by_distance.index_select(0, distance.flatten()).view(distance.shape)
-
-
-def one_per_layer(values: Sequence[int] | None, layers: int) -> Sequence[int | None]:
-    """``values``, or as many None (all that a layer holds). Raises ValueError unless there is one per layer."""
-    if values is None:
-        return [None] * layers
-    if len(values) != layers:
-        raise ValueError(f"expected {layers} values, one per layer, got {len(values)}")
-    return values
 
 
 class OneInput(Answering):

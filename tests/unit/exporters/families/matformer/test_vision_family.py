@@ -81,20 +81,6 @@ def test_axes_levels_and_signature(source: ModelSource) -> None:
     assert source.signature.buckets(None, [Bucket(4, 64), Bucket(1, 128)]) == (Bucket(4, 1), Bucket(1, 1))
 
 
-def test_running_a_prefix_is_the_narrowed_module(universal: UniversalModel) -> None:
-    """Training runs at a level the very submodel that the compiler deploys."""
-    narrowed = universal.narrow(universal.spec.parse("ffn8x1_16x1-heads1x1_2x1"))
-    found = universal.module.model(IMAGES, widths=[8, 16], heads=[1, 2])
-    for expected, output in zip(narrowed(IMAGES), found, strict=True):
-        assert torch.equal(output, expected)
-    for values in ([8], [], [8, 16, 16]):
-        with pytest.raises(ValueError, match=f"^expected 2 values, one per layer, got {len(values)}$"):
-            universal.module.model(IMAGES, widths=values)
-    for heads in (0, 3):
-        with pytest.raises(ValueError, match=rf"^heads {heads}: expected 1\.\.2$"):
-            universal.module.model(IMAGES, heads=[1, heads])
-
-
 def test_narrowing_equals_masking_what_was_cut(universal: UniversalModel) -> None:
     """Independent of any slicing code: zero the down columns of cut neurons and the output columns of cut heads."""
     submodel = universal.spec.parse("ffn8x1_16x1-heads1x1_2x1")
