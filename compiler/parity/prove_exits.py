@@ -225,7 +225,7 @@ def expected_exits(entropy: np.ndarray, policy: ExitPolicy, error: float) -> tup
     staying = np.ones(rows, bool)
     for exit_index in range(exits - 1):
         tie |= staying & (np.abs(entropy[exit_index] - policy.thresholds[exit_index]) <= error)
-        leaving = staying & policy.leaving(exit_index, entropy[exit_index])
+        leaving = staying & np.array(policy.leavers(exit_index, entropy[exit_index].tolist()))
         index[leaving] = exit_index
         staying &= ~leaving
     return index, tie
