@@ -359,6 +359,17 @@ def _unprovable(squares: np.ndarray, shape: tuple[int, ...], own: Rounding, has_
     return not (_pooled(own.rms, row, squares.ndim) <= allowed).all()
 
 
+def explainable(reference: np.ndarray, found: np.ndarray, limit: Tolerance, has_angle: bool = True) -> bool:
+    """Whether further passes of PyTorch's float32 could allow what was ``found``: a row that they are off by more than
+    its share of is unprovable, so that this share, all of it at one place or in one number, is the most they allow."""
+    sums = _Sums.of(reference, found)
+    row, shape = min(1, sums.parts), sums.reference.shape
+    size = _root(sums.reference, row, sums.shape)
+    most = _MAX_ROUNDING_SHARE * np.broadcast_to(size if has_angle else np.maximum(1.0, size), shape)
+    own = Rounding(most * math.sqrt(math.prod(sums.shape[row:])), most * math.sqrt(math.prod(shape[row:])))
+    return _within(sums, reference, found, limit, own, has_angle)
+
+
 def _sizes_agree(sums: _Sums, limit: Tolerance, own: Rounding) -> bool:
     if sums.size == 1:
         return True  # one number may be near zero by chance, and has no more than the first limit

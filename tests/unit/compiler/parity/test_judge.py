@@ -87,6 +87,17 @@ def test_one_case_that_no_pass_explains_is_enough_and_else_all_that_break_the_ru
     assert asked[:2] == [{"one"}, {"one", "three"}]
 
 
+def test_no_pass_is_made_for_what_no_rounding_that_proves_something_explains() -> None:
+    """An eighth of every number; and an angle that only an unprovable rounding would allow."""
+
+    def again(_: Collection[str]) -> Replayed:
+        raise AssertionError("a pass was made")
+
+    hopeless = replace(REFERENCE, again=again)
+    assert verdict(EXPECTED * 1.125, hopeless).broken is not None
+    assert verdict(EXPECTED[:, ::-1], hopeless).broken is not None
+
+
 def test_what_rounds_too_much_in_pytorch_itself_is_unprovable() -> None:
     found = verdict(EXPECTED, reference=replace(REFERENCE, roundings=[{"y": Rounding(1.0, 1.0)}]))
     assert found.unprovable
