@@ -11,6 +11,7 @@ from nestforge.compiler.parity.compare import (
     Tolerance,
     compare,
     counted,
+    explainable,
     max_difference,
     rounding,
     tolerance_for,
@@ -350,3 +351,21 @@ def test_a_place_that_is_not_finite_is_off_by_all() -> None:
 
 def test_beyond_half_of_a_limit_four_times_the_rest_is_allowed() -> None:
     assert with_rounding(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.6, 2.0])) == pytest.approx([1.0, 1.4, 7.0])
+
+
+def test_what_any_provable_rounding_allows_is_explainable() -> None:
+    """Most of it at one place or spread; and nothing is that no such rounding allows."""
+    rng, limit, allowed = np.random.default_rng(0), tolerance_for("fp32", 2), 0
+    for size in np.geomspace(1e-5, 1, 60):
+        reference = rng.standard_normal((2, 3, 20))
+        rms = rng.random((2, 3)) ** 8
+        rms *= 0.0099 / np.sqrt(np.mean(rms**2, axis=1, keepdims=True))
+        rms *= np.sqrt(np.mean(reference**2, axis=(1, 2)))[:, None]
+        own = Rounding(rms * np.sqrt(20), rms)
+        assert not unprovable(reference, own)
+        found = reference + rng.standard_normal(reference.shape) * size * rms[..., None] * 100
+        is_allowed = within(reference, found, limit, own)
+        assert explainable(reference, found, limit) or not is_allowed
+        allowed += is_allowed
+    assert 10 < allowed < 50
+    assert not explainable(reference, 2 * reference, limit)
