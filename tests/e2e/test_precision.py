@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from nestforge.compiler.tensorrt.check_plan import check_plan
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BuildError, ParityError, PlanError
 from nestforge.exporters import source
-from nestforge.profiles.load_profile import dump_profile
 from nestforge.profiles.precision import HALF_ENCODINGS, INT4, INT4_SCALE, PRECISIONS, TRACED, Precision, run_by
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.arrays import random_feeds
@@ -307,15 +305,6 @@ def test_bad_precisions_on_the_command_line(
         result = CliRunner().invoke(main, [*command, "--profile", str(profile), *arguments])
         assert result.exit_code != 0
         assert message in " ".join(result.output.split())
-
-
-def test_a_plan_lists_every_precision(tmp_path: Path, wide: Path) -> None:
-    path = tmp_path / "board.yaml"
-    path.write_text(dump_profile(board(precision=["fp32", "int8-dynamic"])))
-    result = CliRunner().invoke(main, ["plan", str(wide), "--profile", str(path), "--json"])
-    assert result.exit_code == 0, result.output
-    candidates = json.loads(result.stdout)["candidates"]
-    assert {candidate["precision"] for candidate in candidates} == {"fp32", "int8-dynamic"}
 
 
 def scale_weights(folder: Path, name: str, factor: float) -> None:

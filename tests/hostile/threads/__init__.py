@@ -29,7 +29,7 @@ from ..worker import begin, golden_bundles
 from .asked import Asked, Told, alone, ask, asked_of
 
 # Each crowd: threads that ask one model, requests of each, and how many different ones there are.
-ASKING, EACH, KINDS = 8, 40, 40
+ASKING, EACH, KINDS = 8, 20, 40
 # While they ask, the model is replaced this often, and this often another one is opened, asked and closed beside it.
 RELOADS, VISITS = 6, 6
 # Memory that a process may come to hold beyond the first crowds, in MB: allocators keep some of what was freed.
