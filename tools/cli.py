@@ -44,6 +44,7 @@ COMMANDS = {
     "index": "retrieval",
     "search": "retrieval",
     "bench": "bench",
+    "serve": "serve",
     "profile": "host",
 }
 
@@ -57,6 +58,7 @@ _EXTRAS = {
     "onnxscript": "compile",
     **{backend.module: backend.extra for backend in BACKENDS.values()},
     "cuda": TENSORRT.extra,
+    **dict.fromkeys(("starlette", "uvicorn", "httptools", "prometheus_client"), "serve"),
 }
 
 # In newer releases of click a command without any argument, which shows its help.

@@ -29,7 +29,7 @@ OUTSIDE = {
     "runtime": {*DEVICE, "jinja2"} - {"yaml"},
     # what else they need is imported by name where it is requested: see optional.py
     "integrations": {"numpy", "rich"},
-    "serving": {"numpy"},
+    "serving": {"numpy", "starlette", "uvicorn", "prometheus_client"},
     "exporters": {"numpy", "huggingface_hub", *BUILD} - {"onnx"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     # onnx, onnxruntime, openvino by name where an export is of their kind
@@ -134,7 +134,7 @@ def test_what_a_device_may_lack_is_imported_where_it_is_used() -> None:
             assert not eager & {"tensorrt", "cuda"}, "needs a GPU's libraries to import"
         if layer == "tools":
             own = {name.split(".")[0] for kind, name, now in imports(module) if kind == "own" and now}
-            assert not own & {"compiler", "exporters", "parity"}, "`nestforge run` would need torch"
+            assert not own & {"serving", "compiler", "exporters", "parity"}, "`nestforge run` would need torch"
 
 
 def test_families_describe_without_torch() -> None:

@@ -1,0 +1,292 @@
+"""What every protocol of the server shares: limits, a token, errors in one line, metrics and the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import BundleError, InputError, NestforgeError, OverloadError, SelectionError
+from ..outside_file import parse_json
+from .desk import Desk, now_ms
+from .served import Reply, Served, Work
+
+ACCESS, ERRORS = logging.getLogger("nestforge.access"), logging.getLogger("nestforge.serving")
+# Bodies above are read as JSON on another thread, so that other requests go on.
+_LARGE = 1 << 16
+_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"]+/)+")
+_ASCII = re.compile(r"[^\x20-\x7e]")
+
+
+class Problem(Exception):
+    """A request that is refused: ``kind`` is a key of ``STATUS``."""
+
+    def __init__(self, kind: str, text: str, needs_ms: float | None = None) -> None:
+        super().__init__(text)
+        self.kind, self.needs_ms = kind, needs_ms
+
+
+STATUS = {
+    "invalid": 400,
+    "unauthorized": 401,
+    "unknown": 404,
+    "slow": 408,
+    "too_large": 413,
+    "unsupported": 415,
+    "overloaded": 503,
+    "broken": 503,
+    "internal": 500,
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Errors as a protocol says them: ``body(kind, message, status)``, and statuses that differ from ``STATUS``."""
+
+    name: str
+    body: Callable[[str, str, int], Any]
+    status: Mapping[str, int] = field(default_factory=dict)
+
+
+PLAIN = Protocol("http", lambda _kind, text, _status: {"error": text})
+
+
+class Metrics:
+    """What Prometheus reads at ``/metrics``."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("nestforge_requests", "Requests.", ["protocol", "model", "status"], registry=registry)
+        self.answers = Counter("nestforge_answers", "Answers by submodel.", ["model", "submodel"], registry=registry)
+        self.refused = Counter("nestforge_refused", "Requests refused under load.", ["model"], registry=registry)
+        self.late = Counter("nestforge_late", "Answers after their deadline.", ["model"], registry=registry)
+        self.latency = Histogram(
+            "nestforge_request_ms", "Milliseconds from request to answer.", ["model"], buckets=_MS, registry=registry
+        )
+        self.shared = Histogram(
+            "nestforge_run_requests", "Requests that a run answered.", buckets=(1, 2, 4, 8, 16, 32), registry=registry
+        )
+        for name, what in (
+            ("waiting", "Jobs that wait."),
+            ("running", "Runs."),
+            ("share", "Planned part of deadlines."),
+        ):
+            gauge = Gauge(f"nestforge_{name}", what, registry=registry)
+            gauge.set_function(lambda name=name: float(getattr(desk.scheduler, name)))  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``body_bytes`` of a request, ``requests`` in progress, ``connections`` that are open, ``read_s`` to read a
+    request, ``patience_ms`` of a request without a deadline."""
+
+    body_bytes: int = 64 << 20
+    requests: int = 512
+    connections: int = 1024
+    read_s: float = 10.0
+    patience_ms: float = 30_000.0
+
+
+class Service:
+    """The bundles of a server, by name, and what its protocols ask of them."""
+
+    def __init__(self, served: Mapping[str, Served], desk: Desk, limits: Limits) -> None:
+        self.served, self.desk, self.limits, self.metrics = served, desk, limits, Metrics(desk)
+        self.is_ready = True
+
+    def model(self, name: object) -> Served:
+        """Raises Problem for a name that no bundle has."""
+        if isinstance(name, str) and name in self.served:
+            return self.served[name]
+        raise Problem("unknown", f"no model {name!r:.80}; there is {', '.join(self.served)}")
+
+    async def document(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request's body. Raises Problem."""
+        raw = await self.body(request)
+        return await self.parsed(raw)
+
+    async def parsed(self, raw: bytes) -> dict[str, Any]:
+        try:
+            data = await asyncio.to_thread(parse_json, raw) if len(raw) > _LARGE else parse_json(raw)
+        except ValueError as failure:
+            raise Problem("invalid", f"body: not JSON ({failure})") from None
+        if not isinstance(data, dict):
+            raise Problem("invalid", f"body: expected a JSON object, got {type(data).__name__}")
+        return data
+
+    async def body(self, request: Request) -> bytes:
+        """Raises Problem for a body that is too large, comes too slowly, or is compressed."""
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Problem("unsupported", "content-encoding: expected none")
+        most, found = self.limits.body_bytes, bytearray()
+        too_large = Problem("too_large", f"body: expected at most {most} bytes")
+        if int(request.headers.get("content-length", 0)) > most:
+            raise too_large
+
+        async def read() -> None:
+            async for part in request.stream():
+                found.extend(part)
+                if len(found) > most:
+                    raise too_large
+
+        try:
+            await asyncio.wait_for(read(), self.limits.read_s)
+        except asyncio.TimeoutError:
+            raise Problem("slow", f"body: did not come within {self.limits.read_s:g} s") from None
+        return bytes(found)
+
+    async def reply(self, request: Request, served: Served, work: Work) -> Reply:
+        """The answer to ``work``, unless the client goes away before. Raises as Desk.reply does."""
+        client = request.headers.get("nestforge-client") or (request.client.host if request.client else "")
+        arrived = request.scope["nestforge.arrived"]
+        request.scope["nestforge.model"] = served.name
+        job = served.job(work, client[:80], arrived, self.limits.patience_ms)
+        answer = asyncio.ensure_future(self.desk.reply(served, work, job))
+        gone = asyncio.ensure_future(request.receive())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ClientDisconnect
+            reply = answer.result()
+        except OverloadError:
+            self.metrics.refused.labels(served.name).inc()
+            raise
+        except BundleError:
+            served.is_broken = True
+            raise
+        finally:
+            answer.cancel()
+            gone.cancel()
+        took = now_ms() - arrived
+        self.metrics.answers.labels(served.name, reply.submodel).inc()
+        self.metrics.latency.labels(served.name).observe(took)
+        self.metrics.shared.observe(reply.shared)
+        if work.deadline_ms is not None and took > work.deadline_ms:
+            self.metrics.late.labels(served.name).inc()
+        request.scope["nestforge.reply"] = reply
+        return reply
+
+    def problem(self, failure: BaseException, name: str | None) -> Problem:
+        """What a client is told of ``failure``: no path of this host."""
+        if isinstance(failure, Problem):
+            return failure
+        text = str(failure)
+        for one in self.served.values():
+            text = text.replace(str(one.model.bundle.path), one.name)
+        text = _PATH.sub("", text)
+        if isinstance(failure, OverloadError):
+            return Problem("overloaded", text, failure.needs_ms)
+        if isinstance(failure, InputError | SelectionError):
+            return Problem("invalid", text)
+        if isinstance(failure, NestforgeError):
+            ERRORS.error("%s", failure)
+            return Problem("broken", f"model {name} cannot answer; the server's log says why")
+        ERRORS.error("".join(traceback.format_exception(failure)))
+        return Problem("internal", "internal error; the server's log says more")
+
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+def endpoint(service: Service, protocol: Protocol, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """``handler`` with errors as ``protocol`` says them, and headers that say who answered and why."""
+
+    async def call(request: Request) -> Response:
+        request.scope["nestforge.protocol"] = protocol.name
+        try:
+            response = await handler(service, request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as failure:  # noqa: BLE001  (a request never ends the server)
+            problem = service.problem(failure, request.scope.get("nestforge.model"))
+            status = {**STATUS, **protocol.status}[problem.kind]
+            response = JSONResponse(protocol.body(problem.kind, str(problem), status), status)
+            if problem.needs_ms is not None:
+                seconds = min(problem.needs_ms, 1e6) / 1e3
+                response.headers["retry-after"] = str(max(1, round(seconds)))
+                response.headers["nestforge-needs-ms"] = f"{1e3 * seconds:.3f}"
+        reply: Reply | None = request.scope.get("nestforge.reply")
+        if reply is not None:
+            response.headers["nestforge-submodel"] = reply.submodel
+            response.headers["nestforge-reason"] = _ASCII.sub("?", reply.reason)[:1000]
+            if reply.exits is not None:
+                response.headers["nestforge-exit"] = ",".join(map(str, reply.exits))
+        return response
+
+    return call
+
+
+async def metrics(service: Service, _: Request) -> Response:
+    return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
+
+
+class Guard:
+    """Before every route: the token, how many requests are in progress; behind it a line of the access log."""
+
+    def __init__(self, app: ASGIApp, service: Service, token: str | None) -> None:
+        self._app, self._service, self._busy = app, service, 0
+        self._wanted = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["nestforge.arrived"] = started = now_ms()
+        sent = {"status": 499, "bytes": 0}
+
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent["status"] = message["status"]
+            sent["bytes"] += len(message.get("body", b""))
+            await send(message)
+
+        self._busy += 1
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await refusal(scope, receive, count)
+            else:
+                await self._app(scope, receive, count)
+        finally:
+            self._busy -= 1
+            self._note(scope, started, sent)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        is_health = scope["path"].startswith("/v2/health")
+        if self._wanted is not None and not is_health and not hmac.compare_digest(given, self._wanted):
+            return JSONResponse({"error": "expected the token as Authorization: Bearer TOKEN"}, 401)
+        if self._busy > self._service.limits.requests:
+            return JSONResponse({"error": "too many requests in progress; ask again later"}, 503, {"retry-after": "1"})
+        return None
+
+    def _note(self, scope: Scope, started: float, sent: Mapping[str, int]) -> None:
+        model, reply = scope.get("nestforge.model", ""), scope.get("nestforge.reply")
+        protocol = scope.get("nestforge.protocol", "http")
+        self._service.metrics.requests.labels(protocol, model, str(sent["status"])).inc()
+        client = scope.get("client")
+        line = {
+            "time": round(time(), 3),
+            "client": client[0] if client else None,
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": sent["status"],
+            "bytes": sent["bytes"],
+            "ms": round(now_ms() - started, 3),
+        }
+        if reply is not None:
+            line |= {"model": model, "submodel": reply.submodel, "shared": reply.shared}
+        ACCESS.info(json.dumps(line))

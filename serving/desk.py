@@ -1,0 +1,73 @@
+"""The scheduler between an event loop and the threads that run engines: here are the clock and the threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+
+from ..errors import OverloadError
+from .scheduler import Job, Run, Scheduler
+from .served import Reply, Served, Work, options
+
+
+def now_ms() -> float:
+    """Milliseconds of the clock by which jobs arrive and are due."""
+    return 1e3 * perf_counter()
+
+
+class Desk:
+    """Answers requests by ``workers`` runs at a time. Everything but the runs is done on one event loop."""
+
+    def __init__(self, workers: int, most_waiting: int) -> None:
+        self.scheduler = Scheduler(options, workers, most_waiting)
+        self._pool = ThreadPoolExecutor(workers, "nestforge-run")
+        self._asked: dict[Job, tuple[Served, Work, asyncio.Future[Reply]]] = {}
+
+    async def reply(self, served: Served, work: Work, job: Job) -> Reply:
+        """The answer to a request. Raises OverloadError where it cannot be in time, or as a call of the model does;
+        where it is cancelled it waits no more."""
+        loop = asyncio.get_running_loop()
+        self.scheduler.submit(job, now_ms())
+        future: asyncio.Future[Reply] = loop.create_future()
+        self._asked[job] = (served, work, future)
+        self._start(loop)
+        try:
+            return await future
+        finally:
+            self._asked.pop(job, None)
+            self.scheduler.cancel(job)
+
+    def close(self) -> None:
+        """Begins no further run; those that run end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts what may run now."""
+        now = now_ms()
+        for job in self.scheduler.expired(now):
+            waited = now - job.arrived
+            self._settle(
+                [job], OverloadError(f"deadline passed while it waited, {waited:.3g} ms; ask again later", 0.0)
+            )
+        while run := self.scheduler.start(now):
+            served = self._asked[run.jobs[0]][0]
+            done = self._pool.submit(served.replies, [self._asked[job][1] for job in run.jobs], run)
+            done.add_done_callback(lambda done, run=run: loop.call_soon_threadsafe(self._end, loop, run, done))  # type: ignore[misc]
+
+    def _end(self, loop: asyncio.AbstractEventLoop, run: Run, done: Future[list[Reply]]) -> None:
+        self.scheduler.end(run, now_ms())
+        failure = done.exception()
+        self._settle(run.jobs, failure if failure is not None else done.result())
+        self._start(loop)
+
+    def _settle(self, jobs: Sequence[Job], found: BaseException | Sequence[Reply]) -> None:
+        for number, job in enumerate(jobs):
+            asked = self._asked.get(job)
+            if asked is None or asked[2].done():  # its client is gone
+                continue
+            if isinstance(found, BaseException):
+                asked[2].set_exception(found)
+            else:
+                asked[2].set_result(found[number])

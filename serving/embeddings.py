@@ -1,0 +1,181 @@
+"""Texts to vectors as two other services have them: OpenAI's ``/v1/embeddings``, and the routes of
+text-embeddings-inference (``/embed``, ``/similarity``, ``/tokenize``, ``/info``)."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import InputError
+from ..runtime.dimensions import normalized
+from ..runtime.inputs.arrays import Array
+from .app import Handler, Protocol, Service
+from .served import Served, stated
+
+_MOST_TEXTS = 2048
+_CODES = {"unknown": "model_not_found", "unauthorized": "invalid_api_key", "overloaded": "overloaded"}
+OPENAI = Protocol(
+    "openai",
+    lambda kind, text, status: {
+        "error": {
+            "message": text,
+            "type": "invalid_request_error" if status < 429 else "server_error",
+            "param": None,
+            "code": _CODES.get(kind),
+        }
+    },
+    {"overloaded": 429},
+)
+TEI = Protocol(
+    "tei",
+    lambda kind, text, _status: {
+        "error": text,
+        "error_type": {"overloaded": "overloaded", "internal": "backend", "broken": "backend"}.get(kind, "validation"),
+    },
+    {"overloaded": 429, "invalid": 422, "broken": 424, "internal": 424},
+)
+
+
+async def openai_embeddings(service: Service, request: Request) -> Response:
+    document = await service.document(request)
+    served = service.model(document.get("model"))
+    form = document.get("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise InputError(f"encoding_format: expected float or base64, got {form!r:.80}")
+    vectors, tokens = await _vectors(service, request, served, document, document.get("input"))
+    shown = [
+        base64.b64encode(row.astype("<f4").tobytes()).decode() if form == "base64" else row.tolist() for row in vectors
+    ]
+    return JSONResponse(
+        {
+            "object": "list",
+            "model": served.name,
+            "data": [{"object": "embedding", "index": at, "embedding": one} for at, one in enumerate(shown)],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
+
+
+async def openai_models(service: Service, request: Request) -> Response:
+    name = request.path_params.get("model")
+    found = [{"id": one, "object": "model", "created": 0, "owned_by": "nestforge"} for one in service.served]
+    if name is not None:
+        return JSONResponse(next(one for one in found if one["id"] == service.model(name).name))
+    return JSONResponse({"object": "list", "data": found})
+
+
+async def tei_embed(service: Service, request: Request) -> Response:
+    document = await service.document(request)
+    served = _named(service, request)
+    vectors, _ = await _vectors(service, request, served, document, document.get("inputs"))
+    if _flag(document, "normalize", True):
+        vectors = normalized(vectors)
+    return JSONResponse(vectors.tolist())
+
+
+async def tei_similarity(service: Service, request: Request) -> Response:
+    document = await service.document(request)
+    inputs = document.get("inputs")
+    if not isinstance(inputs, dict) or not isinstance(inputs.get("source_sentence"), str):
+        raise InputError("inputs: expected an object with source_sentence and sentences")
+    texts = [inputs["source_sentence"], *_texts("sentences", inputs.get("sentences"))]
+    own = document.get("parameters") or {}
+    if not isinstance(own, dict):
+        raise InputError(f"parameters: expected an object, got {own!r:.80}")
+    vectors, _ = await _vectors(service, request, _named(service, request), {**own, **document}, texts)
+    unit = normalized(vectors)
+    return JSONResponse((unit[1:] @ unit[0]).tolist())
+
+
+async def tei_tokenize(service: Service, request: Request) -> Response:
+    document = await service.document(request)
+    found = _named(service, request).tokenized(
+        _texts("inputs", document.get("inputs")), _flag(document, "add_special_tokens", True)
+    )
+    return JSONResponse(
+        [
+            [
+                {"id": number, "text": text, "special": bool(special), "start": start, "stop": stop}
+                for number, text, special, (start, stop) in zip(
+                    row.ids, row.tokens, row.special_tokens_mask, row.offsets, strict=True
+                )
+            ]
+            for row in found
+        ]
+    )
+
+
+async def tei_info(service: Service, request: Request) -> Response:
+    served = _named(service, request)
+    manifest, limits = served.model.bundle.manifest, service.limits
+    return JSONResponse(
+        {
+            "model_id": served.name,
+            "model_dtype": ", ".join(served.model.precisions),
+            "model_type": {"embedding": {"pooling": manifest.text.embedding if manifest.text else None}},
+            "max_concurrent_requests": limits.requests,
+            "max_input_length": served.model.longest_sequence(1),
+            "max_client_batch_size": _MOST_TEXTS,
+            "submodels": [one.id for one in served.model.submodels],
+        }
+    )
+
+
+def _named(service: Service, request: Request) -> Served:
+    """The model that the path names, else the first one."""
+    return service.model(request.path_params.get("model", next(iter(service.served))))
+
+
+def _texts(name: str, given: Any) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+        raise InputError(
+            f"{name}: expected a text or a list of texts, got {given!r:.80}; tokens are of this model's tokenizer alone"
+        )
+    if len(texts) > _MOST_TEXTS:
+        raise InputError(f"{name}: expected at most {_MOST_TEXTS} texts, got {len(texts)}")
+    return texts
+
+
+def _flag(document: dict[str, Any], name: str, default: bool) -> bool:
+    value = document.get(name, default)
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: expected true or false, got {value!r:.80}")
+    return value
+
+
+async def _vectors(
+    service: Service, request: Request, served: Served, document: dict[str, Any], given: Any
+) -> tuple[Array, int]:
+    """Embeddings ``[N, D]`` of texts by one submodel, and the tokens of all."""
+    name = served.embedding
+    found, dimensions = stated(request.headers, document), document.get("dimensions")
+    if dimensions is not None and type(dimensions) is not int:
+        raise InputError(f"dimensions: expected a whole number, got {dimensions!r:.80}")
+    prompt_name = document.get("prompt_name")
+    if prompt_name is not None and not isinstance(prompt_name, str):
+        raise InputError(f"prompt_name: expected a name, got {prompt_name!r:.80}")
+    feeds, tokens = served.encoded(_texts("input", given), found, _flag(document, "truncate", False), prompt_name)
+    reply = await service.reply(request, served, served.work(feeds, found, dimensions))
+    return np.asarray(reply.outputs[name], np.float32), tokens
+
+
+OPENAI_ROUTES: list[tuple[str, str, Handler]] = [
+    ("POST", "/v1/embeddings", openai_embeddings),
+    ("GET", "/v1/models", openai_models),
+    ("GET", "/v1/models/{model}", openai_models),
+]
+TEI_ROUTES: list[tuple[str, str, Handler]] = [
+    (method, f"{before}/{end}", handler)
+    for before in ("", "/models/{model}")
+    for method, end, handler in (
+        ("POST", "embed", tei_embed),
+        ("POST", "similarity", tei_similarity),
+        ("POST", "tokenize", tei_tokenize),
+        ("GET", "info", tei_info),
+    )
+]

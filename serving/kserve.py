@@ -1,0 +1,200 @@
+"""KServe v2, the Open Inference Protocol, over HTTP: health, metadata, and inference with JSON or binary tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import InputError
+from ..runtime.inputs.arrays import Array
+from .app import Handler, Problem, Protocol, Service
+from .served import Reply, Served, stated
+
+PROTOCOL = Protocol("kserve", lambda _kind, text, _status: {"error": text})
+VERSION = "1"
+_TYPES = {
+    "float32": "FP32",
+    "float16": "FP16",
+    "int64": "INT64",
+    "int32": "INT32",
+    "int8": "INT8",
+    "uint8": "UINT8",
+    "bool": "BOOL",
+}
+_DTYPES = {name: np.dtype(dtype) for dtype, name in _TYPES.items()}
+_LENGTH = "inference-header-content-length"
+
+
+async def live(_: Service, __: Request) -> Response:
+    return Response()
+
+
+async def ready(service: Service, request: Request) -> Response:
+    """Of the server, or of one model."""
+    name = request.path_params.get("model")
+    is_ready = service.is_ready and not (name is not None and _served(service, request).is_broken)
+    return Response(status_code=200 if is_ready else 503)
+
+
+async def server_metadata(_: Service, __: Request) -> Response:
+    return JSONResponse({"name": "nestforge", "version": VERSION, "extensions": ["binary_tensor_data"]})
+
+
+async def metadata(service: Service, request: Request) -> Response:
+    served = _served(service, request)
+    manifest = served.model.bundle.manifest
+    inputs, outputs = (
+        [
+            {
+                "name": spec.name,
+                "datatype": _TYPES[spec.dtype],
+                "shape": [dim if isinstance(dim, int) else -1 for dim in spec.dims],
+            }
+            for spec in specs
+        ]
+        for specs in (manifest.inputs, manifest.outputs)
+    )
+    return JSONResponse(
+        {
+            "name": served.name,
+            "versions": [VERSION],
+            "platform": "nestforge",
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+    )
+
+
+async def infer(service: Service, request: Request) -> Response:
+    served = _served(service, request)
+    raw = await service.body(request)
+    head, rest = raw, b""
+    if (length := request.headers.get(_LENGTH)) is not None:
+        if not length.isdecimal() or int(length) > len(raw):
+            raise InputError(f"{_LENGTH}: expected at most the body's {len(raw)} bytes, got {length!r:.80}")
+        head, rest = raw[: int(length)], raw[int(length) :]
+    document = await service.parsed(head)
+    parameters = _object(document, "parameters")
+    found = stated(request.headers, parameters)
+    feeds = _feeds(document, rest)
+    reply = await service.reply(request, served, served.work(feeds, found, parameters.get("dimensions")))
+    return _response(served, document, parameters, reply)
+
+
+def _served(service: Service, request: Request) -> Served:
+    served, version = service.model(request.path_params["model"]), request.path_params.get("version", VERSION)
+    if version != VERSION:
+        raise Problem("unknown", f"model {served.name}: no version {version!r:.80}; there is {VERSION}")
+    return served
+
+
+def _object(holder: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = holder.get(name) or {}
+    if not isinstance(found, dict):
+        raise InputError(f"{name}: expected an object, got {type(found).__name__}")
+    return found
+
+
+def _list(holder: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    found = holder.get(name) or []
+    if not isinstance(found, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in found
+    ):
+        raise InputError(f"{name}: expected a list of objects with a name")
+    return found
+
+
+def _feeds(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:
+    """The tensors of a request; those in binary form follow one another in ``rest``. Raises InputError."""
+    feeds: dict[str, Array] = {}
+    start = 0
+    for tensor in _list(document, "inputs"):
+        name, datatype, shape = tensor["name"][:80], tensor.get("datatype"), tensor.get("shape")
+        if name in feeds:
+            raise InputError(f"input {name}: stands twice")
+        dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
+        if dtype is None:
+            raise InputError(f"input {name}: datatype {datatype!r:.80}; expected one of {', '.join(_DTYPES)}")
+        if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**31 for size in shape):
+            raise InputError(f"input {name}: expected a shape of positive sizes, got {shape!r:.80}")
+        size = _object(tensor, "parameters").get("binary_data_size")
+        if size is None:
+            feeds[name] = _from_json(name, tensor.get("data"), dtype, shape)
+            continue
+        expected = math.prod(shape) * dtype.itemsize
+        if type(size) is not int or size != expected or start + size > len(rest):
+            raise InputError(
+                f"input {name}: expected {expected} bytes for {datatype} {shape}, stated are {size!r:.80}, "
+                f"{len(rest) - start} follow"
+            )
+        feeds[name] = np.frombuffer(rest, dtype, math.prod(shape), start).reshape(shape)
+        start += size
+    if start != len(rest):
+        raise InputError(f"body: {len(rest) - start} bytes behind the last tensor; expected none")
+    return feeds
+
+
+def _from_json(name: str, data: Any, dtype: np.dtype[Any], shape: list[int]) -> Array:
+    try:
+        found = np.asarray(data)
+    except (ValueError, OverflowError):
+        found = np.asarray(None)
+    kinds = {"f": "iuf", "i": "iu", "u": "iu", "b": "b"}[dtype.kind]
+    if found.dtype.kind not in kinds or found.size != math.prod(shape):
+        raise InputError(f"input {name}: expected {math.prod(shape)} values of {dtype} as data, got {data!r:.80}")
+    if dtype.kind in "iu" and not (np.iinfo(dtype).min <= found.min() and found.max() <= np.iinfo(dtype).max):
+        raise InputError(f"input {name}: values {found.min()}..{found.max()} do not fit {dtype}")
+    return np.ascontiguousarray(found.astype(dtype).reshape(shape))
+
+
+def _response(served: Served, document: Mapping[str, Any], parameters: Mapping[str, Any], reply: Reply) -> Response:
+    wanted = _list(document, "outputs") or [{"name": name} for name in reply.outputs]
+    outputs, parts = [], []
+    for one in wanted:
+        if one["name"] not in reply.outputs:
+            raise InputError(f"output {one['name']!r:.80}: there is {', '.join(reply.outputs)}")
+        array = reply.outputs[one["name"]]
+        tensor = {"name": one["name"], "datatype": _TYPES[str(array.dtype)], "shape": list(array.shape)}
+        if _object(one, "parameters").get("binary_data", parameters.get("binary_data_output", False)):
+            parts.append(array.tobytes())
+            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            tensor["data"] = [value if math.isfinite(value) else None for value in array.ravel().tolist()]
+        outputs.append(tensor)
+    said: dict[str, Any] = {"submodel": reply.submodel, "reason": reply.reason}
+    if reply.exits is not None:
+        said["exit"] = ",".join(map(str, reply.exits))
+    answer: dict[str, Any] = {
+        "model_name": served.name,
+        "model_version": VERSION,
+        "parameters": said,
+        "outputs": outputs,
+    }
+    if "id" in document:
+        answer["id"] = document["id"]
+    head = json.dumps(answer, separators=(",", ":")).encode()
+    if not parts:
+        return Response(head, media_type="application/json")
+    return Response(
+        b"".join([head, *parts]),
+        media_type="application/octet-stream",
+        headers={_LENGTH: str(len(head))},
+    )
+
+
+ROUTES: list[tuple[str, str, Handler]] = [
+    ("GET", "/v2", server_metadata),
+    ("GET", "/v2/health/live", live),
+    ("GET", "/v2/health/ready", ready),
+    *(
+        (method, f"/v2/models/{{model}}{version}{end}", handler)
+        for version in ("", "/versions/{version}")
+        for method, end, handler in (("GET", "", metadata), ("GET", "/ready", ready), ("POST", "/infer", infer))
+    ),
+]

@@ -1,0 +1,202 @@
+"""One bundle as it is served: requests of it that may share a run, and how a run of several answers each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..argument_types import number_within
+from ..bucket import Bucket
+from ..bundle.roles import embedding_output
+from ..errors import InputError, NestforgeError
+from ..runtime.candidates import Candidate
+from ..runtime.exits.choice import OFF
+from ..runtime.inputs.arrays import Array, InputChecker, cut_back, random_feeds
+from ..runtime.model import ElasticModel
+from ..runtime.request import Request, Texts
+from .scheduler import Job, Run
+
+_LIMITS, _NAMES = ("latency_ms", "deadline_ms", "memory_mb"), ("budget", "submodel", "task")
+# Runs of each submodel before the first request: one that is not counted, and as many as the estimate wants.
+_WARM_UPS = 4
+# Stands for any deadline where only that there is one counts.
+_SOME_MS = 1.0
+
+
+class Asked(NamedTuple):
+    """The choice that a request leaves, the same for all that may share a run; a deadline is there as ``_SOME_MS``."""
+
+    request: Request
+    task: str | None = None
+    dimensions: int | None = None
+
+
+@dataclass(eq=False, frozen=True)
+class Work:
+    """A request: its choice, its arrays, and the ``deadline_ms`` that it stated."""
+
+    asked: Asked
+    feeds: Mapping[str, Array]
+    deadline_ms: float | None
+
+
+@dataclass(eq=False, frozen=True)
+class Reply:
+    """Outputs by name, which submodel gave them and why; ``exits`` are the layers after which rows left, None without
+    exits; ``shared`` is how many requests the run answered."""
+
+    outputs: Mapping[str, Array]
+    submodel: str
+    reason: str
+    exits: list[int] | None
+    shared: int
+
+
+def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request states of its budget, by headers ``nestforge-deadline-ms`` and so on or parameters of the body
+    (``deadline_ms``). Raises InputError for what is none, or stands in both."""
+    found: dict[str, Any] = {}
+    for name in (*_LIMITS, *_NAMES):
+        header, value = headers.get(f"nestforge-{name.replace('_', '-')}"), body.get(name)
+        if header is not None and value is not None:
+            raise InputError(f"{name}: stands in a header and in the body; expected once")
+        if header is not None and name in _LIMITS:
+            try:
+                value = float(header)
+            except ValueError:
+                raise InputError(f"{name}: expected a positive number, got {header!r:.80}") from None
+        elif header is not None:
+            value = header
+        if value is not None and name in _LIMITS:
+            value = number_within(name, value, float, {"above": 0})
+        elif value is not None and not isinstance(value, str):
+            raise InputError(f"{name}: expected a name, got {value!r:.80}")
+        if value is not None:
+            found[name] = value
+    return found
+
+
+class Served:
+    """``model`` under its ``name``. Thread-safe."""
+
+    def __init__(self, name: str, model: ElasticModel) -> None:
+        self.name, self.model, self.is_broken = name, model, False
+        manifest = model.bundle.manifest
+        self.checker, self._texts = InputChecker(manifest.inputs), Texts(model.bundle)
+        specs = (*manifest.inputs, *manifest.outputs)
+        sizes = {dim for spec in specs for dim in spec.dims if isinstance(dim, str)}
+        # Rows answer for themselves: none of another request changes where they are routed or leave.
+        self._shares = (
+            all(spec.dims[:1] == ("batch",) for spec in specs)
+            and all(spec.pad is not None for spec in manifest.inputs if "sequence" in spec.dims)
+            and sizes <= {"batch", "sequence"}
+            and manifest.exits is None
+            and not any(engine.routing for engine in manifest.engines)
+        )
+
+    @cached_property
+    def embedding(self) -> str:
+        """The output that is the embedding. Raises InputError where there is none."""
+        return embedding_output(self.model.bundle.manifest).name
+
+    def work(self, feeds: Mapping[str, Array], found: Mapping[str, Any], dimensions: int | None = None) -> Work:
+        """A request of arrays with what is ``stated`` of it."""
+        deadline = found.get("deadline_ms")
+        limits = {name: value for name, value in found.items() if name != "task"}
+        if deadline is not None:
+            limits["deadline_ms"] = _SOME_MS
+        request = Request(**limits)
+        request.check_one_selector()
+        return Work(Asked(request, found.get("task"), dimensions), feeds, deadline)
+
+    def encoded(
+        self,
+        texts: Sequence[str],
+        found: Mapping[str, Any],
+        truncate: bool,
+        prompt_name: str | None = None,
+    ) -> tuple[Mapping[str, Array], int]:
+        """Texts as arrays, and how many tokens they have in all. Raises InputError."""
+        longest = self.model.longest_sequence(1, found.get("submodel"))
+        encoded, _ = self._texts.encode(texts, lambda _: longest, truncate, None, prompt_name)
+        return encoded.feeds, sum(encoded.lengths)
+
+    def tokenized(self, texts: Sequence[str], special: bool) -> list[Any]:
+        """The library's encoding of each text. Raises InputError without a tokenizer."""
+        encoder = self._texts.encoder()
+        for text in texts:
+            encoder.ids(text)  # which refuses what is no text in one line
+        found: list[Any] = encoder.tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        return found
+
+    def job(self, work: Work, client: str, arrived: float, patience_ms: float) -> Job:
+        """The request as the queue sees it. Raises as a call of the model does."""
+        shape = self.checker.shape_of(work.feeds)
+        alone = self.candidates(work.asked, shape.batch, shape.sequence)
+        due = arrived + (patience_ms if work.deadline_ms is None else work.deadline_ms)
+        key = Key(self, work.asked) if self._shares else None
+        return Job(key, shape.batch, shape.sequence, client, arrived, due, alone, work.deadline_ms is not None)
+
+    def candidates(self, asked: Asked, rows: int, steps: int) -> Sequence[Candidate]:
+        found = self.model.candidates(asked.request, rows, steps, task=asked.task, dimensions=asked.dimensions)
+        if any(one.p95_ms == math.inf for one in found):  # nothing is known, so that nothing is refused for it
+            return [replace(one, p95_ms=0.0) if one.p95_ms == math.inf else one for one in found]
+        return found
+
+    def replies(self, works: Sequence[Work], run: Run) -> list[Reply]:
+        """The answers to requests that share ``run``. Raises as a call of the model does."""
+        asked, feeds = works[0].asked, works[0].feeds
+        if len(works) > 1:
+            shape = Bucket(1, max(job.steps for job in run.jobs))
+            filled = [
+                self.checker.filled(work.feeds, replace(shape, batch=job.rows))
+                for work, job in zip(works, run.jobs, strict=True)
+            ]
+            feeds = {name: np.concatenate([each[name] for each in filled]) for name in filled[0]}
+        options: dict[str, Any] = {"task": asked.task, "dimensions": asked.dimensions}
+        if works[0].deadline_ms is None:
+            options |= asked.request._asdict()
+        else:
+            options |= {"submodel": run.candidate.engine.submodel, "exits": OFF}
+        answer = self.model(feeds, **options)
+        reason = run.reason or answer.reason
+        exits = None if answer.exits is None else answer.exits.layer.tolist()
+        if len(works) == 1:
+            return [Reply(answer.outputs, answer.submodel, reason, exits, 1)]
+        found, start, specs = [], 0, self.model.bundle.manifest.outputs
+        for job in run.jobs:
+            rows = [answer.outputs[spec.name][start : start + job.rows] for spec in specs]
+            own = cut_back(rows, specs, Bucket(job.rows, job.steps))
+            outputs = {spec.name: array for spec, array in zip(specs, own, strict=True)}
+            found.append(Reply(outputs, answer.submodel, reason, None, len(works)))
+            start += job.rows
+        return found
+
+    def warm_up(self) -> None:
+        """Runs every submodel at its smallest shape, so that no request is the first, and figures fit this host."""
+        for one in self.model.submodels:
+            bucket = self.model.choose(1, 1, submodel=one.id).engine.bucket.smallest
+            feeds = random_feeds(self.model.bundle.manifest.inputs, bucket)
+            for _ in range(_WARM_UPS):
+                self.model(feeds, submodel=one.id, exits=OFF)
+
+
+class Key(NamedTuple):
+    """Of jobs that may share a run."""
+
+    served: Served
+    asked: Asked
+
+
+def options(key: Hashable, rows: int, steps: int) -> Sequence[Candidate]:
+    """The scheduler's options: none where no engine takes so many."""
+    assert isinstance(key, Key)
+    try:
+        return key.served.candidates(key.asked, rows, steps)
+    except NestforgeError:
+        return ()

@@ -1,0 +1,192 @@
+"""``nestforge serve``: bundles opened, a port bound, and requests answered until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ..errors import InputError
+from ..profiles.probe_host import probe_host
+from ..runtime.load import load
+from . import embeddings, kserve
+from .app import ACCESS, ERRORS, PLAIN, Guard, Limits, Protocol, Service, endpoint, metrics
+from .desk import Desk
+from .served import Served
+
+_MOST_HEAD = 64 << 10
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """What is served and how; see ``nestforge serve --help``."""
+
+    bundles: Sequence[Path]
+    _: KW_ONLY
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    stop_s: float = 30.0
+    threads: int | None = None
+    limits: Limits = Limits()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, which waits for no one: a head has to be there within ``read_s`` of the connection, or of its first
+    byte, and within 64 KiB; of more connections than ``most`` the new one is closed."""
+
+    limits = Limits()
+    _watch: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._arm()
+        if len(self.connections) > self.limits.connections:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._watch is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD:
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._arm()
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._watch = self.loop.call_later(self.limits.read_s, lambda: self.transport.close())
+
+    def _disarm(self) -> None:
+        self._head_bytes = 0
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+
+class _Server(uvicorn.Server):
+    """Stops at the first signal, bounded by its time to stop, and at once at a second Ctrl-C."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = (sockets or [])[0].getsockname()[:2]
+        names = ", ".join(self._service.served)
+        print(f"nestforge: serving {names} at http://{host}:{port}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._service.is_ready = False
+        super().handle_exit(sig, frame)
+
+
+def application(service: Service, token: str | None = None) -> Guard:
+    """The server's routes as an ASGI application."""
+    tables: list[tuple[Protocol, Any]] = [
+        (kserve.PROTOCOL, kserve.ROUTES),
+        (embeddings.OPENAI, embeddings.OPENAI_ROUTES),
+        (embeddings.TEI, embeddings.TEI_ROUTES),
+        (PLAIN, [("GET", "/metrics", metrics), ("GET", "/health", kserve.ready)]),
+    ]
+    routes = [
+        Route(path, endpoint(service, protocol, handler), methods=[method])
+        for protocol, table in tables
+        for method, path, handler in table
+    ]
+    return Guard(Starlette(routes=routes), service, token)
+
+
+def serve(request: ServeRequest) -> None:
+    """Serves until SIGTERM or Ctrl-C, then finishes what is in progress within ``stop_s``. Raises InputError for a port
+    that is taken, or names that clash, and as ``load`` does."""
+    names = [Path(os.path.abspath(path)).name.removesuffix(".bundle") for path in request.bundles]
+    for name in names:
+        if not _NAME.fullmatch(name) or names.count(name) > 1:
+            raise InputError(
+                f"bundle {name!r:.80}: a model's name is its folder's, of letters, digits and ._-, and once; rename it"
+            )
+    with ExitStack() as opened:
+        bound = opened.enter_context(_bound(request.host, request.port))
+        served = {}
+        for name, path in zip(names, request.bundles, strict=True):
+            model = opened.enter_context(load(path, threads=request.threads, preload=True))
+            served[name] = Served(name, model)
+            served[name].warm_up()
+        threads = next(iter(served.values())).model.threads
+        desk = Desk(max(1, probe_host().cores // threads), request.limits.requests)
+        opened.callback(desk.close)
+        _log()
+        service = Service(served, desk, request.limits)
+        config = uvicorn.Config(
+            application(service, request.token),
+            http=type("_Connection", (Connection,), {"limits": request.limits}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(request.stop_s)),
+        )
+        asyncio.run(_Server(config, service).serve(sockets=[bound]))
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    with ExitStack() as own:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            bound = own.enter_context(socket.socket(family, kind))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError as failure:
+            raise InputError(
+                f"{host}:{port}: cannot be bound ({failure.strerror}); choose another `host` or `port`"
+            ) from failure
+        yield bound
+
+
+def _log() -> None:
+    """The access log is standard output, a JSON object a line; faults are standard error."""
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    for logger, stream in ((ACCESS, sys.stdout), (ERRORS, sys.stderr)):
+        handler = logging.StreamHandler(stream)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)

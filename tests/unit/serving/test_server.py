@@ -1,0 +1,373 @@
+"""``nestforge serve`` as a process of its own, asked by clients of others: tritonclient, openai, and plain sockets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import nestforge
+import numpy as np
+import openai
+import pytest
+import tritonclient.http as triton
+from nestforge.bucket import Bucket
+from nestforge.runtime.inputs.arrays import random_feeds
+from support.commands import error_of
+from support.small_bundle import HIDDEN, reference
+
+TOKEN = "known-to-both"  # noqa: S105  (of a server of this test)
+TEXTS = ["a nest of models", "models", "a nest"]
+PROGRAM = """
+import sys
+from nestforge.serving import app, server
+limits = app.Limits(body_bytes=1 << 20, read_s=0.5)
+token, stop_s, *bundles = sys.argv[1:]
+server.serve(server.ServeRequest(bundles, port=0, token=token or None, stop_s=float(stop_s), limits=limits))
+"""
+
+
+class Running:
+    """A server that runs; ``log`` is what it wrote to stderr."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process, self.address = process, address
+        self.host, port = address.split(":")
+        self.port = int(port)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+        connection = HTTPConnection(self.host, self.port, timeout=60)
+        raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        is_json = (response.getheader("content-type") or "").startswith("application/json")
+        return response.status, response.headers, json.loads(content) if is_json else content
+
+
+@contextmanager
+def serving(*bundles: Path, token: str = "", stop_s: float = 10.0) -> Iterator[Running]:
+    arguments = [sys.executable, "-c", PROGRAM, token, str(stop_s), *map(str, bundles)]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.search(r"http://(\S+)$", line.strip())
+            assert found, line + process.stderr.read()
+            yield Running(process, found[1])
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tiny_bundle: Path, exits_bundle: Path) -> Iterator[Running]:
+    with serving(tiny_bundle, exits_bundle) as running:
+        yield running
+
+
+def arrays(rows: int, steps: int) -> dict[str, Any]:
+    ids = np.random.default_rng(rows * steps).integers(0, 16, (rows, steps))
+    return {"input_ids": ids, "attention_mask": np.ones((rows, steps), np.int64)}
+
+
+def tensors(feeds: dict[str, Any], binary: bool) -> list[Any]:
+    found = []
+    for name, array in feeds.items():
+        found.append(triton.InferInput(name, list(array.shape), "INT64"))
+        found[-1].set_data_from_numpy(array, binary_data=binary)
+    return found
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritons_client_gets_the_models_answers(server: Running, tiny_bundle: Path, binary: bool) -> None:
+    client = triton.InferenceServerClient(server.address)
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("tiny")
+    assert client.is_model_ready("tiny", "1")
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    metadata = client.get_model_metadata("tiny")
+    assert metadata["inputs"][0] == {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}
+    assert metadata["outputs"][1] == {"name": "total", "datatype": "FP32", "shape": [-1, HIDDEN]}
+    for rows, steps in ((1, 5), (2, 16), (5, 3)):
+        feeds = arrays(rows, steps)
+        outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("total", "hidden")]
+        for asked, width in (({}, 32), ({"submodel": "S"}, 16), ({"deadline_ms": 10_000.0}, 32)):
+            result = client.infer("tiny", tensors(feeds, binary), outputs=outputs, parameters=asked, request_id="7")
+            expected = reference(width, feeds["input_ids"], feeds["attention_mask"])
+            for name in ("total", "hidden"):
+                np.testing.assert_allclose(result.as_numpy(name), expected[name], atol=1e-4, rtol=1e-5)
+            response = result.get_response()
+            assert response["id"] == "7"
+            assert response["parameters"]["submodel"] == f"ffn{width}"
+            assert response["parameters"]["reason"]
+    client.close()
+
+
+def test_the_openai_client_gets_embeddings(server: Running, tiny_bundle: Path) -> None:
+    with nestforge.load(tiny_bundle) as model:
+        expected = model(TEXTS)["total"]
+    client = openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="none", max_retries=0)
+    assert [one.id for one in client.models.list()] == ["tiny", "exits"]
+    for form in ("float", "base64"):
+        found = client.embeddings.create(model="tiny", input=TEXTS, encoding_format=form)  # type: ignore[call-overload]
+        vectors = [
+            np.frombuffer(__import__("base64").b64decode(one.embedding), "<f4") if form == "base64" else one.embedding
+            for one in found.data
+        ]
+        np.testing.assert_allclose(vectors, expected, atol=1e-4, rtol=1e-5)
+    by_default = client.embeddings.create(model="tiny", input=TEXTS[0], dimensions=5)
+    np.testing.assert_allclose(by_default.data[0].embedding, expected[0, :5], atol=1e-4, rtol=1e-5)
+    assert by_default.usage.total_tokens == 6
+    small = client.embeddings.with_raw_response.create(model="tiny", input="a", extra_body={"submodel": "S"})
+    assert small.headers["nestforge-submodel"] == "ffn16"
+    assert small.headers["nestforge-reason"] == "submodel S requested"
+    with pytest.raises(openai.NotFoundError, match="no model 'other'; there is tiny, exits") as unknown:
+        client.embeddings.create(model="other", input="a")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="dimensions: expected 1 to 16, got 17"):
+        client.embeddings.create(model="tiny", input="a", dimensions=17)
+    with pytest.raises(openai.BadRequestError, match="expected a text or a list of texts"):
+        client.embeddings.create(model="tiny", input=[[1, 2]])
+    client.close()
+
+
+def test_the_routes_of_text_embeddings_inference(server: Running, tiny_bundle: Path) -> None:
+    with nestforge.load(tiny_bundle) as model:
+        expected = model(TEXTS)["total"]
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    for before in ("", "/models/tiny"):
+        np.testing.assert_allclose(
+            server.ask("POST", f"{before}/embed", {"inputs": TEXTS})[2], unit, atol=1e-4, rtol=1e-5
+        )
+    raw = server.ask("POST", "/embed", {"inputs": TEXTS[0], "normalize": False})[2]
+    np.testing.assert_allclose(raw, expected[:1], atol=1e-4, rtol=1e-5)
+    asked = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
+    np.testing.assert_allclose(server.ask("POST", "/similarity", asked)[2], unit[1:] @ unit[0], atol=1e-4, rtol=1e-5)
+    ((first, *_, last),) = server.ask("POST", "/tokenize", {"inputs": "a nest"})[2]
+    assert first == {"id": 1, "text": "[CLS]", "special": True, "start": 0, "stop": 0}
+    assert last["id"] == 2
+    bare = server.ask("POST", "/tokenize", {"inputs": "a nest", "add_special_tokens": False})[2]
+    assert [token["text"] for token in bare[0]] == ["a", "nest"]
+    info = server.ask("GET", "/info")[2]
+    assert (info["model_id"], info["max_input_length"]) == ("tiny", 16)
+    status, _, said = server.ask("POST", "/embed", {"inputs": []})
+    assert (status, said["error_type"]) == (422, "validation")
+
+
+def test_rows_say_where_they_left(server: Running, exits_bundle: Path) -> None:
+    with nestforge.load(exits_bundle) as model:
+        specs = {spec.name: spec for spec in model.inputs}
+        answer_inputs = random_feeds(model.inputs, Bucket(1, 8))
+        expected = model(answer_inputs)
+    given = [
+        {
+            "name": name,
+            "datatype": {"int64": "INT64", "float32": "FP32"}[specs[name].dtype],
+            "shape": list(a.shape),
+            "data": a.tolist(),
+        }
+        for name, a in answer_inputs.items()
+    ]
+    status, headers, said = server.ask("POST", "/v2/models/exits/infer", {"inputs": given})
+    assert status == 200
+    if expected.exits is not None:
+        assert headers["nestforge-exit"] == said["parameters"]["exit"] == ",".join(map(str, expected.exits.layer))
+
+
+GOOD = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
+MASK = {"name": "attention_mask", "datatype": "INT64", "shape": [1, 2], "data": [1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "body: not JSON"),
+        (b'{"inputs": [], "inputs": []}', "body: not JSON"),
+        (b"[" * 100_000, "body: not JSON"),
+        (b"[]", "body: expected a JSON object, got list"),
+        (b"\xff", "body: not JSON"),
+        ({"inputs": [GOOD]}, "inputs input_ids: expected exactly attention_mask, input_ids"),
+        ({"inputs": [GOOD, GOOD]}, "input input_ids: stands twice"),
+        ({"inputs": [{**GOOD, "datatype": "FP99"}, MASK]}, "input input_ids: datatype 'FP99'; expected one of FP32, "),
+        ({"inputs": [{**GOOD, "datatype": "FP32"}, MASK]}, "input input_ids: expected a numpy array of int64, got flo"),
+        (
+            {"inputs": [{**GOOD, "shape": [2]}, MASK]},
+            "input input_ids: expected int64 [batch, sequence], got shape [2]",
+        ),
+        ({"inputs": [{**GOOD, "shape": [1, -2]}, MASK]}, "input input_ids: expected a shape of positive sizes"),
+        ({"inputs": [{**GOOD, "data": [1]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
+        ({"inputs": [{**GOOD, "data": [1.5, 2]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
+        ({"inputs": [{**GOOD, "data": [[1], [2, 3]]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
+        ({"inputs": [{**GOOD, "data": [1, 99]}, MASK]}, "input input_ids: values 1..99, expected 0..15"),
+        (
+            {
+                "inputs": [
+                    {**GOOD, "shape": [1, 999], "data": [1] * 999},
+                    {**MASK, "shape": [1, 999], "data": [1] * 999},
+                ]
+            },
+            "input of 1 rows x 999 is larger",
+        ),
+        ({"inputs": [GOOD, MASK], "outputs": [{"name": "no"}]}, "output 'no': there is hidden, total"),
+        (
+            {"inputs": [GOOD, MASK], "parameters": {"deadline_ms": -1}},
+            "deadline_ms: expected a positive number, got -1",
+        ),
+        ({"inputs": [GOOD, MASK], "parameters": {"submodel": 3}}, "submodel: expected a name, got 3"),
+        ({"inputs": [GOOD, MASK], "parameters": {"submodel": "no"}}, "no"),
+        (
+            {"inputs": [GOOD, MASK], "parameters": {"budget": "edge", "latency_ms": 3}},
+            "request with budget, latency_ms",
+        ),
+        ({"inputs": [GOOD, MASK], "parameters": {"task": "no"}}, "no task 'no'"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_one_line(server: Running, body: Any, said: str) -> None:
+    status, _, found = server.ask("POST", "/v2/models/tiny/infer", body)
+    assert status == 400, found
+    assert said in found["error"]
+    assert "/" not in found["error"].replace("and/or", "") or "tmp" not in found["error"]
+    assert server.ask("POST", "/v2/models/tiny/infer", {"inputs": [GOOD, MASK]})[0] == 200
+
+
+def test_binary_tensors_that_do_not_add_up_are_refused(server: Running) -> None:
+    raw = np.array([[1, 1]], np.int64).tobytes()
+    one = {"datatype": "INT64", "shape": [1, 2], "parameters": {"binary_data_size": 16}}
+    head = json.dumps({"inputs": [{"name": "input_ids", **one}, {"name": "attention_mask", **one}]}).encode()
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    for tail, status in ((raw * 2, 200), (raw, 400), (raw * 3, 400), (b"", 400)):
+        assert server.ask("POST", "/v2/models/tiny/infer", head + tail, **length)[0] == status
+    for wrong in ("x", "-1", "99999999"):
+        assert server.ask("POST", "/v2/models/tiny/infer", head, **{"Inference-Header-Content-Length": wrong})[0] == 400
+
+
+def test_sizes_names_versions_and_encodings_have_the_protocols_errors(server: Running) -> None:
+    assert server.ask("POST", "/v2/models/tiny/infer", b" " * (2 << 20))[0] == 413
+    assert server.ask("GET", "/v2/models/no")[0] == 404
+    assert server.ask("GET", "/v2/models/tiny/versions/2")[0] == 404
+    assert server.ask("GET", "/nowhere")[0] == 404
+    assert server.ask("DELETE", "/v2/models/tiny/infer")[0] == 405
+    assert server.ask("POST", "/embed", b"{}", content_encoding="gzip")[0] == 415
+    body = {"inputs": [GOOD, MASK], "parameters": {"submodel": "S"}}
+    status, _, said = server.ask("POST", "/v2/models/tiny/infer", body, nestforge_submodel="XL")
+    assert (status, said["error"]) == (400, "submodel: stands in a header and in the body; expected once")
+    status, headers, _ = server.ask("POST", "/embed", {"inputs": "a"}, nestforge_budget="edge")
+    assert (status, headers["nestforge-submodel"]) == (200, "ffn16")
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused_with_the_time_that_it_would_need(server: Running) -> None:
+    status, headers, said = server.ask("POST", "/embed", {"inputs": "a", "deadline_ms": 1e-9})
+    assert status == 429
+    assert said["error_type"] == "overloaded"
+    assert float(headers["nestforge-needs-ms"]) > 0
+    assert headers["retry-after"] == "1"
+
+
+def test_slow_and_silent_clients_keep_nobody_out(server: Running) -> None:
+    with ExitStack() as opened:
+
+        def connected(sent: bytes) -> socket.socket:
+            one = opened.enter_context(socket.create_connection((server.host, server.port), timeout=30))
+            one.sendall(sent)
+            return one
+
+        silent = [connected(b"") for _ in range(100)]
+        slow = connected(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        endless = connected(b"GET /info HTTP/1.1\r\nx: ")
+        assert server.ask("POST", "/embed", {"inputs": "a"})[0] == 200
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        for one in (*silent, endless):
+            assert one.recv(1) == b""
+        large = connected(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(OSError, match=r"Broken pipe|reset by peer"):
+            large.sendall(b"".join(b"x: " + b"y" * 4096 + b"\r\n" for _ in range(10_000)))
+    assert server.ask("POST", "/embed", {"inputs": "a"})[0] == 200
+
+
+def test_a_client_that_goes_away_leaves_the_queue(server: Running) -> None:
+    for _ in range(20):
+        with socket.create_connection((server.host, server.port)) as gone:
+            gone.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + b'{"inputs": "a"}')
+    assert server.ask("POST", "/embed", {"inputs": "a"})[0] == 200
+    assert "nestforge_waiting 0.0" in server.ask("GET", "/metrics")[2].decode()
+
+
+def test_requests_together_get_their_own_answers_and_are_counted(server: Running, tiny_bundle: Path) -> None:
+    each = [arrays(1, 1 + n % 8) for n in range(64)]
+
+    def ask(feeds: dict[str, Any]) -> Any:
+        given = [{"name": n, "datatype": "INT64", "shape": list(a.shape), "data": a.tolist()} for n, a in feeds.items()]
+        body = {"inputs": given, "parameters": {"deadline_ms": 60_000}}
+        return server.ask("POST", "/v2/models/tiny/infer", body)
+
+    with ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(ask, each))
+    for feeds, (status, _, said) in zip(each, found, strict=True):
+        assert status == 200
+        width = int(said["parameters"]["submodel"][3:])
+        hidden, total = (np.reshape(one["data"], one["shape"]) for one in said["outputs"])
+        expected = reference(width, feeds["input_ids"], feeds["attention_mask"])
+        np.testing.assert_allclose(hidden, expected["hidden"], atol=1e-4, rtol=1e-5)
+        np.testing.assert_allclose(total, expected["total"], atol=1e-4, rtol=1e-5)
+    text = server.ask("GET", "/metrics")[2].decode()
+    assert 'nestforge_answers_total{model="tiny",submodel="ffn32"}' in text
+    assert "nestforge_waiting 0.0" in text
+    assert "nestforge_running 0.0" in text
+
+
+def test_a_token_is_wanted_where_there_is_one(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle, token=TOKEN) as own:
+        assert own.ask("GET", "/v2/health/ready")[0] == 200
+        assert own.ask("GET", "/v2")[0] == 401
+        assert own.ask("GET", "/v2", authorization="Bearer other")[0] == 401
+        assert own.ask("GET", "/v2", authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_a_signal_stops_it_cleanly_and_the_log_is_json(tiny_bundle: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with serving(tiny_bundle) as own:
+            assert own.ask("POST", "/embed", {"inputs": "a"})[0] == 200
+            own.process.send_signal(number)
+            out, said = own.process.communicate(timeout=60)
+            assert (own.process.returncode, said) == (0, "")
+            (line,) = map(json.loads, out.splitlines())
+            assert (line["path"], line["status"], line["submodel"]) == ("/embed", 200, "ffn32")
+
+
+def test_a_bundle_that_is_written_to_is_refused_and_others_go_on(own_bundle: Path, exits_bundle: Path) -> None:
+    with serving(own_bundle, exits_bundle) as running:
+        weights = own_bundle / "weights.safetensors"
+        weights.write_bytes(b"\0" * weights.stat().st_size)
+        status, _, said = running.ask("POST", "/models/own/embed", {"inputs": "a"})
+        assert (status, said["error"]) == (424, "model own cannot answer; the server's log says why")
+        assert running.ask("GET", "/v2/models/own/ready")[0] == 503
+        assert running.ask("GET", "/v2/models/exits/ready")[0] == 200
+
+
+def test_a_bundle_that_is_replaced_goes_on_from_what_was_opened(own_bundle: Path) -> None:
+    with serving(own_bundle) as running:
+        before = running.ask("POST", "/embed", {"inputs": "a"})[2]
+        shutil.rmtree(own_bundle)
+        assert running.ask("POST", "/embed", {"inputs": "a"})[2] == before
+
+
+def test_a_port_in_use_and_names_that_clash_are_one_line(tiny_bundle: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert error_of("serve", tiny_bundle, "--port", port) == (
+            f"127.0.0.1:{port}: cannot be bound (Address already in use); choose another `--host` or `--port`"
+        )
+    assert "a model's name is its folder's" in error_of("serve", tiny_bundle, tiny_bundle)

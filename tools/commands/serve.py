@@ -1,0 +1,61 @@
+"""``nestforge serve``: bundles behind KServe v2, OpenAI's embeddings and the routes of text-embeddings-inference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...errors import InputError
+from ...runtime.inputs.files import read_text_file
+from ...runtime.load import load
+from ..options import field_options, path_option
+
+_SERVE_EXAMPLES = """\b
+Examples:
+  nestforge serve my.bundle
+  nestforge serve minilm.bundle classes.bundle --host 0.0.0.0 --port 8080 --token-file token.txt
+"""
+
+
+@click.command("serve", epilog=_SERVE_EXAMPLES)
+@click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any that is free."
+)
+@path_option("--token-file", "File with the token that requests must bring as Authorization: Bearer TOKEN.")
+@click.option(
+    "--patience-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30_000.0,
+    show_default=True,
+    help="The longest that a request without a deadline waits, in ms.",
+)
+@click.option(
+    "--stop-s", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Time to finish at the end, in s."
+)
+@field_options(load, "threads")
+def serve_command(
+    bundles: tuple[Path, ...],
+    host: str,
+    port: int,
+    token_file: Path | None,
+    patience_ms: float,
+    stop_s: float,
+    threads: int | None,
+) -> None:
+    """Serve bundles over HTTP.
+
+    A model is called as its folder, without .bundle. Requests share runs, get smaller submodels under load where they
+    state a deadline, and are refused at once where even those are too late. The access log is stdout, a JSON object a
+    line. SIGTERM or Ctrl-C ends it.
+    """
+    from ...serving.app import Limits
+    from ...serving.server import ServeRequest, serve
+
+    token = None if token_file is None else read_text_file(token_file).strip()
+    if token is not None and not (token.isascii() and token.isprintable() and token):
+        raise InputError(f"{token_file}: expected a token of printable ASCII characters")
+    limits = Limits(patience_ms=patience_ms)
+    serve(ServeRequest(bundles, host=host, port=port, token=token, stop_s=stop_s, threads=threads, limits=limits))
