@@ -29,11 +29,11 @@ for arguments in json.load(open(sys.argv[1])):
 def test_no_command_looks_up_a_host_or_writes_elsewhere(tmp_path: Path) -> None:
     work, home = tmp_path / "work", tmp_path / "home"
     commands = commands_in(work)
-    assert {name for name, *_ in commands} == {*COMMANDS}
+    assert {name for name, *_ in commands} == {*COMMANDS} - {"serve"}  # which takes connections, and does not end
     (work / "commands.json").write_text(json.dumps(commands))
     seen = watched(PROGRAM, home, str(work / "commands.json"))
     codes = dict(re.findall(r"^exit code of (\S+) (\d+)$", seen.said, re.MULTILINE))
-    assert codes == {**dict.fromkeys(COMMANDS, "0"), "build": "1"}, seen.said
+    assert codes == {**dict.fromkeys((name for name, *_ in commands), "0"), "build": "1"}, seen.said
     assert seen.hosts == ()
     stated, cache = (work, home / "tmp", home / ".cache" / "nestforge"), home / ".cache"
     assert [file for file in seen.files if file != cache and not any(map(file.is_relative_to, stated))] == []
