@@ -57,6 +57,13 @@ _FFN_KEYS = (
 _EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 
+_BACKBONE = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
 # What else a type needs to stay a model.
 _OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
@@ -64,6 +71,11 @@ _OWN: dict[str, dict[str, Any]] = {
     **{key: {"prediction_length": 4} for key in ("informer", "autoformer", "time_series_transformer")},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     **{key: {"projection_dim": 32} for key in ("owlvit", "owlv2")},
+    **{
+        key: {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+        | {"backbone_config": _BACKBONE}
+        for key in ("detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer", "maskformer")
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "reformer": {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8]},
 }

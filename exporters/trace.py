@@ -96,11 +96,22 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
         raise ExportError(f"{type(module).__name__} at {bucket.label}: torch.onnx.export failed: {reason}") from failure
     assert program is not None
     model = program.model
+    for value in model.graph.outputs:
+        value.shape = _counted(value.shape)
     _require_free(module, interface, bucket, model)
     if bucket.free and getattr(module, "is_own_code", False):
         _require_one_branch(module, interface, bucket)
     _name_weights(model.graph, _own_names(module))
     return Trace(model, _module_outputs(model))
+
+
+def _counted(shape: ir.Shape | None) -> ir.Shape | None:
+    """A dimension of a size that torch.export worked out has that as its name."""
+    return shape and ir.Shape([int(d) if isinstance(d, str) and d.isdigit() else d for d in map(_size, shape)])
+
+
+def _size(dim: Any) -> Any:
+    return dim if isinstance(dim, int) else dim.value
 
 
 def _reason(failure: BaseException) -> str:
@@ -138,7 +149,7 @@ def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket,
     """Checks that free dimensions are free: where the module fixes a size, torch.onnx.export goes back to a static
     graph."""
     for spec, value in zip(interface.inputs, model.graph.inputs, strict=True):
-        found = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape or ())
+        found = tuple(_size(dim) for dim in value.shape or ())
         if found != spec.declared(bucket):
             wrapped = getattr(module, PREFIX.rstrip("."), module)
             at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))

@@ -33,7 +33,8 @@ _SMALL: dict[int, str] = {
     1: "n_group num_expert_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts "
     "num_channel_groups attn_layer_offset expert_layer_offset",
     8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim state_size mamba_d_state patch_size mamba_d_head "
-    "linear_key_head_dim linear_value_head_dim vocab_size_per_layer_input ssm_state_size mamba_head_dim",
+    "linear_key_head_dim linear_value_head_dim encoder_stride vocab_size_per_layer_input ssm_state_size "
+    "mamba_head_dim",
     16: "moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank projection_dim time_step_rank "
     "moe_shared_expert_intermediate_size expert_intermediate_size conv_dim_size num_conv_pos_embeddings lora_rank",
     128: "vocab_size text_vocab_size entity_vocab_size encoder_hash_byte_group_vocab",
@@ -46,7 +47,7 @@ _WIDTHS = (8, 16, 32, 48)
 # What arrays of a request depend on; and texts, which have the tokens of a tokenizer.
 _OF_ARRAYS = frozenset(
     f"{_SMALL[64]} image_size input_size img_size max_source_positions "
-    "num_mel_bins patch_size num_frames window_size".split()
+    "num_mel_bins patch_size encoder_stride num_frames window_size".split()
 )
 _OF_TEXTS = frozenset(f"{_SMALL[128]} vocab_size_per_layer_input".split())
 # Sizes without which some classes are not made, whose configurations may leave them out.

@@ -179,7 +179,8 @@ def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
         raise checkpoint.misfit("type_vocab_sizes: several types of each token are not supported")
     key = "position_embedding_type"
     stated = {part.get(key) for part in (checkpoint.config, *checkpoint.config.values()) if isinstance(part, Mapping)}
-    if stated <= {None, "absolute"}:
+    usual = {getattr(type(part)(), key, None) for part in _configs(model.config)}  # of the class's own, as DETR's
+    if stated <= {None, "absolute", *usual}:
         return
     files = {type(module).__module__ for module in model.modules()}
     if not any(key in inspect.getsource(sys.modules[name]) for name in files if ".models." in name):
@@ -309,8 +310,9 @@ def inputs_of(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
     images, sounds = tuple(_image_specs(taken, configs)), tuple(_sound_specs(taken, configs))
     written = WRITTEN_IDS in taken and getattr(model.config, "is_encoder_decoder", False)
     behind = (TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=_vocabulary(model)),) if written else ()
-    every = [(*texts, *images, *(sound,)) for sound in sounds] or [(*texts, *images)]
-    alone = [texts, images, *((sound,) for sound in sounds)]
+    series = tuple(_series_specs(taken, configs))
+    every = [(*texts, *images, *(sound,)) for sound in sounds] or [(*texts, *images, *series)]
+    alone = [texts, images, *((sound,) for sound in sounds), series]
     for inputs in dict.fromkeys([*every, *alone]):
         if inputs:
             yield (*inputs, *behind)
@@ -339,6 +341,12 @@ def _sound_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[T
             yield TensorSpec("input_values", "float32", ("batch", window, bands), pad=0)
         yield TensorSpec("input_values", "float32", ("batch", _USUAL_SAMPLES), pad=0)
         yield TensorSpec("input_values", "float32", ("batch", 1, _USUAL_SAMPLES), pad=0)
+
+
+def _series_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
+    length, channels = (_value(configs, (key,), None) for key in ("context_length", "num_input_channels"))
+    if "past_values" in taken and length and channels:
+        yield TensorSpec("past_values", "float32", ("batch", length, channels), pad=0)
 
 
 def _text_specs(model: Any, taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:

@@ -89,6 +89,20 @@ def test_tracing_is_quiet_and_leaves_no_setting_behind(capfd: pytest.CaptureFixt
     assert next(module.parameters()).requires_grad
 
 
+class Queries(torch.nn.Module):
+    """As OWL-ViT has them: so many a row, worked out of two batches."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.sum(1).reshape(x.shape[0], mask.shape[0] // x.shape[0], x.shape[-1])
+
+
+def test_a_size_that_the_trace_worked_out_is_a_number() -> None:
+    queries = Signature(SIGNATURE.inputs, (TensorSpec("y", "float32", ("batch", 1, 4)),), 16)
+    (value,) = trace(Queries(), queries, Bucket(4, 5, 1), 20).model.graph.outputs
+    assert value.shape is not None
+    assert [dim if isinstance(dim, int) else dim.value for dim in value.shape] == ["batch", 1, 4]
+
+
 class Undecided(torch.nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if x.sum() > 0:

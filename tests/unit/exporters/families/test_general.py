@@ -177,6 +177,14 @@ def test_a_row_is_one_choice_of_a_class_that_takes_several(tmp_path: Path) -> No
     assert torch.equal(logits, module.model(**together).logits.reshape(3, 1))
 
 
+def test_a_series_of_numbers_is_an_input_of_one_length(tmp_path: Path) -> None:
+    sizes = {"context_length": 8, "patch_length": 4, "patch_stride": 4, "num_input_channels": 2, "d_model": 16}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 32}
+    source = open_source(save_model(tmp_path / "m", "PatchTSTModel", "patchtst", **sizes, **layers))
+    assert source.signature.inputs == (TensorSpec("past_values", "float32", ("batch", 8, 2), pad=0),)
+    assert source.spec.axes == (Axis("layers.0.ffn", 32), Axis("layers.0.heads", 2))
+
+
 def test_an_image_whose_places_stand_before_those_of_the_text_is_left_out(tmp_path: Path) -> None:
     eye = {**LAYERS, "image_size": 8, "patch_size": 4}
     folder = save_model(tmp_path / "m", "GitForCausalLM", "git", vision_config=eye, **WORDS)
