@@ -172,8 +172,9 @@ def serve(request: ServeRequest) -> None:
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
     with ExitStack() as own:
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            bound = own.enter_context(socket.socket(family, kind))
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            # asyncio switches Nagle's delay, 40 ms an answer, off for sockets that say their protocol alone.
+            bound = own.enter_context(socket.socket(family, kind, protocol))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except OSError as failure:

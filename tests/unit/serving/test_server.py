@@ -23,6 +23,7 @@ import pytest
 import tritonclient.http as triton
 from nestforge.bucket import Bucket
 from nestforge.runtime.inputs.arrays import random_feeds
+from nestforge.serving.server import _bound as bound_to
 from support.commands import error_of
 from support.small_bundle import HIDDEN, reference
 
@@ -371,3 +372,8 @@ def test_a_port_in_use_and_names_that_clash_are_one_line(tiny_bundle: Path) -> N
             f"127.0.0.1:{port}: cannot be bound (Address already in use); choose another `--host` or `--port`"
         )
     assert "a model's name is its folder's" in error_of("serve", tiny_bundle, tiny_bundle)
+
+
+def test_what_is_bound_says_that_it_is_tcp_so_that_answers_are_not_delayed() -> None:
+    with bound_to("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
