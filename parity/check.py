@@ -65,8 +65,8 @@ class GraphReport:
         for case, said in self.failures.items():
             return f"fails on {case}: {said}"
         wrong = [figure for figure in self.figures if not figure.is_right]
-        worst = max(wrong, key=lambda figure: figure.max_abs, default=None)
-        return None if worst is None else f"{worst.output} on {worst.case}: {worst.why}"
+        worst = max(wrong, key=lambda figure: figure.output.max_abs, default=None)
+        return None if worst is None else f"{worst.output.name} on {worst.case}: {worst.why}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ParityReport:
         if wrong is not None:
             where = f"; {wrong.fault}" if wrong.fault else ""
             return f"PARITY BROKEN: {Path(wrong.export).name} against {against}: {wrong.problem}{where}"
-        off = max((figure.max_abs for graph in self.graphs for figure in graph.figures), default=0.0)
+        off = max((figure.output.max_abs for graph in self.graphs for figure in graph.figures), default=0.0)
         cases, precision = sum(len(graph.cases) for graph in self.graphs), self.graphs[0].precision
         return f"PARITY OK: {Path(self.export).name} against {against}: {cases} cases in {precision}, max abs {off:.2g}"
 
@@ -172,6 +172,7 @@ def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
     if isinstance(export, ServerExport):
         export.require_width(answered[first], expected[first])
     outputs, unmatched = match_outputs(export, answered[first], expected[first], given)
+    pair = replace(pair, outputs={m.model: m.name for m in outputs})
     answered = {case: {m.model: arrays[m.name] for m in outputs} for case, arrays in answered.items()}
     figures = judged(model, rule, [trial for trial in trials if trial.name in answered], expected, answered)
     report = GraphReport(
@@ -192,7 +193,7 @@ def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
     wrong = {figure.case for figure in figures if not figure.is_right} | failed.keys()
     if isinstance(export, BundleTexts):
         return replace(report, fault=Fault("texts", _OTHER_TOKENS))
-    fault = _reshaped(model, trials, expected, answered) or locate(pair, rule, outputs, trials, wrong, failed)
+    fault = _reshaped(model, trials, expected, answered) or locate(pair, rule, trials, answered, wrong, failed)
     return replace(report, fault=fault)
 
 

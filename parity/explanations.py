@@ -19,7 +19,7 @@ from ..exporters.sentence_transformers.head import DenseModule, LayerNormModule,
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import IDS, MASK, POSITIONS, TYPES, Trial
 from .model import Model
-from .values import Event, Found, values_of
+from .values import Event, Search, rms, values_of
 from .weights import Lost
 
 # A change explains a fault where it leaves less than so much of the difference.
@@ -68,27 +68,25 @@ def kind_of_cases(trials: Sequence[Trial], wrong: Collection[str]) -> str | None
     return None
 
 
-def explain(
-    search: Found, event: Event, expected: Array, claimed: Collection[str], lost: Lost | None
-) -> tuple[str, str] | None:
-    """The change of the model by which it computes what the export has, at ``event`` or in the end: the module that is
-    changed, and in words how; None for none. Values that are ``claimed`` are right ones of other modules; the weight
-    that is ``lost`` is tried as the export stores it."""
+def explain(search: Search, event: Event, wanted: Array, lost: Lost | None) -> tuple[str, str] | None:
+    """The change of the model by which it computes what the export has, at ``event``, where ``wanted`` is right, or in
+    the end: the module that is changed, and in words how; None for none. The weight that is ``lost`` is tried as the
+    export stores it."""
     model, feeds = search.model, search.trial.feeds
-    wanted = search.trial.counted(expected, event.module)
     answers = model.answer(feeds)
+    near = search.nearest(wanted, event.module)
     best: tuple[float, str, str] | None = None
     for change in chain(_changes(model, event, feeds), _of_lost(lost)):  # each holds weights of its own
         with ExitStack() as undo:
             try:
                 change.apply(undo)
-                values, changed = values_of(model, partial(model.answer, change.feeds or feeds), only={event})
+                values, changed = values_of(model, partial(model.answer, change.feeds or feeds), {event})
             except Exception:  # noqa: BLE001, S112  (a change that this model does not take explains nothing)
                 continue
         left = _left_of_answers(search, answers, changed)
         is_left_out = change.words.endswith(_SKIPPED)  # its input stands in the graph under other names too
-        if left >= _CERTAIN and not is_left_out and event in values and values[event].shape == wanted.shape:
-            left = min(left, _left_at(search, event, values[event], wanted, claimed))
+        if left >= _CERTAIN and not is_left_out and near is not None and event in values:
+            left = min(left, _left_at(search, event, values[event], wanted, near))
         most = _EXPLAINED_ROUNDED if search.rule.simulates else _EXPLAINED
         if left < most and (best is None or left < _CLEARLY * best[0]):
             best = (left, change.module, change.words)
@@ -106,35 +104,31 @@ def skipped(model: Model, feeds: Arrays, output: str, got: Array) -> tuple[str, 
                 _after(part, _first_given, undo)
                 found = model.answer(feeds)[output]
             first = got[..., : found.shape[-1]]
-            if first.shape == found.shape and _rms(found - first) < _EXPLAINED * _rms(first):
+            if first.shape == found.shape and rms(found - first) < _EXPLAINED * rms(first):
                 return path, f"{_NAMES[type(part)]} {_SKIPPED}"
     return None
 
 
-def _left_of_answers(search: Found, before: Arrays, changed: Arrays) -> float:
+def _left_of_answers(search: Search, before: Arrays, changed: Arrays) -> float:
     """The share of the difference of all outputs that is left, by the size of each; 1 where nothing is explained."""
     left = was = 0.0
     for name, got in search.answers.items():
         if name not in before or name not in changed or changed[name].shape != got.shape:
             return 1.0
-        size, counted = max(_rms(got), 1e-12), search.trial.counted
-        left += (_rms(counted(changed[name], name) - got) / size) ** 2
-        was += (_rms(counted(before[name], name) - got) / size) ** 2
+        size, counted = max(rms(got), 1e-12), search.trial.counted
+        left += (rms(counted(changed[name], name) - got) / size) ** 2
+        was += (rms(counted(before[name], name) - got) / size) ** 2
     return float(np.sqrt(left / was)) if was > 0 else 1.0
 
 
-def _left_at(search: Found, event: Event, changed: Array, wanted: Array, claimed: Collection[str]) -> float:
-    """The share that is left at one value: the export's one that is nearest to the ``changed``."""
-    changed = search.trial.counted(changed, event.module)
-    near, found = (search.nearest(each, event.module, claimed) for each in (wanted, changed))
-    moved = _rms(changed - wanted)
-    if found is None or near is None or moved == 0.0:
+def _left_at(search: Search, event: Event, changed: Array, wanted: Array, near: Array) -> float:
+    """The share that is left at one value: the export's one that is nearest to the ``changed``, where ``near`` is the
+    one nearest to what is ``wanted``."""
+    if changed.shape != wanted.shape:
         return 1.0
-    return _rms(found[1] - changed) / min(_rms(near[1] - wanted), moved)
-
-
-def _rms(array: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) if array.size else 0.0
+    changed = search.trial.counted(changed, event.module)
+    found, moved = search.nearest(changed, event.module), rms(changed - wanted)
+    return rms(found - changed) / min(rms(near - wanted), moved) if found is not None and moved else 1.0
 
 
 Apply = Callable[[ExitStack], None]

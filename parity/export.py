@@ -58,10 +58,10 @@ class Export(ABC):
     def run(self, feeds: Arrays) -> dict[str, Array]:
         """Outputs by name. Raises InputError with what the runtime said."""
 
-    def values(self, feeds: Arrays, sizes: Collection[int]) -> list[Value]:  # noqa: ARG002
+    def values(self, feeds: Arrays, sizes: Collection[int]) -> Iterator[Value]:  # noqa: ARG002
         """Intermediate values of as many numbers as ``sizes`` say, in the order of the graph; none where the kind shows
         none."""
-        return []
+        return iter(())
 
     def weights(self, size: int) -> Iterator[Array]:  # noqa: ARG002
         """Constants of so many numbers, in float32; none where the kind shows none."""

@@ -86,16 +86,17 @@ class OpenVinoExport(Export):
             found = self._compiled(dict(feeds))
             return {port.name: found[place] for place, port in enumerate(self.outputs)}
 
-    def values(self, feeds: Arrays, sizes: Collection[int]) -> list[Value]:
+    def values(self, feeds: Arrays, sizes: Collection[int]) -> Iterator[Value]:
         model = self._model.clone()
         made = [op for op in model.get_ordered_ops() if op.get_type_name() not in _NO_VALUES]
         floats = [op for op in made if op.get_output_element_type(0).get_type_name() in ("f32", "f16")]
         with library_errors(InputError):
             model.add_results([self._openvino.opset13.result(op.output(0)) for op in floats])
             found = self._core.compile_model(model, "CPU", _EXACT)(dict(feeds))
-        arrays = [found[len(self.outputs) + place] for place in range(len(floats))]
-        pairs = [(op.get_friendly_name(), op, a) for op, a in zip(floats, arrays, strict=True) if a.size in sizes]
-        return [Value(name, name, op.get_type_name(), module_in(name), array.copy()) for name, op, array in pairs]
+        for place, op in enumerate(floats, len(self.outputs)):
+            if found[place].size in sizes:
+                name = op.get_friendly_name()
+                yield Value(name, name, op.get_type_name(), module_in(name), found[place].copy())
 
     def weights(self, size: int) -> Iterator[Array]:
         return (op.get_data().astype(np.float32) for op in self._constants() if size == math.prod(op.shape))

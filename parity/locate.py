@@ -17,19 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..compiler.parity.compare import rounding
-from ..runtime.inputs.arrays import Array
+from ..runtime.inputs.arrays import Array, Arrays
 from .cases import Trial
 from .explanations import explain, kind_of_cases
-from .match import Match
 from .model import Model
 from .steps import Pair, continues_alone
-from .values import Event, Found, values_of
+from .values import Event, Search, values_of
 from .verdict import Rule
 from .weights import Lost, audit
 
 _NODE = re.compile(r"Name:'([^']*)'")
-_MOVED = 1e-4  # of its size: what a value has to change by to depend on another
-_MOST_PASSES = 60
 _SHORT = 4  # tokens: shorter texts may hide a fault by chance
 
 
@@ -56,8 +53,8 @@ class Fault:
 def locate(
     pair: Pair,
     rule: Rule,
-    outputs: Sequence[Match],
     trials: Sequence[Trial],
+    answered: Mapping[str, Arrays],
     wrong: Collection[str],
     failed: Mapping[str, str],
 ) -> Fault:
@@ -67,15 +64,20 @@ def locate(
         return _of_failure(pair, next(iter(failed.values())), by_cases)
     left = [trial for trial in trials if trial.name in wrong and trial.name not in failed]
     trial = min(left, key=lambda trial: (trial.tokens < _SHORT, trial.tokens))
-    expected, answers = values_of(pair.model, lambda: pair.model.wide_answer(trial.feeds))
-    lost = audit(pair.export, pair.model, {event.module for event in expected})
+    answers = answered[trial.name]
+    if trial.pieces and not continues_alone(pair.export):
+        at_once = pair.export.run(pair.feeds(trial))
+        answers = {model: at_once[name] for model, name in pair.outputs.items()}
+    pair.export.close()
+    answers = {name: trial.counted(array, name) for name, array in answers.items()}
+    search = Search(pair, rule, trial, answers)
+    lost = audit(pair.export, pair.model, {event.module for event in search.sizes})
     if continues_alone(pair.export):  # none of its steps is a pass of the model
         words = lost.words if lost else "steps that differ behind a right prompt"
         return Fault(lost.module if lost else "the graph", words)
-    search = Found(pair, rule, outputs, trial, {array.size for array in (*expected.values(), *answers.values())})
-    if trial.pieces and _is_right_at_once(search, answers):
+    if trial.pieces and _is_right_at_once(search):
         return Fault("the cache", "a cache that is read or written at another place")
-    return _fault(search, expected, by_cases, lost)
+    return _fault(search, by_cases, lost)
 
 
 def _of_failure(pair: Pair, said: str, by_cases: str | None) -> Fault:
@@ -87,82 +89,44 @@ def _of_failure(pair: Pair, said: str, by_cases: str | None) -> Fault:
     return Fault(module, by_cases or "sizes that are frozen in the graph", node=node, operator=operator)
 
 
-def _is_right_at_once(search: Found, expected: Mapping[str, Array]) -> bool:
+def _is_right_at_once(search: Search) -> bool:
     """Whether a decoder answers the whole sequence rightly without a cache."""
-    trial, passed = search.trial, search.model.answer(search.trial.feeds)
-    wanted = {name: trial.counted(expected[name], name) for name in search.answers}
-    owns = {name: rounding(wanted[name], trial.counted(passed[name], name)) for name in search.answers}
-    return all(search.rule.same(wanted[name], got, owns[name]) for name, got in search.answers.items())
+    model, trial, rule = search.model, search.trial, search.rule
+    exact, passed = (
+        {name: trial.counted(side[name], name) for name in search.answers}
+        for side in (model.wide_answer(trial.feeds), model.answer(trial.feeds))
+    )
+    return all(rule.same(exact[name], got, rounding(exact[name], passed[name])) for name, got in search.answers.items())
 
 
-def _fault(search: Found, expected: Mapping[Event, Array], by_cases: str | None, by_weights: Lost | None) -> Fault:
-    passed, _ = values_of(search.model, lambda: search.rule.passed(search.model, search.trial))
-    errors: dict[Event, float] = {}
-    there: dict[Event, bool] = {}
-    claimed: set[str] = set()
-    for event, array in expected.items():
-        if event not in passed or passed[event].shape != array.shape:
-            continue
-        wanted, own = (search.trial.counted(each, event.module) for each in (array, passed[event]))
-        found = search.nearest(wanted, event.module)
-        errors[event] = np.inf if found is None else _relative(wanted, found[1])
-        there[event] = found is not None and search.rule.same(wanted, found[1], rounding(wanted, own))
-        if found is not None and there[event]:
-            claimed.add(found[0].name)
-    first = _first(search, there)
-    shown = tuple((str(each), float(error)) for each, error in errors.items() if each.side == "out")
+def _fault(search: Search, by_cases: str | None, by_weights: Lost | None) -> Fault:
+    first = search.first_wrong()
+    errors = tuple((str(each), float(error)) for each, error in search.errors.items() if each.side == "out")
     kind = by_weights.words if by_weights else None
     if first is None:
         module = by_weights.module if by_weights else "behind the last module"
-        return Fault(module, kind or by_cases or "another function of the right values", errors=shown)
-    module = first.owner
+        return Fault(module, kind or by_cases or "another function of the right values", errors=errors)
+    model, trial, module = search.model, search.trial, first.owner
+    exact, _ = values_of(model, lambda: model.wide_answer(trial.feeds), {first})
+    wanted = trial.counted(exact[first], first.module)
+    search.collect(wanted, first.module)
     if kind is None or "checkpoint" not in kind:
-        tried = explain(search, first, expected[first], claimed, by_weights)
-        module, kind = tried or (module, kind)
-    node, values = _node(search, first, expected[first])
-    kind = kind or by_cases or _by_type(search.model, module)
-    return Fault(stage_of(module), kind, first.side, *node, *values, errors=shown)
+        module, kind = explain(search, first, wanted, by_weights) or (module, kind)
+    node, values = _node(search, first, wanted)
+    kind = kind or by_cases or _by_type(model, module)
+    return Fault(stage_of(module), kind, first.side, *node, *values, errors=errors)
 
 
-def _first(search: Found, there: Mapping[Event, bool]) -> Event | None:
-    """The first missing value that matters and that no value which is there depends on."""
-    model, answer = search.model, lambda: search.model.answer(search.trial.feeds)
-    before, answers = values_of(model, answer, only={event for event, is_there in there.items() if is_there})
-    missing = [event for event, is_there in there.items() if not is_there]
-    order = list(there)
-    for event in missing[:_MOST_PASSES]:
-        later = [each for each in order[order.index(event) + 1 :] if there[each]]
-        moved, moved_answers = values_of(model, answer, event, set(later))
-        if any(_differs(before[each], moved[each]) for each in later if each in moved):
-            continue
-        if any(_differs(answers[name], moved_answers.get(name)) for name in search.answers):
-            return event
-    return missing[_MOST_PASSES] if len(missing) > _MOST_PASSES else None
-
-
-def _node(search: Found, event: Event, expected: Array) -> tuple[tuple[str, str], tuple[float | None, float | None]]:
+def _node(search: Search, event: Event, wanted: Array) -> tuple[tuple[str, str], tuple[float | None, float | None]]:
     """The export's node at ``event``, by the name that the exporter left, else by the nearest value; and what was
     expected and got at the worst place."""
-    wanted = search.trial.counted(expected, event.module)
-    named = [v for v in search.values if v.array.size == wanted.size and v.module and v.module.endswith(event.owner)]
-    found = named[-1] if named else (near[0] if (near := search.nearest(wanted, event.module)) else None)
-    if found is None:
+    named = [value for value in search.candidates if value.module and value.module.endswith(event.owner)]
+    near = [value for value in search.candidates if value.name not in search.claimed]
+    if not (found := named[-1:] or near[:1]):
         return ("", ""), (None, None)
-    got = search.trial.counted(found.array.reshape(wanted.shape), event.module)
+    got = search.laid(found[0], wanted, event.module)
     worst = np.unravel_index(int(np.abs(got - wanted).argmax()), wanted.shape)
-    return (found.node, found.operator), (float(wanted[worst]), float(got[worst]))
-
-
-def _relative(wanted: Array, found: Array) -> float:
-    size = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64)))) if wanted.size else 0.0
-    return float(np.sqrt(np.mean(np.square(found - wanted, dtype=np.float64)))) / max(size, 1e-12)
-
-
-def _differs(before: Array, after: Array | None) -> bool:
-    if after is None or before.shape != after.shape:
-        return True
-    size = float(np.abs(before).max(initial=0.0))
-    return bool(np.abs(after - before).max(initial=0.0) > _MOVED * max(size, 1e-12))
+    return (found[0].node, found[0].operator), (float(wanted[worst]), float(got[worst]))
 
 
 def stage_of(module: str) -> str:

@@ -69,7 +69,13 @@ class Model:
     def answer(self, feeds: Arrays) -> dict[str, Array]:
         """Outputs of a pass, which reads weights as the context around it says (compiler/parity/reading.py)."""
         with torch.no_grad():
-            return _arrays(self.call(self.module, _tensors(feeds)))
+            found = self.tensors(feeds)
+        return {name: tensor.detach().numpy() for name, tensor in found.items() if tensor.is_floating_point()}
+
+    def tensors(self, feeds: Arrays) -> Named:
+        """The same as tensors, with their gradients where those are wanted."""
+        numbers = {name: array for name, array in feeds.items() if array.dtype != object}  # texts are for servers
+        return self.call(self.module, dict(zip(numbers, inputs_of(numbers), strict=True)))
 
     def wide_answer(self, feeds: Arrays) -> dict[str, Array]:
         """Outputs of a pass in float64."""
@@ -80,15 +86,6 @@ class Model:
         """The module of this name, which leaves the wrapper's own part out."""
         path = name if name.startswith("sentence_head") else f"{WRAPPER}{name}"
         return dict(self.module.named_modules()).get(path)
-
-
-def _tensors(feeds: Arrays) -> Named:
-    numbers = {name: array for name, array in feeds.items() if array.dtype != object}  # texts are for servers
-    return dict(zip(numbers, inputs_of(numbers), strict=True))
-
-
-def _arrays(found: Named) -> dict[str, Array]:
-    return {name: tensor.detach().numpy() for name, tensor in found.items() if tensor.is_floating_point()}
 
 
 def open_model(model: Any) -> Model:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,10 @@ from .export import Export, Port, Value, module_in
 
 _MOST_GRAPH_BYTES = 2**31
 _LEFT_IN_FILE = 1024  # bytes of a weight that is worth its place
-_VALUES_AT_ONCE = 64
+_VALUES_AT_ONCE = 128
 # By ONNX's numbers of element types; bfloat16 has no numpy type of its own and is given as float32.
 _DTYPES = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 _FLOATS: Mapping[int, Precision] = {1: "fp32", 10: "fp16", 11: "fp32", 16: "bf16"}
-_SHOWN = (1, 10, 11)  # floats that numpy has
 _DYNAMIC_INTEGERS = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"}
 _INTEGERS = {"QLinearMatMul", "QLinearConv", "QLinearAdd", "QGemm", "QuantizeLinear", "QAttention"}
 _FOUR_BITS = {21, 22}  # uint4, int4
@@ -110,52 +109,42 @@ class OnnxExport(Export):
 
     def ready(self) -> None:
         if self._open is None:
-            self._open = self._opened(self.path)
+            runtime = needed("onnxruntime", self.label, "onnxruntime", "install nestforge[cpu]")
+            options = runtime.SessionOptions()
+            options.log_severity_level = 4
+            with self._refused():
+                if self._library is not None:
+                    options.register_custom_ops_library(str(self._library))
+                cpu = ["CPUExecutionProvider"]
+                self._open = runtime.InferenceSession(self.path, options, providers=cpu, enable_fallback=0)
 
     def close(self) -> None:
         self._open = None
 
-    def _opened(self, graph: Path, exact: bool = False) -> Any:
-        runtime = needed("onnxruntime", self.label, "onnxruntime", "install nestforge[cpu]")
-        options = runtime.SessionOptions()
-        options.log_severity_level = 4
+    def _refused(self) -> AbstractContextManager[None]:
         advice = "" if self._library else "; `library` loads operators that are not its own"
-        if exact:
-            options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        with library_errors(lambda said: InputError(f"{self.label}: ONNX Runtime does not run it ({said}){advice}")):
-            if self._library is not None:
-                options.register_custom_ops_library(str(self._library))
-            return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        return library_errors(lambda said: InputError(f"{self.label}: ONNX Runtime does not run it ({said}){advice}"))
 
-    def values(self, feeds: Arrays, sizes: Collection[int]) -> list[Value]:
-        """Computed without ONNX Runtime's own fusions, so that every value of the file is there."""
-        self.close()  # its weights are not in memory twice; the next answer opens it again
+    def values(self, feeds: Arrays, sizes: Collection[int]) -> Iterator[Value]:
+        """Without ONNX Runtime's own fusions, so that every value of the file is there. What a session may return lies
+        in memory until its run ends, so that each has some of the values."""
+        from ..compiler.parity.inside import session_of_values
+
+        self.close()
         model = self._onnx.ModelProto()
         model.CopyFrom(self.graph)
         self._take_branches(model.graph, feeds)
-        types = _element_types(self._onnx, model)
-        made = [(node, name) for node in model.graph.node for name in node.output if types.get(name) in _SHOWN]
-        del model.graph.output[:]
-        shown = [self._onnx.helper.make_tensor_value_info(name, types[name], None) for _, name in made]
-        model.graph.output.extend(shown)
-        path = self.path.parent / f".{self.path.name}.{os.getpid()}.{id(self)}.values.onnx"  # beside its weights
-        try:
-            with library_errors(InputError):  # of a folder that nobody may write to
-                path.write_bytes(model.SerializeToString())
-            session = self._opened(path, exact=True)
-        finally:
-            path.unlink(missing_ok=True)
-        found = []
-        for start in range(0, len(made), _VALUES_AT_ONCE):
-            some = made[start : start + _VALUES_AT_ONCE]
-            with library_errors(InputError):
-                arrays = session.run([name for _, name in some], dict(feeds))
-            found += [
-                Value(name, node.name or name, node.op_type, _module_of(node), array)
-                for (node, name), array in zip(some, arrays, strict=True)
-                if array.size in sizes
-            ]
-        return found
+        made = {name: node for node in model.graph.node for name in node.output if name}
+        names = list(made)
+        for start in range(0, len(names), _VALUES_AT_ONCE):
+            with self._refused():
+                some = names[start : start + _VALUES_AT_ONCE]
+                session, floats = session_of_values(model, some, self.path.resolve().parent, self._library)
+                arrays = session.run(floats, dict(feeds)) if floats else []
+            for name, array in zip(floats, arrays, strict=True):
+                if array.size in sizes:
+                    node = made[name]
+                    yield Value(name, node.name or name, node.op_type, _module_of(node), array)
 
     def _take_branches(self, graph: Any, feeds: Arrays) -> None:
         """Puts what an input decides in the place of the decision, as of a merged decoder with and without a past."""
@@ -215,22 +204,6 @@ def _port(value: Any) -> Port:
             for place, dim in enumerate(kind.shape.dim)
         )
     return Port(value.name, _DTYPES.get(kind.elem_type, "float32"), dims)
-
-
-def _element_types(onnx: Any, model: Any) -> dict[str, int]:
-    """Types of values by name; behind operators that inference does not know, that of the first input that has one."""
-    try:
-        shaped = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # noqa: BLE001  (it helps where it can)
-        shaped = model
-    known = (*shaped.graph.value_info, *shaped.graph.output, *shaped.graph.input)
-    types = {value.name: value.type.tensor_type.elem_type for value in known if value.type.HasField("tensor_type")}
-    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        given = next((types[name] for name in node.input if types.get(name) in _SHOWN), None)
-        if given is not None and node.domain not in ("", "ai.onnx") and not node.op_type.startswith("Q"):
-            types.setdefault(node.output[0], given)
-    return types
 
 
 def _precision(model: Any) -> Precision:

@@ -138,7 +138,7 @@ def as_junit(report: ParityReport) -> str:
     suites = ElementTree.Element("testsuites")
     for graph in report.graphs:
         suite = ElementTree.SubElement(suites, "testsuite", name=_plain(graph.export))
-        outcomes = [(f"{figure.output} on {figure.case}", figure.why) for figure in graph.figures]
+        outcomes = [(f"{figure.output.name} on {figure.case}", figure.why) for figure in graph.figures]
         outcomes += graph.failures.items()
         for name, why in outcomes:
             case = ElementTree.SubElement(suite, "testcase", name=_plain(name), classname="nestforge.parity")

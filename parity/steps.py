@@ -4,8 +4,8 @@ keep a cache are used, a prompt and then steps, each behind what the ones before
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -95,11 +95,13 @@ def with_no_past(export: Export, feeds: Arrays) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Pair:
-    """``inputs`` are those of ``export`` that are matched with the ``model``'s."""
+    """``inputs`` are those of ``export`` that are matched with the ``model``'s, ``outputs`` its names by
+    the model's."""
 
     export: Export
     model: Model
     inputs: Sequence[Match]
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     def feeds(self, trial: Trial) -> dict[str, Array]:
         """The inputs of ``trial`` by the export's names and in its types, with an empty cache where it takes one."""

@@ -1,26 +1,30 @@
-"""Values inside, of both sides: inputs and outputs of every module of a model in the order in which they run; what an
-export computes on a wrong case, and which of it comes nearest to another value."""
+"""Values inside, of both sides: what goes in and comes out of every module of a model, in the order in which they run;
+which of an export's values comes nearest to each; and which depend on which."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.autograd.graph import Node, saved_tensors_hooks
 
+from ..compiler.parity.compare import rounding
+from ..compiler.parity.inside import watched
 from ..errors import InputError
-from ..runtime.inputs.arrays import Array
+from ..runtime.inputs.arrays import Array, Arrays
 from .cases import Trial
 from .export import Value
-from .match import Match
 from .model import WRAPPER, Model
 from .steps import Pair
 from .verdict import Rule
 
-_NUDGE = 0.3  # of its size
+# Numbers of a model's values that are held at once, beside a part of how many weights it has.
+_MOST_NUMBERS, _PART = 2**22, 16
 
 
 @dataclass(frozen=True)
@@ -36,86 +40,182 @@ class Event:
         """The module whose own computation made it: of what goes in the one around."""
         return self.module if self.side == "out" else self.module.rpartition(".")[0] or self.module
 
+    def is_within(self, scope: str) -> bool:
+        return f"{self.module}.".startswith(f"{scope}." if scope else "")
+
     def __str__(self) -> str:
         return self.module if self.side == "out" else f"before {self.module}"
 
 
-def values_of(
-    model: Model,
-    run: Callable[[], dict[str, Array]],
-    nudge: Event | None = None,
-    only: Collection[Event] | None = None,
-) -> tuple[dict[Event, Array], dict[str, Array]]:
-    """The first float value of each input and output of modules in ``run``, a pass of the model, in their order and
-    ``only`` some of them, and what it returns; with the value of ``nudge`` moved."""
-    found: dict[Event, Array] = {}
+Kept = Callable[[Event, torch.Tensor], torch.Tensor | None]
+
+
+def pass_of(model: Model, run: Callable[[], dict[str, Any]], kept: Kept) -> dict[str, Any]:
+    """What ``run``, a pass of the model, returns, with ``kept`` given the values of every event."""
     counts: dict[tuple[str, str], int] = {}
 
-    def seen(name: str, side: str, value: Any) -> Any:
-        """The value with what ``nudge`` puts in its place; None where it stays."""
-        leaves, form = tree_flatten(value)
-        floats = (n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
-        if (place := next(floats, None)) is None:
+    def seen(path: str, side: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        if path == WRAPPER[:-1]:
             return None
-        nth = counts.get((name, side), 0)
-        counts[name, side] = nth + 1
-        event = Event(name, side, nth)
-        if only is None or event in only:
-            found[event] = leaves[place].detach().numpy().copy()
-        if event != nudge:
-            return None
-        leaves[place] = _moved(leaves[place])
-        return tree_unflatten(leaves, form)
+        nth = counts[path, side] = counts.get((path, side), -1) + 1
+        return kept(Event(path.removeprefix(WRAPPER), side, nth), tensor)
 
-    hooks = []
-    for path, part in model.module.named_modules():
-        if not path or path == WRAPPER[:-1]:
-            continue
-        name = path.removeprefix(WRAPPER)
-        given = lambda _m, args, kwargs, name=name: seen(name, "in", (args, kwargs))  # noqa: E731
-        hooks.append(part.register_forward_pre_hook(given, with_kwargs=True))
-        hooks.append(part.register_forward_hook(lambda _m, _i, out, name=name: seen(name, "out", out)))
-    try:
-        answers = run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found, answers
+    with watched(model.module, seen):
+        return run()
 
 
-def _moved(tensor: torch.Tensor) -> torch.Tensor:
-    size = tensor.abs().mean().clamp(min=1e-3)
-    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0)) - 0.5
-    return tensor + _NUDGE * size * noise.to(tensor.dtype)
+def values_of(
+    model: Model, run: Callable[[], dict[str, Array]], only: Collection[Event]
+) -> tuple[dict[Event, Array], dict[str, Array]]:
+    """The values of the events in ``only`` in ``run``, a pass of the model, in their order, and what it returns."""
+    found: dict[Event, Array] = {}
+
+    def keep(event: Event, tensor: torch.Tensor) -> None:
+        if event in only:
+            found[event] = tensor.detach().numpy().copy()
+
+    return found, pass_of(model, run, keep)
 
 
-class Found:
-    """``values`` are none where the kind of export shows none, else those of as many numbers as ``sizes`` say."""
+@dataclass(frozen=True)
+class Dependence:
+    """What values a pass computed from which: ``nodes`` of each event and of the outputs, by PyTorch's autograd."""
 
-    def __init__(self, pair: Pair, rule: Rule, outputs: Sequence[Match], trial: Trial, sizes: Collection[int]) -> None:
-        self.pair, self.model, self.rule, self.trial = pair, pair.model, rule, trial
-        feeds = pair.feeds(trial)
+    nodes: Mapping[Event, Node]
+    outputs: Collection[Node]
+
+    @classmethod
+    def of(cls, model: Model, trial: Trial, outputs: Collection[str]) -> Dependence:
+        nodes: dict[Event, Node] = {}
+
+        def mark(event: Event, tensor: torch.Tensor) -> torch.Tensor:
+            marked = tensor if tensor.grad_fn is not None else tensor.detach().clone().requires_grad_() * 1
+            assert marked.grad_fn is not None
+            nodes[event] = marked.grad_fn
+            return marked
+
+        with torch.enable_grad(), saved_tensors_hooks(lambda _: None, lambda _: None):  # no value is kept for it
+            found = pass_of(model, lambda: model.tensors(trial.feeds), mark)
+        return cls(nodes, [node for name in outputs if (node := found[name].grad_fn) is not None])
+
+    def first(self, missing: Iterable[Event], there: Iterable[Event]) -> Event | None:
+        """The first of the ``missing`` that the outputs depend on, and that none that is ``there`` does."""
+        right, matter = _behind(self.nodes[event] for event in there), _behind(self.outputs) | set(self.outputs)
+        return next((event for event in missing if self.nodes[event] in matter - right), None)
+
+
+def _behind(nodes: Iterable[Node]) -> set[Node]:
+    """All that ``nodes`` were computed from."""
+    todo = [before for node in nodes for before, _ in node.next_functions]
+    found: set[Node] = set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            todo += [before for before, _ in node.next_functions]
+    return found
+
+
+@dataclass
+class Search:
+    """An export's values beside the model's on one wrong case; ``answers`` are the export's, by the model's names.
+
+    Few values of either side are held at once: of a long case those of as many levels of modules as have room, and
+    then those inside of the one that is wrong.
+    """
+
+    pair: Pair
+    rule: Rule
+    trial: Trial
+    answers: Arrays
+    sizes: dict[Event, int] = field(default_factory=dict)
+    errors: dict[Event, float] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)  # names of values that are right ones
+    candidates: list[Value] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = model = self.pair.model
+        pass_of(model, lambda: model.answer(self.trial.feeds), lambda event, t: self.sizes.update({event: t.numel()}))
+        self._most = max(_MOST_NUMBERS, sum(each.numel() for each in model.module.parameters()) // _PART)
+
+    def first_wrong(self) -> Event | None:
+        """The first value that matters, that the export does not have and that none which it has depends on."""
+        depends, scope = Dependence.of(self.model, self.trial, self.answers.keys()), ""
+        while True:
+            events = self._fitting(scope)
+            there = self._compared(events)
+            first = depends.first((e for e in there if not there[e]), (e for e in there if there[e]))
+            inner = () if first is None else [e for e in self.sizes if e.is_within(first.module) and e not in there]
+            if first is None or first.side == "in" or first.module == scope or not inner:
+                return first
+            scope = first.module
+
+    def _fitting(self, scope: str) -> list[Event]:
+        """Events within ``scope``, of as many levels of modules as there is room for, of one at least."""
+        within = [event for event in self.sizes if event.is_within(scope)]
+        some = within
+        for most in sorted({event.module.count(".") for event in within}, reverse=True):
+            some = [event for event in within if event.module.count(".") <= most]
+            if sum(self.sizes[event] for event in some) <= self._most:
+                break
+        return some
+
+    def _compared(self, events: Collection[Event]) -> dict[Event, bool]:
+        """Whether the export has the values of these events; those that both passes have."""
+        trial, model = self.trial, self.model
+        exact, _ = values_of(model, lambda: model.wide_answer(trial.feeds), events)
+        passed, _ = values_of(model, lambda: self.rule.passed(model, trial), events)
+        wanted: dict[Event, Array] = {}
+        alike: dict[tuple[tuple[int, ...], bool], list[tuple[Event, Array]]] = {}
+        for event in list(exact):
+            array = exact.pop(event)
+            if event in passed and passed[event].shape == array.shape:
+                wanted[event] = trial.counted(array, event.module)
+                key = array.shape, trial.hides(event.module)
+                alike.setdefault(key, []).append((event, wanted[event].astype(np.float32)))
+        best: dict[Event, tuple[float, str, Array]] = {}
+        for value in self._values({array.size for array in wanted.values()}):
+            for (shape, _), group in alike.items():
+                if value.array.size != np.prod(shape, dtype=int):
+                    continue
+                laid = self.laid(value, group[0][1], group[0][0].module)
+                for event, array in group:
+                    off = float(np.linalg.norm((laid - array).reshape(-1)))
+                    if event not in best or off < best[event][0]:
+                        best[event] = off, value.name, laid
+        there = {}
+        for event, array in wanted.items():
+            _, name, got = best.get(event, (0.0, "", None))
+            own = rounding(array, trial.counted(passed[event], event.module))
+            there[event] = got is not None and self.rule.same(array, got, own)
+            self.errors[event] = np.inf if got is None else rms(got - array) / max(rms(array), 1e-12)
+            self.claimed |= {name} if there[event] else set()
+        return there
+
+    def _values(self, sizes: Collection[int]) -> Iterator[Value]:
+        feeds = self.pair.feeds(self.trial)
+        given = (Value(name, name, "input", None, array) for name, array in feeds.items() if array.dtype.kind == "f")
+        shown = chain(given, self.pair.export.values(feeds, sizes))
         try:
-            shown = pair.export.values(feeds, sizes)
+            yield from (value for value in shown if value.array.size in sizes and np.isfinite(value.array).all())
         except InputError:  # a graph that runs as a whole alone
-            shown = []
-        given = [Value(name, name, "input", None, array) for name, array in feeds.items() if array.dtype.kind == "f"]
-        self.values = [value for value in [*given, *shown] if np.isfinite(value.array).all()]
-        answers = pair.export.run(feeds)
-        self.answers = {match.model: trial.counted(answers[match.name], match.model) for match in outputs}
+            return
 
-        self._laid_out: dict[tuple[tuple[int, ...], bool], list[tuple[Value, Array]]] = {}
+    def laid(self, value: Value, like: Array, module: str) -> Array:
+        """The numbers of ``value`` as those of a ``module`` in the shape of ``like``."""
+        return self.trial.counted(value.array.reshape(like.shape), module).astype(np.float32, copy=False)
 
-    def nearest(self, wanted: Array, name: str, claimed: Collection[str] = ()) -> tuple[Value, Array] | None:
-        """The export's value that comes nearest to ``wanted``, of the module ``name``, and its numbers in that shape;
-        none that is ``claimed``, by name."""
-        shape, counted = wanted.shape, self.trial.counted
-        key = shape, self.trial.hides(name)
-        if key not in self._laid_out:
-            alike = [value for value in self.values if value.array.size == wanted.size and wanted.size]
-            arrays = [counted(each.array.reshape(shape), name).astype(np.float32, copy=False) for each in alike]
-            self._laid_out[key] = list(zip(alike, arrays, strict=True))
-        exact = wanted.astype(np.float32)
-        free = [pair for pair in self._laid_out[key] if pair[0].name not in claimed]
-        best = min(free, key=lambda pair: float(np.linalg.norm((pair[1] - exact).reshape(-1))), default=None)
-        return None if best is None else (best[0], best[1].astype(np.float64))
+    def collect(self, wanted: Array, module: str) -> None:
+        """Holds the export's values that may be ``wanted``, the nearest ones where there are too many."""
+        most, size = max(1, self._most // max(1, wanted.size)), {wanted.size} if wanted.size else set()
+        near = lambda value: rms(self.laid(value, wanted, module) - wanted)  # noqa: E731
+        self.candidates = heapq.nsmallest(most, self._values(size), near)
+
+    def nearest(self, wanted: Array, module: str) -> Array | None:
+        """Of the values held the one that comes nearest to ``wanted``, of a ``module``, and is not another's."""
+        free = (self.laid(value, wanted, module) for value in self.candidates if value.name not in self.claimed)
+        return min(free, key=lambda array: rms(array - wanted), default=None)
+
+
+def rms(array: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) if array.size else 0.0

@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..compiler.parity.compare import Rounding, Tolerance, comparable, rounding, tolerance_for, unprovable, within
+from ..bundle.entries.engine_entry import ParityOutput
+from ..compiler.parity.compare import (
+    Rounding,
+    Tolerance,
+    comparable,
+    compare,
+    rounding,
+    tolerance_for,
+    unprovable,
+    within,
+)
 from ..compiler.parity.reading import nudged
 from ..profiles.parity_request import Preset
 from ..profiles.precision import Precision
@@ -33,17 +43,13 @@ _CLIPPED = 2.0
 
 @dataclass(frozen=True)
 class Figures:
-    """One output on one case. ``own`` is what PyTorch itself is off by there, at most; ``agreement`` the share of
-    rows and positions with the same largest element, near ties left out; ``why`` says what a failure is."""
+    """One output on one case, by the gate's figures; its ``float32_max_abs`` is what PyTorch itself is off by there.
+    ``agreement`` is the share of rows and positions with the same largest element, near ties left out; ``why`` says
+    what a failure is."""
 
     case: str
-    output: str
-    max_abs: float
-    max_rel: float
-    cosine: float
-    rms: float
+    output: ParityOutput
     agreement: float | None
-    own: float
     why: str | None = None
 
     @property
@@ -53,9 +59,9 @@ class Figures:
     @property
     def row(self) -> tuple[str, ...]:
         """By ``COLUMNS``."""
-        agreement = "-" if self.agreement is None else f"{self.agreement:.1%}"
-        sizes = f"{self.max_abs:.1e}", f"{self.max_rel:.1e}", f"{self.cosine:.7f}"
-        return (self.case, self.output, *sizes, agreement, f"{self.own:.1e}", "right" if self.is_right else "differs")
+        agreement, of = "-" if self.agreement is None else f"{self.agreement:.1%}", self.output
+        sizes = f"{of.max_abs:.1e}", f"{of.max_rel:.1e}", f"{of.min_cosine:.7f}", agreement, f"{of.float32_max_abs:.1e}"
+        return (self.case, of.name, *sizes, "right" if self.is_right else "differs")
 
 
 COLUMNS = ("case", "output", "max abs", "max rel", "cosine", "same largest", "PyTorch's own", "verdict")
@@ -92,45 +98,35 @@ class Rule:
         with simulated(self.precision) if self.simulates else nullcontext():
             return model.answer(trial.feeds)
 
-    def judge(self, case: str, output: str, expected: Array, found: Array, own: Rounding) -> Figures:
+    def judge(self, case: str, name: str, expected: Array, found: Array, own: Rounding) -> Figures:
         """The figures of ``found`` beside ``expected`` (float64), and why it is not accepted, if it is not."""
-        nothing = Figures(case, output, 0.0, 0.0, -1.0, 0.0, None, own.largest)
-        broken = replace(nothing, max_abs=np.inf, max_rel=np.inf, rms=np.inf)
+        (compared,) = compare([{name: expected}], [{name: found}], [case], self.limit)
+        figures = replace(compared.output, float32_max_abs=own.largest, float32_rms=own.rms_of_all)
         if expected.shape != found.shape:
-            return replace(broken, why=f"shape {list(found.shape)}, expected {list(expected.shape)}")
-        if not np.isfinite(found).all():
-            count = int((~np.isfinite(found)).sum())
-            return replace(broken, why=f"{count} of {found.size} numbers are NaN or infinite")
-        if not np.isfinite(expected).all():
-            count = int((~np.isfinite(expected)).sum())
-            return replace(broken, why=f"{count} of {expected.size} numbers of the model itself are NaN or infinite")
-        e, f = expected.astype(np.float64, copy=False), found.astype(np.float64)
-        figures = replace(nothing, cosine=_cosine(e, f), agreement=_agreement(e, f, own.largest))
-        if e.size:
-            off = np.subtract(f, e)
-            rms = float(np.linalg.norm(off.reshape(-1))) / np.sqrt(off.size)
-            figures = replace(figures, max_abs=float(np.abs(off, out=off).max()), rms=float(rms))
-            figures = replace(figures, max_rel=float(np.divide(off, np.abs(e).clip(1e-3), out=off).max()))
-            del off  # logits are large, and the rule makes as much again
-        return replace(figures, why=self._problem(figures, e, f, own))
+            return Figures(case, figures, None, f"shape {list(found.shape)}, expected {list(expected.shape)}")
+        for whose, side in (("", found), (" of the model itself", expected)):
+            if count := int((~np.isfinite(side)).sum()):
+                return Figures(case, figures, None, f"{count} of {side.size} numbers{whose} are NaN or infinite")
+        agreement = _agreement(expected, found, own.largest)
+        return Figures(case, figures, agreement, self._problem(figures, agreement, expected, found, own))
 
-    def _problem(self, figures: Figures, e: Array, f: Array, own: Rounding) -> str | None:
+    def _problem(self, of: ParityOutput, agreement: float | None, e: Array, f: Array, own: Rounding) -> str | None:
         if self.tolerance is not None:
-            most = self.tolerance * float(np.sqrt(np.mean(e**2)))
-            return None if figures.max_abs <= most else f"max abs {figures.max_abs:.3g}, allowed {most:.3g}"
+            most = self.tolerance * float(np.sqrt(np.mean(np.square(e))))
+            return None if of.max_abs <= most else f"max abs {of.max_abs:.3g}, allowed {most:.3g}"
         if self.preset == "deploy":
-            rows = min((_cosine(a, b) for a, b in zip(_rows(e), _rows(f), strict=True)), default=1.0)
-            if rows < _DEPLOY_COSINE:
-                return f"cosine {rows:.4f} of a row, accepted from {_DEPLOY_COSINE:g}"
-            low = figures.agreement is not None and figures.agreement < _DEPLOY_AGREEMENT
-            return f"same largest element in {figures.agreement:.1%}" if low else None
+            least = min((_cosine(a, b) for a, b in zip(_rows(e), _rows(f), strict=True)), default=1.0)
+            if least < _DEPLOY_COSINE:
+                return f"cosine {least:.4f} of a row, accepted from {_DEPLOY_COSINE:g}"
+            is_low = agreement is not None and agreement < _DEPLOY_AGREEMENT
+            return f"same largest element in {agreement:.1%}" if is_low else None
         if within(e, f, self.limit, own):
             return None
         if not self.simulates and unprovable(e, own):
             return f"PyTorch's own float32 is off by {own.largest:.3g} here; nothing can be proved"
         return (
-            f"max abs {figures.max_abs:.3g} (PyTorch itself {own.largest:.2g}), max rel {figures.max_rel:.3g}, cosine "
-            f"{figures.cosine:.7f}"
+            f"max abs {of.max_abs:.3g} (PyTorch itself {own.largest:.2g}), max rel {of.max_rel:.3g}, cosine "
+            f"{of.min_cosine:.7f}"
         )
 
     def same(self, expected: Array, found: Array, own: Rounding) -> bool:
@@ -146,8 +142,7 @@ def judged(
     for number, trial in enumerate(trials):
         passed = rule.passed(model, trial)
         for output in answered[trial.name]:
-            wanted = trial.counted(expected[trial.name][output], output)
-            own = rounding(wanted, trial.counted(passed[output], output))
+            own = rounding(trial.counted(expected[trial.name][output], output), trial.counted(passed[output], output))
             owns[number, output] = own.of_all if rule.simulates else own  # rounded as the export, anywhere counts
     found = []
     for (number, output), own in owns.items():
@@ -157,7 +152,7 @@ def judged(
             own = _of_fixed_scales([each for (_, name), each in owns.items() if name == output])
         figures = rule.judge(trial.name, output, wanted, got, own)
         for seed in range(_PASSES):  # the one pass of PyTorch may have been a lucky one
-            if figures.is_right or rule.simulates or not figures.max_abs <= _BEYOND_LUCK * figures.own:
+            if figures.is_right or rule.simulates or not figures.output.max_abs <= _BEYOND_LUCK * own.largest:
                 break
             with nudged(model.module, seed):
                 moved = model.answer(trial.feeds)[output]
@@ -180,9 +175,7 @@ def _rows(array: Array) -> Array:
 
 def _cosine(e: Array, f: Array) -> float:
     norm = float(np.linalg.norm(e) * np.linalg.norm(f))
-    if norm == 0.0:
-        return 1.0 if not e.any() and not f.any() else 0.0
-    return float(np.vdot(e, f) / norm)
+    return float(np.vdot(e, f) / norm) if norm else float(not e.any() and not f.any())
 
 
 def _agreement(e: Array, f: Array, own: float) -> float | None:
@@ -190,6 +183,4 @@ def _agreement(e: Array, f: Array, own: float) -> float | None:
         return None
     top = np.stack([np.partition(row, -2)[-2:] for row in _rows(e)])
     clear = top[:, 1] - top[:, 0] > 2 * own
-    if not clear.any():
-        return None
-    return float((_rows(e).argmax(-1) == _rows(f).argmax(-1))[clear].mean())
+    return float((_rows(e).argmax(-1) == _rows(f).argmax(-1))[clear].mean()) if clear.any() else None

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from safetensors import safe_open
 
@@ -24,6 +23,7 @@ from ...profiles.backends import BACKENDS, ONNXRUNTIME, BackendName
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, counted, rounding, tolerance_for, within
+from .inside import session_of_values, watched
 from .judge import BrokenRoute, JudgedOutputs, Replayed, Verdict, judge
 from .reading import in_float64
 from .reference import Reference
@@ -181,25 +181,15 @@ def first_divergence(
 
 
 def _module_values(module: torch.nn.Module, run: Callable[[], object]) -> dict[str, np.ndarray]:
-    """The first output of every submodule."""
+    """The first float output of every submodule."""
     values: dict[str, np.ndarray] = {}
 
-    def keep(name: str, output: object) -> None:
-        first = next(iter(output.values()), None) if isinstance(output, Mapping) else output
-        first = first[0] if isinstance(first, (tuple, list)) and first else first
-        if isinstance(first, torch.Tensor) and first.is_floating_point():
-            values[name] = first.detach().numpy().copy()
+    def keep(path: str, side: str, tensor: torch.Tensor) -> None:
+        if side == "out":
+            values[path.removeprefix(PREFIX)] = tensor.detach().numpy().copy()
 
-    hooks = [
-        part.register_forward_hook(lambda _m, _i, output, name=name: keep(name.removeprefix(PREFIX), output))
-        for name, part in module.named_modules()
-        if name
-    ]
-    try:
+    with watched(module, keep):
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return values
 
 
@@ -215,27 +205,13 @@ def _graph_values(
     graph: bytes, modules: Mapping[str, str], feeds: Mapping[str, np.ndarray], folder: Path
 ) -> dict[str, np.ndarray]:
     """The value of every module that the graph still has, in the order in which the graph computes them."""
-    model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(graph))
-    known = (*model.graph.value_info, *model.graph.output)
-    kinds = {value.name: value.type.tensor_type.elem_type for value in known}
     named: dict[str, list[str]] = {}
     for module, value in modules.items():
         named.setdefault(value, []).append(module)
-    # Behind operators that inference does not know, such as integer kernels, what a module returns is float32.
-    types = {name: kinds.get(name, onnx.TensorProto.FLOAT) for node in model.graph.node for name in node.output}
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-    wanted = [name for name, kind in types.items() if name in named and kind in floats]
-    del model.graph.output[:]
-    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, types[name], None) for name in wanted)
-    path = folder / "divergence.onnx"
-    path.write_bytes(model.SerializeToString())
-    try:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-        own = [value for value in session.get_inputs() if value.name not in feeds]
-        arrays = session.run(wanted, {**feeds, **_of_base(own, folder)})
-    finally:
-        path.unlink()
+    model = onnx.ModelProto.FromString(graph)
+    made = [name for node in model.graph.node for name in node.output if name in named]
+    session, wanted = session_of_values(model, made, folder)
+    own = [value for value in session.get_inputs() if value.name not in feeds]
+    arrays = session.run(wanted, {**feeds, **_of_base(own, folder)})
     # Where several modules return the same value, the innermost (longest) name says most.
     return {max(named[name], key=len): array for name, array in zip(wanted, arrays, strict=True)}
