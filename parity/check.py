@@ -109,7 +109,6 @@ def check_parity(request: ParityRequest) -> ParityReport:
     """
     opened = open_exports(request.export, None if request.library is None else Path(request.library))
     require_names(opened, request.map or {})
-    opened[0].ready()  # while no model lies in memory yet
     model, universal = open_model(request.against), None
     lacking = {export.label: lack for export in opened if (lack := _lack(export, model)) is not None}
     opened = [export for export in opened if export.label not in lacking] or opened
@@ -153,6 +152,9 @@ def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
         pair = Pair(export, model, match_inputs(export, model.inputs, given))
         trials = _trials(pair, request)
     export.ready()
+    # One side after the other, since either holds all weights.
+    answered, failed = _asked("export", pair.answer, trials, request, InputError)
+    export.rest()
     # Whatever a model's own code raises on these sizes: nobody can blame an export for it.
     expected, refused = _asked("model", lambda trial: model.wide_answer(trial.feeds), trials, request, Exception)
     if _YOURS in refused:
@@ -160,7 +162,7 @@ def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
     trials = [trial for trial in trials if trial.name in expected]
     if not trials:
         raise InputError(f"{model.label}: answers none of the cases: {next(iter(refused.values()))}")
-    answered, failed = _asked("export", pair.answer, trials, request, InputError)
+    answered, failed = ({name: of[name] for name in of if name in expected} for of in (answered, failed))
     for trial in traced_sizes(trials) if not answered else ():
         if answered := _asked("export", pair.answer, [trial], request, InputError)[0]:
             trials.append(trial)

@@ -54,6 +54,9 @@ class Export(ABC):
     def ready(self) -> None:  # noqa: B027  (most are, once opened)
         """Whatever comes before the first answer. Raises InputError for a graph that nothing runs."""
 
+    def rest(self) -> None:  # noqa: B027  (most hold little)
+        """Gives back what the next answer opens again."""
+
     @abstractmethod
     def run(self, feeds: Arrays) -> dict[str, Array]:
         """Outputs by name. Raises InputError with what the runtime said."""

@@ -68,7 +68,7 @@ def locate(
     if trial.pieces and not continues_alone(pair.export):
         at_once = pair.export.run(pair.feeds(trial))
         answers = {model: at_once[name] for model, name in pair.outputs.items()}
-    pair.export.close()
+    pair.export.rest()
     answers = {name: trial.counted(array, name) for name, array in answers.items()}
     search = Search(pair, rule, trial, answers)
     lost = audit(pair.export, pair.model, {event.module for event in search.sizes})

@@ -43,7 +43,7 @@ class OnnxExport(Export):
 
     def __init__(self, path: Path, library: Path | None = None) -> None:
         self._onnx = onnx = needed("onnx", f"{path}", "onnx", "install nestforge[compile]")
-        self.label, self.path, self._library = str(path), path, library
+        self.label, self.path, self._library = str(path), path.resolve(), library
         with open_file(path, InputError):
             pass
         with library_errors(lambda said: InputError(f"{path}: is no ONNX file ({said})")):
@@ -52,7 +52,7 @@ class OnnxExport(Export):
             graph = onnx.load(path, load_external_data=False)
             if not graph.graph.output:
                 raise ValueError("it has no graph with outputs")
-        self.files = (path, *self._external(graph))
+        self.files = (self.path, *self._external(graph))
         self._leave_weights(graph)
         self.graph = onnx.ModelProto()
         self.graph.CopyFrom(graph)  # what was cleared is held until the whole is gone
@@ -64,12 +64,12 @@ class OnnxExport(Export):
 
     def _external(self, graph: Any) -> list[Path]:
         """Files of external data. Raises InputError for one that is missing, too short or outside the folder."""
-        folder, found = self.path.resolve().parent, dict[Path, None]()
+        folder, found = self.path.parent, dict[Path, None]()
         for tensor in (tensor for each in _graphs(graph.graph) for tensor in each.initializer):
             stated = {entry.key: entry.value for entry in tensor.external_data}
             if not stated:
                 continue
-            where = f"{self.path}: external data {stated.get('location', '')!r:.200}"
+            where = f"{self.label}: external data {stated.get('location', '')!r:.200}"
             file = folder / stated.get("location", "")
             if ".." in file.parts or folder not in file.resolve().parents:
                 raise InputError(f"{where} lies outside its folder; refused")
@@ -84,10 +84,7 @@ class OnnxExport(Export):
         return list(found)
 
     def _leave_weights(self, graph: Any) -> None:
-        """Names for each weight the place in the file where its bytes are. Not behind a link, which onnx reads no data
-        through."""
-        if self.path.is_symlink():
-            return
+        """Names for each weight the place in the file where its bytes are."""
         at = 0
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for tensor in graph.graph.initializer:
@@ -109,16 +106,13 @@ class OnnxExport(Export):
 
     def ready(self) -> None:
         if self._open is None:
-            runtime = needed("onnxruntime", self.label, "onnxruntime", "install nestforge[cpu]")
-            options = runtime.SessionOptions()
-            options.log_severity_level = 4
-            with self._refused():
-                if self._library is not None:
-                    options.register_custom_ops_library(str(self._library))
-                cpu = ["CPUExecutionProvider"]
-                self._open = runtime.InferenceSession(self.path, options, providers=cpu, enable_fallback=0)
+            needed("onnxruntime", self.label, "onnxruntime", "install nestforge[cpu]")
+            from ..compiler.parity.inside import open_graph
 
-    def close(self) -> None:
+            with self._refused():
+                self._open = open_graph(self.graph, self.path.parent, self._library)
+
+    def rest(self) -> None:
         self._open = None
 
     def _refused(self) -> AbstractContextManager[None]:
@@ -128,9 +122,9 @@ class OnnxExport(Export):
     def values(self, feeds: Arrays, sizes: Collection[int]) -> Iterator[Value]:
         """Without ONNX Runtime's own fusions, so that every value of the file is there. What a session may return lies
         in memory until its run ends, so that each has some of the values."""
-        from ..compiler.parity.inside import session_of_values
+        from ..compiler.parity.inside import open_values
 
-        self.close()
+        self.rest()
         model = self._onnx.ModelProto()
         model.CopyFrom(self.graph)
         self._take_branches(model.graph, feeds)
@@ -139,7 +133,7 @@ class OnnxExport(Export):
         for start in range(0, len(names), _VALUES_AT_ONCE):
             with self._refused():
                 some = names[start : start + _VALUES_AT_ONCE]
-                session, floats = session_of_values(model, some, self.path.resolve().parent, self._library)
+                session, floats = open_values(model, some, self.path.parent, self._library)
                 arrays = session.run(floats, dict(feeds)) if floats else []
             for name, array in zip(floats, arrays, strict=True):
                 if array.size in sizes:
@@ -169,8 +163,17 @@ class OnnxExport(Export):
         for tensor in (*(tensor for graph in graphs for tensor in graph.initializer), *constants):
             if tensor.data_type in _FLOATS and size == math.prod(tensor.dims):
                 with library_errors(lambda said: InputError(f"{self.path}: a weight cannot be read ({said})")):
-                    array = self._onnx.numpy_helper.to_array(tensor, str(self.path.parent))
-                yield array.astype(np.float32, copy=False)
+                    yield self._array(tensor).astype(np.float32, copy=False)
+
+    def _array(self, tensor: Any) -> Array:
+        if not tensor.external_data:
+            return np.asarray(self._onnx.numpy_helper.to_array(tensor))
+        stated = {entry.key: entry.value for entry in tensor.external_data}
+        dtype, file = (
+            self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type),
+            self.path.parent / stated["location"],
+        )
+        return np.memmap(file, dtype, "r", int(stated.get("offset", 0)), tuple(tensor.dims))
 
     def module_of(self, node: str) -> tuple[str | None, str]:
         found = next((each for each in self.graph.graph.node if each.name == node), None)

@@ -33,8 +33,6 @@ _FORMAT = 1
 _MOST_BYTES = 2**26
 _PACKAGES = ("nestforge", "torch", "transformers", "sentence-transformers", "onnx", "onnxruntime", "openvino", "numpy")
 _WORST = 12  # rows of a page
-# Sizes in the picture, in pixels.
-_BAR, _LABEL, _WIDTH = 14, 360, 420
 
 
 def write(report: ParityReport, path: Path) -> None:
@@ -118,19 +116,13 @@ def as_page(report: ParityReport) -> str:
 
 def _picture(graph: GraphReport) -> str:
     """Error by module as bars, on a logarithmic scale from 1e-8 to 1."""
-    if graph.fault is None or not graph.fault.errors:
-        return ""
     lines = []
-    for place, (name, error) in enumerate(graph.fault.errors):
-        share = 1.0 if not math.isfinite(error) else min(1.0, max(0.0, 1 + math.log10(max(error, 1e-8)) / 8))
-        colour = "#c33" if name == graph.fault.module else "#47a"
-        top = place * _BAR
-        lines.append(f'<text x="{_LABEL - 6}" y="{top + _BAR - 4}" text-anchor="end">{_text(name)}</text>')
-        size = f'x="{_LABEL}" y="{top + 2}" width="{share * _WIDTH:.0f}" height="{_BAR - 4}"'
-        lines.append(f'<rect {size} fill="{colour}"><title>{error:.3g}</title></rect>')
-    height = _BAR * len(graph.fault.errors)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LABEL + _WIDTH}" height="{height}" font-size="10">'
-    return f"<h2>Error by module, of the size of its value</h2>{head}{''.join(lines)}</svg>"
+    for name, error in graph.fault.errors if graph.fault is not None else ():
+        bar = f"<meter min=-8 max=0 high=-4 optimum=-8 value={math.log10(min(max(error, 1e-8), 1.0)):.2f}></meter>"
+        mark = "b" if graph.fault is not None and name == graph.fault.module else "span"
+        lines.append(f"<tr><td><{mark}>{_text(name)}</{mark}></td><td>{bar}</td><td>{error:.2g}</td></tr>")
+    title = "<h2>Error by module, of the size of its value</h2>"
+    return f"{title}<table>{''.join(lines)}</table>" if lines else ""
 
 
 def as_junit(report: ParityReport) -> str:

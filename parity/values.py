@@ -23,8 +23,8 @@ from .model import WRAPPER, Model
 from .steps import Pair
 from .verdict import Rule
 
-# Numbers of a model's values that are held at once, beside a part of how many weights it has.
-_MOST_NUMBERS, _PART = 2**22, 16
+# Numbers of a model's values that are held at once.
+_MOST_NUMBERS = 2**21
 
 
 @dataclass(frozen=True)
@@ -77,31 +77,30 @@ def values_of(
     return found, pass_of(model, run, keep)
 
 
-@dataclass(frozen=True)
 class Dependence:
-    """What values a pass computed from which: ``nodes`` of each event and of the outputs, by PyTorch's autograd."""
+    """Which values a pass of the model computed from which, by PyTorch's autograd: the ``sizes`` of those that the
+    ``outputs`` depend on, in numbers."""
 
-    nodes: Mapping[Event, Node]
-    outputs: Collection[Node]
-
-    @classmethod
-    def of(cls, model: Model, trial: Trial, outputs: Collection[str]) -> Dependence:
-        nodes: dict[Event, Node] = {}
+    def __init__(self, model: Model, trial: Trial, outputs: Collection[str]) -> None:
+        self._nodes: dict[Event, Node] = {}
+        sizes: dict[Event, int] = {}
 
         def mark(event: Event, tensor: torch.Tensor) -> torch.Tensor:
             marked = tensor if tensor.grad_fn is not None else tensor.detach().clone().requires_grad_() * 1
             assert marked.grad_fn is not None
-            nodes[event] = marked.grad_fn
+            self._nodes[event], sizes[event] = marked.grad_fn, tensor.numel()
             return marked
 
         with torch.enable_grad(), saved_tensors_hooks(lambda _: None, lambda _: None):  # no value is kept for it
             found = pass_of(model, lambda: model.tensors(trial.feeds), mark)
-        return cls(nodes, [node for name in outputs if (node := found[name].grad_fn) is not None])
+        ends = {node for name in outputs if (node := found[name].grad_fn) is not None}
+        matter = _behind(ends) | ends
+        self.sizes = {event: size for event, size in sizes.items() if self._nodes[event] in matter}
 
-    def first(self, missing: Iterable[Event], there: Iterable[Event]) -> Event | None:
-        """The first of the ``missing`` that the outputs depend on, and that none that is ``there`` does."""
-        right, matter = _behind(self.nodes[event] for event in there), _behind(self.outputs) | set(self.outputs)
-        return next((event for event in missing if self.nodes[event] in matter - right), None)
+    def first(self, there: Mapping[Event, bool]) -> Event | None:
+        """The first event that is not ``there``, and that none which is depends on."""
+        right = _behind(self._nodes[event] for event, is_there in there.items() if is_there)
+        return next((each for each, is_there in there.items() if not is_there and self._nodes[each] not in right), None)
 
 
 def _behind(nodes: Iterable[Node]) -> set[Node]:
@@ -128,23 +127,22 @@ class Search:
     rule: Rule
     trial: Trial
     answers: Arrays
-    sizes: dict[Event, int] = field(default_factory=dict)
     errors: dict[Event, float] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)  # names of values that are right ones
     candidates: list[Value] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.model = model = self.pair.model
-        pass_of(model, lambda: model.answer(self.trial.feeds), lambda event, t: self.sizes.update({event: t.numel()}))
-        self._most = max(_MOST_NUMBERS, sum(each.numel() for each in model.module.parameters()) // _PART)
+        self.depends = Dependence(model, self.trial, self.answers.keys())
+        self.sizes = self.depends.sizes
 
     def first_wrong(self) -> Event | None:
         """The first value that matters, that the export does not have and that none which it has depends on."""
-        depends, scope = Dependence.of(self.model, self.trial, self.answers.keys()), ""
+        scope = ""
         while True:
             events = self._fitting(scope)
             there = self._compared(events)
-            first = depends.first((e for e in there if not there[e]), (e for e in there if there[e]))
+            first = self.depends.first(there)
             inner = () if first is None else [e for e in self.sizes if e.is_within(first.module) and e not in there]
             if first is None or first.side == "in" or first.module == scope or not inner:
                 return first
@@ -156,7 +154,7 @@ class Search:
         some = within
         for most in sorted({event.module.count(".") for event in within}, reverse=True):
             some = [event for event in within if event.module.count(".") <= most]
-            if sum(self.sizes[event] for event in some) <= self._most:
+            if sum(self.sizes[event] for event in some) <= _MOST_NUMBERS:
                 break
         return some
 
@@ -207,7 +205,7 @@ class Search:
 
     def collect(self, wanted: Array, module: str) -> None:
         """Holds the export's values that may be ``wanted``, the nearest ones where there are too many."""
-        most, size = max(1, self._most // max(1, wanted.size)), {wanted.size} if wanted.size else set()
+        most, size = max(1, _MOST_NUMBERS // max(1, wanted.size)), {wanted.size} if wanted.size else set()
         near = lambda value: rms(self.laid(value, wanted, module) - wanted)  # noqa: E731
         self.candidates = heapq.nsmallest(most, self._values(size), near)
 

@@ -23,7 +23,7 @@ from ...profiles.backends import BACKENDS, ONNXRUNTIME, BackendName
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, counted, rounding, tolerance_for, within
-from .inside import session_of_values, watched
+from .inside import open_values, watched
 from .judge import BrokenRoute, JudgedOutputs, Replayed, Verdict, judge
 from .reading import in_float64
 from .reference import Reference
@@ -210,7 +210,7 @@ def _graph_values(
         named.setdefault(value, []).append(module)
     model = onnx.ModelProto.FromString(graph)
     made = [name for node in model.graph.node for name in node.output if name in named]
-    session, wanted = session_of_values(model, made, folder)
+    session, wanted = open_values(model, made, folder)
     own = [value for value in session.get_inputs() if value.name not in feeds]
     arrays = session.run(wanted, {**feeds, **_of_base(own, folder)})
     # Where several modules return the same value, the innermost (longest) name says most.

@@ -37,24 +37,33 @@ def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
         yield
 
 
-def session_of_values(
+def open_graph(graph: onnx.ModelProto, folder: Path, library: Path | None = None) -> onnxruntime.InferenceSession:
+    """ONNX Runtime on the processor, whose weights stay in the files of ``folder`` where they lie; ``library`` has
+    operators of its own."""
+    return _opened(graph, folder, library, onnxruntime.SessionOptions())
+
+
+def open_values(
     graph: onnx.ModelProto, names: list[str], folder: Path, library: Path | None = None
 ) -> tuple[onnxruntime.InferenceSession, list[str]]:
-    """ONNX Runtime computing ``graph`` as it is written, no value fused away and no weight packed, with those of the
-    values ``names`` as outputs that are floats. Weights lie in ``folder``; ``library`` has operators of its own."""
+    """The same computing ``graph`` as it is written, no value fused away, and those of its values ``names`` that are
+    floats, which the session returns."""
     shown = onnx.ModelProto()
     shown.CopyFrom(graph)
     del shown.graph.output[:]
     for name in names:
         shown.graph.output.add(name=name)  # its type is inferred, behind any operator
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = _opened(shown, folder, library, options)
+    return session, [value.name for value in session.get_outputs() if value.type in _FLOATS]
+
+
+def _opened(graph: onnx.ModelProto, folder: Path, library: Path | None, options: Any) -> onnxruntime.InferenceSession:
+    options.log_severity_level = 4
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("session.disable_prepacking", "1")  # which copies weights
     if library is not None:
         options.register_custom_ops_library(str(library))
-    session = onnxruntime.InferenceSession(
-        shown.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
-    )
-    return session, [value.name for value in session.get_outputs() if value.type in _FLOATS]
+    providers = ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=providers, enable_fallback=0)
