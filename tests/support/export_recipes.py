@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +15,53 @@ from .exports import FAMILIES, REWRITES, Break, Module, Recipe
 
 
 # Faults: of modules.
-def part(model: Any, path: str) -> Any:
-    return model.get_submodule(path)
+@dataclass(frozen=True)
+class At:
+    """``breaks`` the module at ``path`` of a model."""
+
+    path: str
+    breaks: Break
+
+    def __call__(self, model: Any) -> None:
+        self.breaks(model.get_submodule(self.path))
 
 
-def zero_bias(path: str) -> Break:
-    return lambda model: part(model, path).bias.data.zero_()
+def zero_bias(path: str) -> At:
+    return At(path, lambda part: part.bias.data.zero_())
 
 
-def transpose(path: str) -> Break:
-    def apply(model: Any) -> None:
-        weight = part(model, path).weight
-        weight.data = weight.data.T.contiguous()
-
-    return apply
+def of_weight(path: str, change: Callable[[torch.Tensor], torch.Tensor]) -> At:
+    return At(path, lambda part: setattr(part.weight, "data", change(part.weight.data)))
 
 
-def swap_heads(path: str, heads: int = 4) -> Break:
-    def apply(model: Any) -> None:
-        weight = part(model, path).weight
-        blocks = weight.data.reshape(heads, -1, weight.shape[1]).clone()
-        weight.data = blocks[[1, 0, *range(2, heads)]].reshape(weight.shape)
-
-    return apply
+def transpose(path: str) -> At:
+    return of_weight(path, lambda weight: weight.T.contiguous())
 
 
-def attribute(path: str, name: str, value: Any) -> Break:
-    return lambda model: setattr(part(model, path), name, value)
+def swap_heads(path: str, heads: int = 4) -> At:
+    order = [1, 0, *range(2, heads)]
+    return of_weight(path, lambda weight: weight.reshape(heads, -1, weight.shape[1])[order].reshape(weight.shape))
 
 
-def narrow(path: str, dtype: torch.dtype = torch.float16) -> Break:
-    def apply(model: Any) -> None:
-        weight = part(model, path).weight
-        weight.data = weight.data.to(dtype).float()
-
-    return apply
+def attribute(path: str, name: str, value: Any) -> At:
+    return At(path, lambda part: setattr(part, name, value))
 
 
-def ones(path: str) -> Break:
-    return lambda model: part(model, path).weight.data.fill_(1.0)
+def narrow(path: str, dtype: torch.dtype = torch.float16) -> At:
+    return of_weight(path, lambda weight: weight.to(dtype).float())
 
 
-def replace(path: str, made: Callable[[Any], Module]) -> Break:
-    def apply(model: Any) -> None:
-        parent, _, name = path.rpartition(".")
-        owner = part(model, parent)
-        setattr(owner, name, made(part(model, path)))
+def ones(path: str) -> At:
+    return of_weight(path, torch.ones_like)
 
-    return apply
+
+class Replaced(At):
+    def __call__(self, model: Any) -> None:
+        model.set_submodule(self.path, self.breaks(model.get_submodule(self.path)))
+
+
+def replace(path: str, made: Callable[[Any], Module]) -> At:
+    return Replaced(path, made)
 
 
 class Skipped(Module):
@@ -80,17 +80,14 @@ class Function(Module):
         return self.function(x)
 
 
-def given(path: str, before: Callable[[dict[str, Any]], None]) -> Break:
-    """Changes what a module is given by keyword."""
+def given(before: Callable[[dict[str, Any]], None]) -> Break:
+    """Changes what a model is given by keyword."""
 
-    def apply(model: Any) -> None:
-        def change(_m: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            before(kwargs)
-            return args, kwargs
+    def change(_m: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        before(kwargs)
+        return args, kwargs
 
-        part(model, path).register_forward_pre_hook(change, with_kwargs=True)
-
-    return apply
+    return lambda model: model.register_forward_pre_hook(change, with_kwargs=True)
 
 
 def _ignore_mask(kwargs: dict[str, Any]) -> None:
@@ -127,13 +124,12 @@ def later_revision(model: Any) -> None:
         parameter.data += 0.02 * parameter.data.std().nan_to_num(0.1) * torch.randn_like(parameter)
 
 
-def rotary_base(path: str, base: float) -> Break:
-    def apply(model: Any) -> None:
-        rotary = part(model, path)
+def rotary_base(path: str, base: float) -> At:
+    def change(rotary: Any) -> None:
         size = 2 * rotary.inv_freq.numel()
         rotary.inv_freq = base ** -(torch.arange(0, size, 2).float() / size)
 
-    return apply
+    return At(path, change)
 
 
 # Faults: of graphs.
@@ -175,21 +171,13 @@ def _wrong() -> list[Recipe]:
     attention = f"{E}.1.attention.self"
     gelu = torch.nn.functional.gelu
     return [
-        Recipe("bias dropped", "bert", breaks=zero_bias(f"{attention}.value"), at=(f"{attention}.value",), kind="bias"),
-        Recipe(
-            "bias dropped by dynamo",
-            "bert",
-            "dynamo",
-            zero_bias(f"{E}.0.output.dense"),
-            at=(f"{E}.0.output.dense",),
-            kind="bias",
-        ),
+        Recipe("bias dropped", "bert", breaks=zero_bias(f"{attention}.value"), kind="bias"),
+        Recipe("bias dropped by dynamo", "bert", "dynamo", zero_bias(f"{E}.0.output.dense"), kind="bias"),
         Recipe(
             "bias dropped, nameless",
             "bert",
             breaks=zero_bias(f"{E}.0.intermediate.dense"),
             rewrites=("nameless",),
-            at=(f"{E}.0.intermediate.dense",),
             kind="bias",
         ),
         Recipe(
@@ -215,75 +203,56 @@ def _wrong() -> list[Recipe]:
             at=(f"{attention}.value", attention),
             kind="bias",
         ),
-        Recipe(
-            "classifier bias dropped", "classifier", breaks=zero_bias("classifier"), at=("classifier",), kind="bias"
-        ),
-        Recipe(
-            "heads swapped", "bert", breaks=swap_heads(f"{attention}.query"), at=(f"{attention}.query",), kind="heads"
-        ),
+        Recipe("classifier bias dropped", "classifier", breaks=zero_bias("classifier"), kind="bias"),
+        Recipe("heads swapped", "bert", breaks=swap_heads(f"{attention}.query"), kind="heads"),
         Recipe(
             "heads swapped, polygraphy",
             "distilbert",
             breaks=swap_heads("transformer.layer.1.attention.v_lin"),
             rewrites=("polygraphy",),
-            at=("transformer.layer.1.attention.v_lin",),
             kind="heads",
         ),
-        Recipe(
-            "epsilon",
-            "bert",
-            breaks=attribute(f"{E}.0.output.LayerNorm", "eps", 1e-3),
-            at=(f"{E}.0.output.LayerNorm",),
-            kind="epsilon",
-        ),
+        Recipe("epsilon", "bert", breaks=attribute(f"{E}.0.output.LayerNorm", "eps", 0.001), kind="epsilon"),
         Recipe(
             "epsilon of a norm by rms",
             "llama",
-            breaks=attribute("model.layers.0.input_layernorm", "variance_epsilon", 1e-2),
-            at=("model.layers.0.input_layernorm",),
+            breaks=attribute("model.layers.0.input_layernorm", "variance_epsilon", 0.01),
             kind="epsilon",
         ),
-        Recipe(
-            "transposed weight",
-            "bert",
-            breaks=transpose(f"{attention}.key"),
-            at=(f"{attention}.key",),
-            kind="transposed",
-        ),
+        Recipe("transposed weight", "bert", breaks=transpose(f"{attention}.key"), kind="transposed"),
         Recipe(
             "transposed weight, onnxscript",
             "vit",
             breaks=transpose("vit.layers.1.attention.q_proj"),
             rewrites=("onnxscript",),
-            at=("vit.layers.1.attention.q_proj",),
             kind="transposed",
         ),
         Recipe(
             "one tensor as example of two inputs",
             "bert",
             "dynamo",
-            given("", _one_tensor),
+            given(_one_tensor),
             at=("embeddings.word_embeddings",),
             kind="tokens that are read from attention_mask",
         ),
         Recipe(
             "mask ignored",
             "bert",
-            breaks=given("", _ignore_mask),
+            breaks=given(_ignore_mask),
             at=(f"{E}.0.attention.self", f"{E}.0.attention"),
             kind="mask",
         ),
         Recipe(
             "mask ignored by a decoder",
             "llama",
-            breaks=given("", _ignore_mask),
+            breaks=given(_ignore_mask),
             at=("model.layers.0.self_attn",),
             kind="mask",
         ),
         Recipe(
             "mask ignored, int8",
             "bert",
-            breaks=given("", _ignore_mask),
+            breaks=given(_ignore_mask),
             rewrites=("int8",),
             at=(f"{E}.0.attention.self", f"{E}.0.attention"),
             kind="mask",
@@ -375,37 +344,29 @@ def _wrong() -> list[Recipe]:
             breaks=replace(
                 f"{E}.0.intermediate.intermediate_act_fn", lambda _: Function(lambda x: gelu(x, approximate="tanh"))
             ),
-            at=(f"{E}.0.intermediate.intermediate_act_fn",),
             kind="tanh",
         ),
-        Recipe(
-            "erf for tanh",
-            "gpt2",
-            breaks=replace("transformer.h.1.mlp.act", lambda _: Function(gelu)),
-            at=("transformer.h.1.mlp.act",),
-            kind="erf",
-        ),
+        Recipe("erf for tanh", "gpt2", breaks=replace("transformer.h.1.mlp.act", lambda _: Function(gelu)), kind="erf"),
         Recipe(
             "relu for gelu",
             "vit",
             breaks=replace("vit.layers.0.mlp.activation_fn", lambda _: torch.nn.ReLU()),
-            at=("vit.layers.0.mlp.activation_fn",),
             kind="ReLU",
         ),
         Recipe(
             "positions off by one",
             "bert",
-            breaks=given("", _later),
+            breaks=given(_later),
             at=("embeddings.position_embeddings",),
             kind="positions",
         ),
         Recipe(
-            "positions off by one, decoder", "gpt2", breaks=given("", _later), at=("transformer.wpe",), kind="positions"
+            "positions off by one, decoder", "gpt2", breaks=given(_later), at=("transformer.wpe",), kind="positions"
         ),
         Recipe(
             "wrong rotary base",
             "llama",
-            breaks=rotary_base("model.rotary_emb", 1e3),
+            breaks=rotary_base("model.rotary_emb", 1000.0),
             at=("model.rotary_emb", "model.layers.0.self_attn"),
             kind="rotary",
         ),
@@ -413,54 +374,32 @@ def _wrong() -> list[Recipe]:
             "wrong rotary base by dynamo",
             "qwen3",
             "dynamo",
-            rotary_base("model.rotary_emb", 5e5),
+            rotary_base("model.rotary_emb", 500000.0),
             at=("model.rotary_emb", "model.layers.0.self_attn"),
             kind="rotary",
         ),
-        Recipe(
-            "scale missing",
-            "llama",
-            breaks=attribute("model.layers.1.self_attn", "scaling", 1.0),
-            at=("model.layers.1.self_attn",),
-            kind="scale",
-        ),
+        Recipe("scale missing", "llama", breaks=attribute("model.layers.1.self_attn", "scaling", 1.0), kind="scale"),
         Recipe(
             "scale missing in an encoder",
             "bert",
             breaks=attribute(f"{E}.0.attention.self", "scaling", 1.0),
-            at=(f"{E}.0.attention.self",),
             kind="scale",
         ),
         Recipe(
             "token types ignored",
             "bert",
-            breaks=given("", _ignore_types),
+            breaks=given(_ignore_types),
             at=("embeddings.token_type_embeddings",),
             kind="types",
         ),
-        Recipe(
-            "tied table untied",
-            "gpt2",
-            breaks=replace("lm_head", lambda old: _untied(old)),
-            at=("lm_head",),
-            kind="tied",
-        ),
-        Recipe("causal mask off", "llama", breaks=given("", _see_all), at=("model.layers.0.self_attn",), kind="causal"),
-        Recipe(
-            "causal mask off, gpt2", "gpt2", breaks=given("", _see_all), at=("transformer.h.0.attn",), kind="causal"
-        ),
-        Recipe(
-            "dtype narrowed",
-            "bert",
-            breaks=narrow(f"{E}.1.intermediate.dense"),
-            at=(f"{E}.1.intermediate.dense",),
-            kind="narrowed",
-        ),
+        Recipe("tied table untied", "gpt2", breaks=replace("lm_head", lambda old: _untied(old)), kind="tied"),
+        Recipe("causal mask off", "llama", breaks=given(_see_all), at=("model.layers.0.self_attn",), kind="causal"),
+        Recipe("causal mask off, gpt2", "gpt2", breaks=given(_see_all), at=("transformer.h.0.attn",), kind="causal"),
+        Recipe("dtype narrowed", "bert", breaks=narrow(f"{E}.1.intermediate.dense"), kind="narrowed"),
         Recipe(
             "dtype narrowed to bf16",
             "llama",
             breaks=narrow("model.layers.0.mlp.up_proj", torch.bfloat16),
-            at=("model.layers.0.mlp.up_proj",),
             kind="narrowed",
         ),
         Recipe(
@@ -480,68 +419,45 @@ def _wrong() -> list[Recipe]:
         Recipe(
             "residual left out",
             "bert",
-            breaks=lambda m: _no_residual(part(m, f"{E}.0.output")),
+            breaks=lambda m: _no_residual(m.get_submodule(f"{E}.0.output")),
             at=(f"{E}.0.output",),
             kind="residual",
         ),
         Recipe("cache off by one", "gpt2", "cached", _shift_cache, at=("the cache",), kind="cache"),
         Recipe("cache off by one, llama", "llama", "cached", _shift_cache, at=("the cache",), kind="cache"),
-        Recipe(
-            "bias dropped, with a cache",
-            "gpt2",
-            "cached",
-            zero_bias("transformer.h.1.mlp.c_fc"),
-            at=("transformer.h.1.mlp.c_fc",),
-            kind="bias",
-        ),
-        Recipe(
-            "bias dropped, merged",
-            "gpt2",
-            "merged",
-            zero_bias("transformer.h.0.attn.c_proj"),
-            at=("transformer.h.0.attn.c_proj",),
-            kind="bias",
-        ),
+        Recipe("bias dropped, with a cache", "gpt2", "cached", zero_bias("transformer.h.1.mlp.c_fc"), kind="bias"),
+        Recipe("bias dropped, merged", "gpt2", "merged", zero_bias("transformer.h.0.attn.c_proj"), kind="bias"),
         Recipe(
             "heads swapped, with a past",
             "t5",
             "with_past",
             swap_heads("decoder.block.0.layer.0.SelfAttention.q"),
-            at=("decoder.block.0.layer.0.SelfAttention.q",),
             kind="another weight",
         ),
-        Recipe(
-            "gain dropped",
-            "llama",
-            breaks=ones("model.layers.1.post_attention_layernorm"),
-            at=("model.layers.1.post_attention_layernorm",),
-            kind="gain",
-        ),
+        Recipe("gain dropped", "llama", breaks=ones("model.layers.1.post_attention_layernorm"), kind="gain"),
         Recipe(
             "gain without its one",
             "gemma",
-            breaks=lambda m: part(m, "model.layers.0.input_layernorm").weight.data.sub_(1),
+            breaks=lambda m: m.get_submodule("model.layers.0.input_layernorm").weight.data.sub_(1),
             at=("model.layers.0.input_layernorm",),
             kind="gain",
         ),
         Recipe(
             "mask ignored by the decoder's encoder",
             "t5",
-            breaks=given("", _ignore_mask),
+            breaks=given(_ignore_mask),
             at=("encoder.block.0.layer.0.SelfAttention",),
             kind="mask",
         ),
         Recipe(
-            "bias dropped across",
-            "bart",
-            breaks=zero_bias("model.decoder.layers.0.encoder_attn.v_proj"),
-            at=("model.decoder.layers.0.encoder_attn.v_proj",),
-            kind="bias",
+            "bias dropped across", "bart", breaks=zero_bias("model.decoder.layers.0.encoder_attn.v_proj"), kind="bias"
         ),
         Recipe(
             "running mean lost",
             "resnet",
-            breaks=lambda m: part(m, "resnet.encoder.stages.0.layers.0.layer.0.normalization").running_mean.zero_(),
+            breaks=lambda m: m.get_submodule(
+                "resnet.encoder.stages.0.layers.0.layer.0.normalization"
+            ).running_mean.zero_(),
             at=(
                 "resnet.encoder.stages.0.layers.0.layer.0.normalization",
                 "resnet.encoder.stages.0.layers.0.layer.0",
@@ -561,7 +477,6 @@ def _wrong() -> list[Recipe]:
             "bert",
             breaks=replace(f"{E}.0.intermediate.intermediate_act_fn", lambda _: torch.nn.ReLU()),
             rewrites=("openvino",),
-            at=(f"{E}.0.intermediate.intermediate_act_fn",),
             kind="ReLU",
         ),
         Recipe(
@@ -569,7 +484,6 @@ def _wrong() -> list[Recipe]:
             "bert",
             breaks=attribute(f"{E}.1.attention.self", "scaling", 1.0),
             rewrites=("fp16",),
-            at=(f"{E}.1.attention.self",),
             kind="scale",
         ),
     ]

@@ -144,15 +144,15 @@ FAMILIES = {
     ),
 }
 
-Break = Callable[[Any], None]
+Break = Callable[[Any], Any]
 Edit = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How an export is made: by ``exporter`` of ``family``'s model, which ``breaks`` changes before, and ``edits``
-    change after. ``at`` are the modules that may be named for its fault, none of a right one; ``rewrites`` are tools
-    that make another file of it. ``kind`` is a word of what is to be said."""
+    change after. ``at`` are the modules that may be named for its fault, by default the one that it ``breaks``, none of
+    a right one; ``rewrites`` are tools that make another file of it. ``kind`` is a word of what is to be said."""
 
     name: str
     family: str
@@ -162,6 +162,10 @@ class Recipe:
     rewrites: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
     kind: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.at and (path := getattr(self.breaks, "path", None)):
+            object.__setattr__(self, "at", (path,))
 
     @property
     def is_right(self) -> bool:
