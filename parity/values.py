@@ -149,10 +149,10 @@ class Search:
             scope = first.module
 
     def _fitting(self, scope: str) -> list[Event]:
-        """Events within ``scope``, of as many levels of modules as there is room for, of one at least."""
+        """Events within ``scope``, of as many levels of modules as there is room for, of one inside at least."""
         within = [event for event in self.sizes if event.is_within(scope)]
         some = within
-        for most in sorted({event.module.count(".") for event in within}, reverse=True):
+        for most in sorted({event.module.count(".") for event in within if event.module != scope}, reverse=True):
             some = [event for event in within if event.module.count(".") <= most]
             if sum(self.sizes[event] for event in some) <= _MOST_NUMBERS:
                 break

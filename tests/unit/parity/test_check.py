@@ -63,6 +63,15 @@ def test_broken_exports_are_found_and_the_fault_is_named(zoo: Zoo, name: str) ->
     assert report.line.startswith("PARITY BROKEN")
 
 
+def test_a_fault_is_found_level_by_level_where_values_are_many(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nestforge.parity.values._MOST_NUMBERS", 1)
+    recipe = named("bias dropped, nameless")
+    fault = nestforge.check_parity(zoo.export(recipe), zoo.model(recipe.family)).graphs[0].fault
+    assert fault is not None
+    assert fault.module in recipe.at
+    assert "encoder.layer.1.attention" not in dict(fault.errors)  # a layer that nobody had to look into
+
+
 def run(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(main, ["parity", *map(str, arguments)])
     return result.exit_code, result.output
