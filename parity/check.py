@@ -162,7 +162,8 @@ def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
     trials = [trial for trial in trials if trial.name in expected]
     if not trials:
         raise InputError(f"{model.label}: answers none of the cases: {next(iter(refused.values()))}")
-    answered, failed = ({name: of[name] for name in of if name in expected} for of in (answered, failed))
+    answered = {name: answer for name, answer in answered.items() if name in expected}
+    failed = {name: why for name, why in failed.items() if name in expected}
     for trial in traced_sizes(trials) if not answered else ():
         if answered := _asked("export", pair.answer, [trial], request, InputError)[0]:
             trials.append(trial)

@@ -91,7 +91,8 @@ class Dependence:
             self._nodes[event], sizes[event] = marked.grad_fn, tensor.numel()
             return marked
 
-        with torch.enable_grad(), saved_tensors_hooks(lambda _: None, lambda _: None):  # no value is kept for it
+        nothing: Any = lambda _: None  # noqa: E731  (no value is kept for it)
+        with torch.enable_grad(), saved_tensors_hooks(nothing, nothing):
             found = pass_of(model, lambda: model.tensors(trial.feeds), mark)
         ends = {node for name in outputs if (node := found[name].grad_fn) is not None}
         matter = _behind(ends) | ends

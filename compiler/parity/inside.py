@@ -25,8 +25,9 @@ def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
         leaves, form = tree_flatten(value)
         floats = (n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
         place = next(floats, None)
-        other = seen(path, side, leaves[place]) if place is not None else None
-        return None if other is None else tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], form)
+        if place is None or (other := seen(path, side, leaves[place])) is None:
+            return None
+        return tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], form)
 
     with ExitStack() as undo:
         for path, part in module.named_modules():
