@@ -21,15 +21,17 @@ Found = dict[str, str]
 def read_found(file: Path = FOUND) -> dict[str, Found]:
     """The latest result of each class in ``file``, by ``TYPE/CLASS``."""
     lines = file.read_text().splitlines() if file.is_file() else []
-    return {f"{found['type']}/{found['class']}": found for found in map(json.loads, lines)}
+    latest = {f"{found['type']}/{found['class']}": number for number, found in enumerate(map(json.loads, lines))}
+    return {key: json.loads(lines[number]) for key, number in sorted(latest.items(), key=lambda item: item[1])}
 
 
 def write_tables(found: Mapping[str, Found], classes: Iterable[str], pairs: Sequence[tuple[str, str]]) -> None:
-    """Writes the tables of the ``classes`` that types are tried by, and of ``pairs`` if there are some."""
+    """Writes the table of ``pairs`` if there are some, else those of the ``classes`` that types are tried by."""
     title = _title(found)
     if pairs:
         _write("zoo pairs", pairs_table(found, pairs, title))
-    _write("zoo", main_tables(found, classes, title))
+    else:
+        _write("zoo", main_tables(found, classes, title))
 
 
 def main_tables(found: Mapping[str, Found], classes: Iterable[str], title: str) -> list[str]:

@@ -93,6 +93,8 @@ def small_model(model_type: str, class_name: str) -> Any:
     config = config_class(**changed)
     for part in (config, config.get_text_config()) if causal else ():
         part.eos_token_id = None
+    if class_name.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = 0  # by which decoders find the end of a text
     return random_model(cls, config, _MOST_PARAMETERS)
 
 
