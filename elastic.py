@@ -150,6 +150,11 @@ class Submodel:
         return replace(self, values=tuple(values))
 
     @property
+    def has_all_widths(self) -> bool:
+        """Whether nothing but layers tells it from the universal model."""
+        return self.deepest.is_universal
+
+    @property
     def structure(self) -> tuple[tuple[str, int], ...]:
         """The values that change the traced graph itself: submodels alike in them differ in extents, and precision."""
         return tuple((axis.name, value) for axis, value in self.values if axis.choices)

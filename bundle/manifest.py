@@ -11,7 +11,7 @@ from ..elastic import DEPTH, SEQUENCE, Axis, ElasticSpec, Pairs
 from ..errors import InputError, PlanError, SelectionError
 from ..profiles.precision import Precision, highest_first, rank
 from ..strict import nearest
-from .entries.engine_entry import Decode, Encoder, EngineEntry, Segment, Whole
+from .entries.engine_entry import Decode, Encoder, EngineEntry, ParityOutput, Segment, Whole
 from .entries.exits_entry import ExitsEntry
 from .entries.generation_entry import GenerationEntry
 from .entries.task_entry import TasksEntry
@@ -184,6 +184,20 @@ class TextEntry:
 
 
 @dataclass(frozen=True)
+class TextReceipt:
+    """Proof that texts through the runtime become the vectors that ``library`` makes of the model's folder, with as
+    many layers as ``submodel`` has: through which ``stages``, on which ``cases``, by which ``rule``, and the worst
+    figures of the embedding, and of it cut (``NAME in DIMENSIONS``)."""
+
+    submodel: str
+    library: str
+    stages: tuple[str, ...]
+    cases: tuple[str, ...]
+    rule: str
+    outputs: tuple[ParityOutput, ...]
+
+
+@dataclass(frozen=True)
 class Ranking:
     """How the elastic axes were ordered at import, and from how many texts or rows.
 
@@ -258,6 +272,7 @@ class Manifest:
     notes: tuple[str, ...] = ()
     exits: ExitsEntry | None = None
     proofs: tuple[Proof, ...] = ()
+    texts: tuple[TextReceipt, ...] = ()
     generation: GenerationEntry | None = None
     tasks: TasksEntry | None = None
 

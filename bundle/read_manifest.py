@@ -166,6 +166,10 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield "text: shifted and start: expected both or neither"
         if text.default_prompt is not None and text.default_prompt not in (text.prompts or {}):
             yield f"text: default_prompt {text.default_prompt[:80]!r} is not among the prompts"
+    known = {entry.id for entry in manifest.submodels}
+    for receipt in manifest.texts:
+        if receipt.submodel not in known:
+            yield f"texts: submodel {receipt.submodel[:80]!r} is not in the manifest"
     if not manifest.engines or not manifest.inputs or not manifest.outputs:
         yield "expected at least one engine, one input and one output"
     yield from _routing_problems(manifest)

@@ -30,6 +30,7 @@ from .graph.store import read_store, share_store, write_store
 from .job import Job, resolve
 from .parity.cases import few, parity_cases
 from .parity.prove import prove
+from .parity.prove_texts import prove_texts
 from .parity.references import References
 from .tensorrt.build_bundle import build_plans
 from .work.clock import Clock
@@ -106,7 +107,8 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
     with clock("prove"):  # slices, exits and thresholds: what no engine shows alone
         proven = with_proof_graphs(completed, builder.proofs.path)
         proofs = prove(proven, chosen, builder.references, clock)
-    manifest = write_manifest(stage, completed, proofs)
+        texts = prove_texts(proven, universal)
+    manifest = write_manifest(stage, completed, proofs, texts)
     with clock("hash"):
         written = written_bundle(stage, completed.build)
     with clock("verify"):  # the written files, through the runtime

@@ -205,9 +205,7 @@ def stated_source(model: Any, manifest: Manifest) -> ModelSource:
         raise InputError(f"the bundle was made {was}; compare it with that, got {type(model).__name__} {model!r:.80}")
     profile, options = manifest.provenance.profile, manifest.provenance.options
     source = open_source(
-        model
-        if is_folder
-        else ModuleInMemory(model, manifest.inputs, max(engine.bucket.sequence for engine in manifest.engines)),
+        model if is_folder else _again(model, manifest),
         options.exits,
         profile_precisions(profile),
         generates=options.generate,
@@ -217,6 +215,13 @@ def stated_source(model: Any, manifest: Manifest) -> ModelSource:
         left_out=options.left_out,
     )
     return source if manifest.tasks is None else with_stated_tasks(source, manifest.tasks)
+
+
+def _again(module: Any, manifest: Manifest) -> Checkpoint:
+    from ..exporters.in_memory.module import without_whole_parameters
+
+    longest = max(engine.bucket.sequence for engine in manifest.engines)
+    return ModuleInMemory(without_whole_parameters(module), manifest.inputs, longest)
 
 
 def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[str]:

@@ -17,6 +17,7 @@ from ..bundle.entries.task_entry import BASE, MergedTask
 from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
 from ..errors import CheckpointError, ParityError
+from ..exporters.sentence_transformers.library import is_installed
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal, permute_axis
 from ..notebook import as_html
@@ -31,6 +32,7 @@ from .graph.store import recover_order
 from .job import stated_source
 from .parity.cases import Case, parity_cases
 from .parity.engine_verdict import EngineVerdict
+from .parity.prove_texts import judged_texts
 from .parity.reference import Reference, replayed
 from .parity.references import References
 from .work.clock import Clock
@@ -149,7 +151,7 @@ def _verify(
         ordered += verify_engines(bundle.with_merged(BASE), references, clock)
     failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
     engines = tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
-    return (*engines, *verify_tasks(bundle, universal, references.cases, clock))
+    return (*engines, *verify_tasks(bundle, universal, references.cases, clock), *verify_texts(bundle, universal))
 
 
 def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
@@ -174,6 +176,16 @@ def verify_tasks(
         except ParityError as failure:
             verdicts.append(EngineVerdict(f"task {task.name}", (), str(failure)))
     return tuple(verdicts)
+
+
+def verify_texts(bundle: Bundle, universal: UniversalModel) -> Iterator[EngineVerdict]:
+    """A verdict on texts for every receipt of them, which says so where the library is not here."""
+    if bundle.manifest.texts and not is_installed():
+        receipts = bundle.manifest.texts
+        yield from (EngineVerdict(f"{one.submodel}, texts", (), f"needs {one.library} to compare") for one in receipts)
+    elif bundle.manifest.texts:
+        for receipt, problem in judged_texts(bundle, universal):
+            yield EngineVerdict(f"{receipt.submodel}, texts", receipt.outputs, problem)
 
 
 def judge_task(

@@ -39,6 +39,7 @@ from ..bundle.manifest import (
     Quality,
     Ranking,
     SubmodelEntry,
+    TextReceipt,
 )
 from ..bundle.open_bundle import Bundle
 from ..bundle.read_manifest import read_manifest
@@ -176,7 +177,9 @@ def complete(
     return replace(bundle, manifest=manifest, build=replace(bundle.build, latencies=tuple(latencies)))
 
 
-def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> Manifest:
+def write_manifest(
+    stage: Stage, completed: Bundle, proofs: Sequence[Proof], texts: Sequence[TextReceipt] = ()
+) -> Manifest:
     """Writes the manifest of a completed bundle; files of engines that it does not list are removed first.
 
     It states of graphs and weights the hashes in the receipts: what is read again must be what the gate has proven.
@@ -196,6 +199,7 @@ def write_manifest(stage: Stage, completed: Bundle, proofs: Sequence[Proof]) -> 
         completed.manifest,
         files=tuple(FileEntry(p.name, p.stat().st_size, proven.get(p.name) or sha256_of(p)) for p in paths),
         proofs=tuple(proofs),
+        texts=tuple(texts),
     )
     write_synced(stage.folder / MANIFEST_NAME, to_json(unstructure(manifest)))
     return manifest

@@ -35,7 +35,7 @@ def with_depth(architecture: Architecture, checkpoint: Checkpoint, layers: Seque
     spec, last = architecture.spec, architecture.spec.depth
     if DEPTH in spec.kinds:
         return architecture
-    stack = _stack(architecture)
+    stack = layer_list(architecture)
     if stack is None:
         raise PlanError(
             f"{checkpoint.folder}: exits {list(layers)} requested, but it is not known what of this model they leave "
@@ -72,7 +72,7 @@ def with_left_out(architecture: Architecture, checkpoint: Checkpoint, sets: Sequ
     Raises PlanError for layers that cannot be left out, and for sets that cannot be told apart by how many layers are
     left.
     """
-    last, stack = architecture.spec.depth, _stack(architecture)
+    last, stack = architecture.spec.depth, layer_list(architecture)
     allowed = architecture.skippable
     for layer in sorted({layer for left_out in sets for layer in left_out}):
         if stack is None or layer not in allowed:
@@ -112,7 +112,7 @@ def _with_layers(
         if architecture.narrow is not None:
             architecture.narrow(module, submodel)
         assert submodel.depth is not None
-        leave_out(module.get_submodule(f"model.{stack.rstrip('.')}"), submodel.depth)
+        leave_out(module.get_submodule(f"model.{stack}"), submodel.depth)
 
     def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
         assert submodel.depth is not None
@@ -128,15 +128,15 @@ def _with_layers(
         spec=replace(
             spec,
             axes=(Axis(DEPTH, depths[-1], depths), *map(with_layer, spec.axes)),
-            min_depth={n: least[int(match["number"])] for n, match in placed.items() if match["list"] == stack},
+            min_depth={n: least[int(match["number"])] for n, match in placed.items() if match["list"] == f"{stack}."},
         ),
         narrow=narrow,
         workload=workload,
     )
 
 
-def _stack(architecture: Architecture) -> str | None:
-    """The name before the numbers of the layers, with the dot; None where there is not exactly one list of as many, or
+def layer_list(architecture: Architecture) -> str | None:
+    """The name of the list of the layers; None where there is not exactly one list of as many, or
     layers of the same number are in several, as in an encoder with its decoder."""
     if architecture.variants or architecture.routing or architecture.tasks:
         return None
@@ -148,13 +148,13 @@ def _stack(architecture: Architecture) -> str | None:
         if match := _LISTED.match(name):
             found[match["list"]].add(int(match["number"]))
     lists = [name for name, numbers in found.items() if numbers == {*range(architecture.spec.depth)}]
-    return lists[0] if len(lists) == 1 else None
+    return lists[0].rstrip(".") if len(lists) == 1 else None
 
 
 def _of_layers(ops: Sequence[Op], stack: str, layers: frozenset[int]) -> Iterator[Op]:
     """Those of ``ops`` that belong to ``layers`` or to none. What reads no weights is numbered, and belongs to the
     layer before it."""
-    place, runs = re.compile(rf"(?:{re.escape(stack)}|layers\.)(\d+)\."), True
+    place, runs = re.compile(rf"(?:{re.escape(stack)}|layers)\.(\d+)\."), True
     for op in ops:
         if match := place.match(op.name):
             runs = int(match[1]) in layers

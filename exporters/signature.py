@@ -24,8 +24,8 @@ class Signature:
     ``mask`` names the input that says which positions count; ``text`` says how text feeds the inputs. ``max_sequence``
     is None where no input has a sequence. ``bound`` names what takes ``max_sequence`` tokens and no others, if a part
     of the model does. ``static`` says why the model is another one at every shape, so that buckets leave none free.
-    ``shortened`` says why ``max_sequence`` is less than the model's configuration states, ``left_out`` which inputs
-    and outputs of the class engines do not have, and why.
+    ``min_sequence`` is the least that it takes. ``shortened`` says why ``max_sequence`` is less than the model's
+    configuration states, ``left_out`` which inputs and outputs of the class engines do not have, and why.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -37,6 +37,7 @@ class Signature:
     static: str | None = None
     shortened: str | None = None
     left_out: str | None = None
+    min_sequence: int = 1
 
     def buckets(self, requested: Sequence[Bucket] | None, usual: Sequence[Bucket]) -> tuple[Bucket, ...]:
         """The buckets that were ``requested``, else the profile's ``usual`` ones, as this model has them.
@@ -60,6 +61,7 @@ class Signature:
             raise ExportError(f"bucket {bucket}: {self.static}; ask for static buckets, such as {bucket.largest}")
         if self.max_sequence is None:
             return
+        self._require_least(bucket)
         if bucket.sequence > self.max_sequence:
             reason = "" if self.shortened is None else f": {self.shortened}"
             raise ExportError(f"bucket {bucket.label}: the model takes at most {self.max_sequence} tokens{reason}")
@@ -68,6 +70,15 @@ class Signature:
             raise ExportError(
                 f"bucket {bucket.label}: {self.bound} is bound to {self.max_sequence} tokens; ask for bucket "
                 f"{fitting.label}, to which shorter texts are padded"
+            )
+
+    def _require_least(self, bucket: Bucket) -> None:
+        if bucket.smallest.sequence < self.min_sequence:
+            longest = max(bucket.sequence, self.min_sequence)
+            start = self.min_sequence if bucket.min_sequence is not None and longest > self.min_sequence else None
+            raise ExportError(
+                f"bucket {bucket}: the model takes at least {self.min_sequence} tokens; ask for "
+                f"{replace(bucket, sequence=longest, min_sequence=start)}"
             )
 
     def _usual(self, bucket: Bucket) -> list[Bucket]:
@@ -80,6 +91,9 @@ class Signature:
                     self._require(bucket)
                 start = bucket.min_sequence if bucket.smallest.sequence < self.max_sequence else None
                 bucket = replace(bucket, sequence=self.max_sequence, min_sequence=start)
+            if bucket.min_sequence is not None and bucket.min_sequence < self.min_sequence < bucket.sequence:
+                bucket = replace(bucket, min_sequence=self.min_sequence)
+            self._require_least(bucket)
         if bucket.is_static or self.static is None:
             return [bucket]
         least, most = bucket.smallest, bucket.largest

@@ -99,6 +99,7 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
     for value in model.graph.outputs:
         value.shape = _counted(value.shape)
     _require_free(module, interface, bucket, model)
+    _name_outputs(interface, bucket, model)
     if bucket.free and getattr(module, "is_own_code", False):
         _require_one_branch(module, interface, bucket)
     _name_weights(model.graph, _own_names(module))
@@ -161,6 +162,16 @@ def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket,
                 f"{type(wrapped).__name__} at {bucket}: the module is made for one size: {said}; ask for static "
                 "buckets, or let the model use the size as it is, without int() or a loop over it"
             )
+
+
+def _name_outputs(interface: Interface, bucket: Bucket, model: ir.Model) -> None:
+    """Declares a dimension of an output by its name where torch.export has only an expression of it, such as
+    ``Min(sequence, 4*((sequence + 3)//4))`` of what was filled up to a multiple of 4 and cut back: the gate compares
+    shapes too."""
+    for spec, value in zip(interface.outputs, model.graph.outputs, strict=False):
+        found, declared = [isinstance(dim, int) for dim in value.shape or ()], spec.declared(bucket)
+        if found == [isinstance(dim, int) for dim in declared]:
+            value.shape = ir.Shape(declared)
 
 
 def _require_one_branch(module: torch.nn.Module, interface: Interface, bucket: Bucket) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from ..argument_types import takes_request
 from ..errors import InputError
+from ..exporters.sentence_transformers.library import SENTENCES
 from ..profiles.parity_request import ParityRequest
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import IDS, MASK, Trial, make_cases, of_tokens, traced_sizes
@@ -22,7 +23,7 @@ from .locate import Fault, locate
 from .match import Match, match_inputs, match_outputs, require_names
 from .model import Model, open_model, submodel_of, universal_of
 from .steps import Pair, in_pieces, part_of, past_of
-from .texts import SENTENCES, has_library, library_of, library_trials, text_trials
+from .texts import has_library, library_of, library_trials, text_trials
 from .verdict import Figures, Rule, judged
 from .weights import changed_tokens
 
@@ -116,7 +117,7 @@ def check_parity(request: ParityRequest) -> ParityReport:
     for number, export in enumerate(opened):
         request.progress("graphs", number, len(opened))
         own = library_of(model, export) if isinstance(export, BundleTexts) else part_of(model, export)
-        if isinstance(export, BundleExport) and export.submodel is not None:
+        if isinstance(export, BundleExport) and export.submodel is not None and not isinstance(export, BundleTexts):
             universal = universal or universal_of(model, export.folder)
             own = submodel_of(universal, export.submodel)
         graphs.append(_check(export, own, request))

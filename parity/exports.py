@@ -18,8 +18,9 @@ import numpy as np
 
 from ..bundle.manifest import MANIFEST_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
-from ..bundle.roles import embedding_of, embedding_output
+from ..bundle.roles import embedding_of
 from ..errors import InputError, NestforgeError
+from ..exporters.sentence_transformers.library import asked, cut_outputs
 from ..optional import needed
 from ..outside import library_errors, said_by
 from ..outside_file import read_file
@@ -235,8 +236,8 @@ class BundleExport(Export):
 
 
 class BundleTexts(BundleExport):
-    """The whole model of a bundle, given texts: tokens, prompts and where texts are cut are the bundle's own. The
-    embedding is also cut to each of its dimensions."""
+    """A submodel of a bundle that has the model's widths, given texts: tokens, prompts and where texts are cut are the
+    bundle's own. The embedding is also cut to each of its dimensions. ``depth`` are its layers, None for all."""
 
     kind = "bundle, texts"
 
@@ -244,30 +245,26 @@ class BundleTexts(BundleExport):
         super().__init__(bundle, opened, info, is_last=False)
         self.label = f"{self.label}, texts"
         self.inputs = (Port(TEXTS, "str", ("batch",)), Port(PROMPT_NAME, "str", ("batch",)))
-        self.embedding = embedding_output(bundle.manifest)
-        self.cuts = (self.embedding.dimensions or ())[1:]
-        self.outputs = (Port(self.embedding.name, "float32"),)
+        depth = bundle.manifest.submodel(info.id).depth
+        self.embeddings = cut_outputs(bundle.manifest, depth)
+        self.depth = None if self.submodel is None else depth
+        self.outputs = (Port(self.embeddings[0].name, "float32"),)
 
     def run(self, feeds: Arrays) -> dict[str, Array]:
         texts, named = [str(text) for text in feeds[TEXTS]], feeds[PROMPT_NAME][0]
         ask = partial(self._opened, texts, submodel=self._id, truncate=True, prompt_name=named)
-        name = self.embedding.name
-        return {name: ask()[name], **{cut_name(name, cut): ask(dimensions=cut)[name] for cut in self.cuts}}
-
-
-def cut_name(output: str, dimensions: int) -> str:
-    """What an ``output`` that is cut is called."""
-    return f"{output} in {dimensions}"
+        return asked(ask, self.embeddings)
 
 
 def bundle_exports(path: Path) -> list[Export]:
-    """Every submodel that may answer here, the largest first; before them, where it makes an embedding of texts, the
-    whole model with texts."""
+    """Every submodel that may answer here, the largest first; before them, where it makes an embedding of texts, those
+    of the model's widths with texts."""
     bundle, opened = open_bundle(path), load(path)
     infos, manifest = opened.submodels, bundle.manifest
     texts = manifest.text is not None and manifest.text.embedding is not None and embedding_of(manifest) is not None
-    whole = [BundleTexts(bundle, opened, infos[0])] if texts else []
-    return [*whole, *(BundleExport(bundle, opened, info, info is infos[-1]) for info in infos)]
+    whole = [info for info in infos if texts and manifest.spec.parse(info.id).has_all_widths]
+    found = [BundleTexts(bundle, opened, info) for info in whole]
+    return [*found, *(BundleExport(bundle, opened, info, info is infos[-1]) for info in infos)]
 
 
 def _graphs(folder: Path) -> list[Path]:

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import torch
-from torch.nn.functional import normalize
 
 from ..errors import CheckpointError, InputError
 from ..exporters.checkpoints.config import offline_transformers
+from ..exporters.depth import layer_list
+from ..exporters.sentence_transformers.library import Library, is_installed
 from ..exporters.sentence_transformers.text_settings import read_model_config
-from ..optional import needed
+from ..exporters.source import open_source
 from ..outside import library_errors
 from ..outside_file import read_json
 from .cases import IDS, MASK, TYPES, Trial
-from .exports import PROMPT_NAME, TEXTS, BundleTexts, cut_name
-from .model import Model, Named, Wrapped
+from .exports import PROMPT_NAME, TEXTS, BundleTexts
+from .model import Model, Wrapped
 
-# One word, one letter, several scripts, code, much white space, and one that is longer than most models take.
-SENTENCES = (
-    "The quick brown fox jumps over the lazy dog.",
-    "a",
-    "Wie spät ist es? Der letzte Zug fährt um 23:41 Uhr von Gleis 7 ab.",
-    "def parity(a, b): return abs(a - b) <= 1e-5",
-    "北京的秋天很美，很多人去香山看红叶。",
-    "   white   space   ",
-    "word " * 600,
-)
 _ROWS = 8  # texts of one case
 _USUAL = 512  # tokens
 
@@ -76,59 +65,38 @@ def _tokenizer(model: Model) -> tuple[Any, str, int]:
 
 def has_library(model: Model) -> bool:
     """Whether it is a folder of sentence-transformers, and that library is here to run it."""
-    has_modules = isinstance(model.module, Wrapped) and model.module.sentence_head is not None
-    return has_modules and find_spec("sentence_transformers") is not None
-
-
-class Library(torch.nn.Module):
-    """A folder as sentence-transformers itself runs it, and its vectors cut to each of ``cuts``, as its ``encode`` cuts
-    them with ``truncate_dim``, and ``normalizes`` as with ``normalize_embeddings``."""
-
-    def __init__(self, encoder: Any, output: str, cuts: Sequence[int], normalizes: bool) -> None:
-        super().__init__()
-        self.encoder, self.output, self.cuts, self.normalizes = encoder, output, cuts, normalizes
-
-    def forward(self, given: Named) -> Named:
-        """Vectors of tokens by name."""
-        vectors = self.encoder({**given, "modality": "text"})["sentence_embedding"][..., : self.encoder.truncate_dim]
-        found = {self.output: vectors}
-        for cut in self.cuts:
-            first = vectors[..., :cut]
-            found[cut_name(self.output, cut)] = normalize(first, dim=-1) if self.normalizes else first
-        return found
+    return isinstance(model.module, Wrapped) and model.module.sentence_head is not None and is_installed()
 
 
 def library_of(model: Model, export: BundleTexts) -> Model:
-    """The folder of ``model`` as the library reads it, which cuts texts where the ``export`` does; the export's kind
-    names it. Raises CheckpointError for a folder that the library refuses."""
-    library = needed("sentence_transformers", "texts", "sentence-transformers", "leave them out")
-    export.kind = f"bundle, texts; beside sentence-transformers {library.__version__}"
-    with library_errors(lambda said: CheckpointError(f"{model.folder}: the library does not load it ({said})")):
-        encoder = library.SentenceTransformer(str(model.folder), device="cpu", local_files_only=True).float().eval()
+    """The folder of ``model`` as the library reads it, with the layers of the ``export``, cut where it cuts; the
+    export's kind names the library. Raises CheckpointError for a folder that the library refuses."""
+    assert model.folder is not None
     longest = export.largest[1] if export.largest is not None else _USUAL
-    encoder.max_seq_length = min(encoder.max_seq_length or longest, longest)
-    spec = export.embedding
-    whole = Library(encoder, spec.name, export.cuts, spec.normalisation is not None)
-    return replace(model, module=whole, call=lambda module, given: module(given))
+    library = Library(model.folder, export.embeddings, longest)
+    if export.depth is not None and (stack := layer_list(open_source(model.folder).architecture)) is not None:
+        library.keep_layers(stack, export.depth)
+    export.kind = f"bundle, texts; beside {library.version}"
+    names = [spec.name for spec in library.outputs]
+    return replace(
+        model,
+        module=library,
+        call=lambda module, given: dict(zip(names, module(*given.values()), strict=True)),
+    )
 
 
 def library_trials(model: Model, texts: Sequence[str]) -> list[Trial]:
-    """``texts`` behind every prompt that the folder names, as tokens of the library's own."""
-    encoder: Any = model.module.encoder
-    assert model.folder is not None
-    prompts = read_model_config(model.folder)
-    found = []
-    for name in (None, *(name for name in prompts.texts if name != prompts.default_prompt_name)):
-        prompt = prompts.texts.get(name or prompts.default_prompt_name or "", "")
-        behind = "" if name is None else f", prompt {name}"
-        for start in range(0, len(texts), _ROWS):
-            rows = list(texts[start : start + _ROWS])
-            with library_errors(lambda said: InputError(f"{model.label}: does not take the texts ({said})")):
-                made = encoder.preprocess(rows, prompt=prompt or None)
-            feeds: dict[str, Any] = {key: each.numpy() for key, each in made.items() if isinstance(each, torch.Tensor)}
-            if "prompt_length" in made:
-                feeds["prompt_length"] = np.full(len(rows), made["prompt_length"], np.int64)
-            feeds |= {TEXTS: np.array(rows, object), PROMPT_NAME: np.array([name] * len(rows), object)}
-            title = f"texts {start + 1} to {start + len(rows)}{behind}"
-            found.append(Trial(title, feeds, traits=frozenset({"padding"})))
-    return found
+    """``texts`` behind the prompts that the folder names, as tokens of the library's own."""
+    library: Any = model.module
+    return [
+        Trial(
+            case.name,
+            {
+                **case.feeds,
+                TEXTS: np.array(case.texts, object),
+                PROMPT_NAME: np.array([case.prompt_name] * len(case.texts), object),
+            },
+            traits=frozenset({"padding"}),
+        )
+        for case in library.cases(texts)
+    ]

@@ -170,8 +170,13 @@ def common_details(manifest: Manifest) -> dict[str, str]:
 
 
 def detail_tables(manifest: Manifest) -> dict[str, Table]:
-    """By heading, the tables that have rows: metadata and variants that differ between engines, and routes."""
-    tables = {"Metadata and variants": _metadata_table(manifest), "Routing": _routing_table(manifest)}
+    """By heading, the tables that have rows: metadata and variants that differ between engines, routes, and texts
+    beside the library that the model's folder is of."""
+    tables = {
+        "Metadata and variants": _metadata_table(manifest),
+        "Routing": _routing_table(manifest),
+        "Texts": _text_table(manifest),
+    }
     return {heading: table for heading, table in tables.items() if table.rows}
 
 
@@ -308,6 +313,24 @@ def _routing_table(manifest: Manifest) -> Table:
     ]
     columns = ["engine", "routes", "choices", "not PyTorch's own", "worst score gap"]
     return Table([*columns, *(f"{name.replace('_', ' ')} %" for name in shares)], rows)
+
+
+def _text_table(manifest: Manifest) -> Table:
+    """One row an embedding of each receipt of texts."""
+    short = ShortNames.of(manifest)
+    rows = [
+        [
+            f"{short(receipt.submodel)}, {output.name}",
+            receipt.library,
+            ", ".join(receipt.stages),
+            str(len(receipt.cases)),
+            f"{output.max_abs:.1e}",
+            f"{output.min_cosine:.7f}",
+        ]
+        for receipt in manifest.texts
+        for output in receipt.outputs
+    ]
+    return Table(["texts of", "beside", "through", "cases", "parity max abs", "parity cosine"], rows)
 
 
 def _details(engine: EngineEntry) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +17,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import RowNeed, TensorSpec
-from ...errors import ExportError, InputError
+from ...errors import InputError
 from ...strict import nearest
 from ..hugging_face import survey
-from ..own_lines import line_of
+from ..hugging_face.nothing_left import nothing_left
+from ..own_lines import line_of, own_line
 from .checkpoint import ModuleInMemory
-from .module import copied, named_outputs, plainly
+from .module import copied, named_outputs, plainly, without_whole_parameters
 from .rows import hides_where_one, require_own_rows
 
 _BATCH, _SEQUENCE = "batch", "sequence"
@@ -52,6 +55,7 @@ def module_in_memory(
     shapes alone.
     """
     _require_readable(module)
+    module = without_whole_parameters(module)
     given = _by_name(module, examples)
     stated = dict(dynamic or {})
     for name in stated.keys() - given.keys():
@@ -62,7 +66,11 @@ def module_in_memory(
     specs = tuple(_bounded(spec, given[spec.name], seen.rows.get(spec.name)) for spec in specs)
     own = copied(module)
     with torch.no_grad(), plainly():
+        before = dict(own.named_buffers())
         _answers(own, given)
+        for name, buffer in own.named_buffers():
+            if buffer is not before.get(name) and not _is_equal(buffer, before.get(name)):
+                raise _stateful(name)
         specs = tuple(replace(spec, row_needs=_row_need(own, given, spec, seen)) for spec in specs)
         require_own_rows(own, given, seen.rows)
     return ModuleInMemory(module, specs, sizes[_SEQUENCE])
@@ -156,15 +164,7 @@ def _looked_up(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> Lookups:
         model = survey.faked(checkpoint.module, fake)
         lookups = _passed(model, fake, checkpoint.inputs, sizes)
         for dim in dict.fromkeys(dim for spec in checkpoint.inputs for dim in spec.dims if isinstance(dim, str)):
-            other = sizes[dim] - 1 if sizes[dim] > 1 else 2
-            try:
-                elsewhere = _passed(model, fake, checkpoint.inputs, {**sizes, dim: other})
-            except Exception as failure:  # of any kind: the user's code
-                todo = "state None in its place" if dim == _SEQUENCE else "a model takes any number of rows"
-                raise InputError(
-                    f"dynamic: {name} is made for one size of {dim}: it runs at {sizes[dim]} and not at {other}"
-                    f"{line_of(failure)}; {todo}: {survey.reason(failure)}"
-                ) from failure
+            elsewhere = _passed_elsewhere(model, fake, checkpoint, sizes, dim)
             for place, size in lookups.places.items():
                 if elsewhere.places.get(place, size) != size:
                     raise InputError(
@@ -174,26 +174,47 @@ def _looked_up(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> Lookups:
     return lookups
 
 
+def _passed_elsewhere(
+    model: torch.nn.Module, fake: FakeTensorMode, checkpoint: ModuleInMemory, sizes: Mapping[str, int], dim: str
+) -> Lookups:
+    """What a pass does at another size of ``dim``: one less, or one more where the example has the least. Raises
+    InputError where it runs at neither."""
+    other = sizes[dim] - 1 if sizes[dim] > 1 else 2
+    try:
+        return _passed(model, fake, checkpoint.inputs, {**sizes, dim: other})
+    except Exception as failure:  # of any kind: the user's code
+        if dim == _SEQUENCE:
+            with suppress(Exception):
+                return _passed(model, fake, checkpoint.inputs, {**sizes, dim: sizes[dim] + 1})
+        todo = "state None in its place" if dim == _SEQUENCE else "a model takes any number of rows"
+        raise InputError(
+            f"dynamic: {checkpoint.name} is made for one size of {dim}: it runs at {sizes[dim]} and not at {other}"
+            f"{line_of(failure)}; {todo}: {survey.reason(failure)}"
+        ) from failure
+
+
 def _passed(
     model: torch.nn.Module, fake: FakeTensorMode, specs: Sequence[TensorSpec], sizes: Mapping[str, int]
 ) -> Lookups:
     inputs = survey.fake_inputs(fake, specs, Bucket(sizes[_BATCH], sizes[_SEQUENCE]))
-    buffers = dict(model.named_buffers())
-    lookups = Lookups(inputs, buffers)
-    with fake, torch.no_grad(), plainly(), lookups:
+    lookups = Lookups(inputs, dict(model.named_buffers()))
+    with fake, torch.no_grad(), plainly(), lookups, nothing_left(model):
         found = named_outputs(model(**inputs))
-    for name, buffer in model.named_buffers():
-        if buffer is not buffers.get(name):
-            raise _stateful(name)
     _require_own_outputs(model, inputs, found)
     return lookups
 
 
-def _stateful(buffer: str) -> ExportError:
-    return ExportError(
-        f"it changes its buffer {buffer} while it runs, which no engine keeps from one request to the next; let it "
-        "return what changes"
+def _stateful(buffer: str, line: str = "") -> InputError:
+    return InputError(
+        f"model: a pass changes its buffer {buffer}{line}, which no engine keeps from one request to the next; return "
+        "the new value as an output, or leave the buffer as it is in eval mode"
     )
+
+
+def _is_equal(buffer: torch.Tensor, before: torch.Tensor | None) -> bool:
+    """Whether a pass that put ``buffer`` in the place of another left its numbers, as rotary positions do that are
+    computed again for a length."""
+    return before is not None and buffer.shape == before.shape and bool((buffer == before).all())
 
 
 def _require_own_outputs(
@@ -249,14 +270,17 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
         return found
 
     def _require_pure(self, func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Raises ExportError for an operation that draws random numbers, or writes to a buffer."""
+        """Raises InputError for an operation that draws random numbers, or writes to a buffer."""
         if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith(_DRAWS_IN_TRAINING):
-            raise ExportError(f"{name} draws random numbers, which no two runs have in common; take them as an input")
+            line = own_line(traceback.extract_stack())
+            raise InputError(
+                f"model: {name} draws random numbers{line}, which no two runs have in common; take them as an input"
+            )
         for at, argument in enumerate(func._schema.arguments):
             tensor = args[at] if at < len(args) else kwargs.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(tensor, torch.Tensor) and survey.storage(tensor) in self._buffers:
-                raise _stateful(self._buffers[survey.storage(tensor)])
+                raise _stateful(self._buffers[survey.storage(tensor)], own_line(traceback.extract_stack()))
 
     def _follow(self, name: str, args: Any, kwargs: Mapping[str, Any], found: Any) -> None:
         scores = name.startswith("_scaled_dot_product")

@@ -18,6 +18,7 @@ from ...errors import CheckpointError, ExportError, InputError
 from ...outside import library_errors
 from ..checkpoints.own_folder import is_finite
 from ..hugging_face import survey
+from ..hugging_face.nothing_left import nothing_left
 from ..hugging_face.transformers_model import TransformersModule, one_sequence_a_row
 from ..own_lines import line_of
 from ..signature import Signature
@@ -93,7 +94,11 @@ class PlainModule(TransformersModule):
         return found
 
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        with plainly(), one_sequence_a_row():  # the user's module may have parts of transformers
+        with (
+            plainly(),
+            one_sequence_a_row(),
+            nothing_left(self.model),
+        ):  # the user's module may have parts of transformers
             found = named_outputs(self.model(**inputs))
         return {name: each.float() if each.is_floating_point() else each for name, each in found.items()}
 
@@ -108,8 +113,9 @@ def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
         module = PlainModule(model, signature, length)
         lengths = length, length
         if any("sequence" in spec.dims for spec in inputs):
-            longest, other = _lengths(module, fake, inputs, length)
-            signature, lengths = replace(signature, max_sequence=longest), (length, other)
+            least, longest, other = _lengths(module, fake, inputs, length)
+            signature = replace(signature, max_sequence=longest, min_sequence=least)
+            lengths = (length, other)
         outputs, lost = survey.output_specs(module, fake, signature, False, lengths)
         if not outputs:
             raise ExportError(f"returns no float tensors with the batch in front, but {', '.join(lost) or 'none'}")
@@ -124,9 +130,12 @@ def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
     return survey.Survey(module, fake, shapes, signature, depth, axes)
 
 
-def _lengths(module: PlainModule, fake: FakeTensorMode, inputs: Sequence[TensorSpec], length: int) -> tuple[int, int]:
-    """The longest sequence that passes run on, if that is less than ``_SEARCHED``; and another than ``length`` on which
-    they do, as far from it as may be, since what has a share of the steps, as behind a stride, must differ too."""
+def _lengths(
+    module: PlainModule, fake: FakeTensorMode, inputs: Sequence[TensorSpec], length: int
+) -> tuple[int, int, int]:
+    """The least sequence that passes run on; the longest, if that is less than ``_SEARCHED``; and another than
+    ``length`` on which they do, as far from it as may be, since what has a share of the steps, as behind a stride, must
+    differ too."""
 
     def runs(length: int) -> bool:
         try:
@@ -136,15 +145,39 @@ def _lengths(module: PlainModule, fake: FakeTensorMode, inputs: Sequence[TensorS
             return False
         return True
 
+    def last(beyond: int) -> int:
+        """The last length from ``length`` on towards ``beyond``, where passes fail, on which they run."""
+        good = length
+        while abs(beyond - good) > 1:
+            middle = (good + beyond) // 2
+            good, beyond = (middle, beyond) if runs(middle) else (good, middle)
+        return good
+
+    least = 1 if runs(1) else last(0)
     most = max(_SEARCHED, 2 * length + 1)
     if runs(most):
-        return MAX_TOKENS, 2 * length + 1
-    least = length
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if runs(middle) else (least, middle)
-    others = (least, length // 2, length - 1)
-    return least, next((other for other in others if 0 < other != length and runs(other)), length)
+        return least, MAX_TOKENS, 2 * length + 1
+    longest = last(most)
+    others = (longest, max(least, length // 2), length - 1)
+    return least, longest, next((other for other in others if 0 < other != length and runs(other)), length)
+
+
+def without_whole_parameters(module: torch.nn.Module) -> torch.nn.Module:
+    """``module`` itself, or where it has parameters of whole numbers, which no training moves, a copy on the same
+    tensors with buffers in their place."""
+
+    def is_whole(tensor: torch.Tensor | None) -> bool:
+        return tensor is not None and not tensor.is_floating_point() and not tensor.is_complex()
+
+    if not any(map(is_whole, module.parameters())):
+        return module
+    own = copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
+    for part in own.modules():
+        for name, tensor in list(part._parameters.items()):
+            if tensor is not None and is_whole(tensor):
+                del part._parameters[name]
+                part.register_buffer(name, tensor.detach())
+    return own
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:
