@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -93,6 +94,10 @@ def _watched(
             given.append(fake.from_tensor(example, symbolic_context=context, source=ConstantSource(spec.name)))
             symbolic: Any = zip(spec.dims, given[-1].shape, strict=True)
             names |= {size.node.expr: (dim, spec.name) for dim, size in symbolic if isinstance(size, torch.SymInt)}
-        with fake, torch.no_grad():
+        with (
+            fake,
+            enable_python_dispatcher(),
+            torch.no_grad(),
+        ):  # whose forms of operations take symbols, as an export's
             module(*given)
     return shapes, names

@@ -11,6 +11,7 @@ from ...bundle.manifest import TextReceipt
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
+from ...exporters.checkpoints.tokenizer_file import SETTINGS_FILE
 from ...exporters.depth import layer_list
 from ...exporters.sentence_transformers.library import SENTENCES, Library, TextCase, asked, cut_outputs, is_installed
 from ...exporters.universal import UniversalModel
@@ -40,8 +41,10 @@ def prove_texts(bundle: Bundle, universal: UniversalModel) -> tuple[TextReceipt,
 
 def judged_texts(bundle: Bundle, universal: UniversalModel) -> Iterator[JudgedTexts]:
     """Each submodel of all widths, with whose layers the library can run; none of a model without modules of
-    sentence-transformers, and where that library is not installed."""
-    if universal.source.modules is None or bundle.manifest.text is None or not is_installed():
+    sentence-transformers, and where that library is not installed. Nor of a folder whose files do not say which class
+    tokenises: its ``tokenizer.json`` is taken as it is, where the library guesses a class by the model's type."""
+    source, has_texts = universal.source, bundle.manifest.text is not None and is_installed()
+    if source.modules is None or not has_texts or not (source.checkpoint.folder / SETTINGS_FILE).is_file():
         return
     for entry in bundle.manifest.largest_first:
         submodel = universal.spec.parse(entry.id)

@@ -33,6 +33,7 @@ _CARRIES = frozenset(
     [
         *("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "clone", "_to_copy", "t", "transpose"),
         *("permute", "slice", "select", "alias", "detach", "contiguous", "lift_fresh"),
+        "constant_pad_nd",
     ]
 )
 

@@ -118,8 +118,8 @@ Examples:
 
 
 _PLAN_FIELDS = (
-    *("profile", "levels", "promotion_order", "budgets", "submodels", "buckets", "budget_at", "exits", "variants"),
-    *("precisions", "backend", "include", "generate", "slicing_table"),
+    *("profile", "levels", "promotion_order", "budgets", "submodels", "buckets", "budget_at", "exits", "pairs"),
+    *("variants", "precisions", "backend", "include", "generate", "slicing_table"),
 )
 
 

@@ -9,6 +9,7 @@ import nestforge
 import numpy as np
 import pytest
 import torch
+from nestforge.bucket import Bucket
 from nestforge.elastic import Axis
 from nestforge.errors import CheckpointError, ExportError, InputError, NestforgeError, PlanError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ from nestforge.exporters.in_memory.examples import module_in_memory
 from nestforge.exporters.source import open_source
 from support.plain_modules import Branching, Custom, Looping, Mlp, OfSeven, Tagger
 from support.tiny_compile import board
+from torch.nn import functional
 
 ROWS = ("batch", "sequence")
 TAGGED = {"tokens": torch.ones(2, 9, dtype=torch.int64), "mask": torch.ones(2, 9, dtype=torch.int64)}
@@ -224,6 +226,56 @@ def test_a_sequence_behind_its_features_and_outputs_of_a_share_of_it(tmp_path: P
     manifest = nestforge.open_bundle(folder).manifest
     assert [(spec.name, spec.dims) for spec in manifest.outputs] == [("output_1", ("batch", 2))]
     assert manifest.notes == ("outputs that engines do not have (not of float rows): output_0",)
+
+
+class Filled(torch.nn.Module):
+    """Attends within blocks of four tokens, to which a text is filled up, by whole numbers that nothing trains; with
+    ``parts`` it branches behind that."""
+
+    def __init__(self, parts: bool = False) -> None:
+        super().__init__()
+        self.embed, self.up, self.down = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+        self.order = torch.nn.Parameter(torch.arange(16).flip(0), requires_grad=False)
+        self.register_buffer("last", torch.arange(4).flip(0))
+        self.parts = parts
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        tokens = ids.shape[1]
+        x = self.embed(functional.pad(ids, (0, (4 - tokens % 4) % 4))).unflatten(1, (-1, 4))[:, :, self.last]
+        x = (x + functional.scaled_dot_product_attention(x, x, x)).flatten(1, 2)[..., self.order]
+        x = x + self.down(self.up(x).relu())
+        return -x[:, :tokens] if self.parts and tokens == 7 else x[:, :tokens]
+
+
+def test_filled_up_to_a_multiple_with_parameters_of_whole_numbers(tmp_path: Path) -> None:
+    module, ids = Filled(), torch.randint(50, (2, 9))
+    settings: dict[str, Any] = {"dynamic": {"ids": ROWS}, "buckets": ["1..2x1..12"], "levels": {"ffn": [0.5, 1]}}
+    folder = compiled(module, tmp_path / "out", ids, **settings)
+    manifest = nestforge.open_bundle(folder).manifest
+    assert manifest.outputs[0].dims == ("batch", "sequence", 16)
+    assert [entry.id for entry in manifest.submodels] == ["ffn16", "ffn32"]
+    assert nestforge.verify(folder, against=module)
+    assert isinstance(module.order, torch.nn.Parameter), "the module itself stays as it is"
+    with nestforge.load(folder) as model, torch.no_grad():
+        for tokens in (1, 4, 7, 12):
+            ids = torch.randint(50, (2, tokens))
+            np.testing.assert_allclose(model({"ids": ids.numpy()})["output"], module(ids), atol=1e-5)
+    with pytest.raises(ExportError, match=r"it branches on sequence 7 at test_module.py:\d+ "):
+        compiled(Filled(parts=True), tmp_path / "none", ids, **settings)
+
+
+def test_the_least_length_is_said(tmp_path: Path) -> None:
+    stated = {"sound": ("batch", None, "sequence")}
+    for buckets, expected in (
+        (["1..2x1..12"], r"bucket 1..2x1..12: the model takes at least 3 tokens; ask for 1..2x3..12"),
+        (["2x2"], r"bucket 2x2: the model takes at least 3 tokens; ask for 2x3"),
+    ):
+        with pytest.raises(ExportError, match=expected):
+            compiled(Striding(), tmp_path / "out", torch.randn(2, 4, 9), dynamic=stated, buckets=buckets)
+    source = open_source(module_in_memory(Striding(), torch.randn(2, 4, 3), stated))
+    assert source.signature.min_sequence == 3
+    usual = [Bucket.parse("1..8x1..128"), Bucket.parse("1x8")]
+    assert list(map(str, source.signature.buckets(None, usual))) == ["1..8x3..128", "1x8"]
 
 
 class Infinite(Mlp):

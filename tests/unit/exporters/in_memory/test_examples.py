@@ -134,19 +134,33 @@ def test_the_module_itself_never_runs() -> None:
     assert module.calls == 0
 
 
+def _anew(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.mean = torch.zeros(4, dtype=x.dtype)
+    self.longest = x.shape[0]
+    return y + self.mean
+
+
+def test_numbers_that_a_pass_makes_anew_are_no_state() -> None:
+    (given,) = module_in_memory(Then(_anew), TWO, None).inputs
+    assert given.name == "x"
+
+
 TWO = torch.randn(2, 8)
 IMPURE: dict[str, tuple[torch.nn.Module, str]] = {
     "rows of each other": (Then(lambda self, x, y: y.softmax(0)), "answers a row otherwise when others are beside it"),
     "less of itself": (Then(lambda self, x, y: y - y[:1]), r"when others are beside it \(output output\)"),
     "a buffer in place": (
         Then(lambda self, x, y: y + self.mean.mul_(0.9)),
-        r"at test_examples.py:\d+ .*it changes its buffer mean while it runs",
+        r"^model: a pass changes its buffer mean at test_examples.py:\d+ .*, which no engine keeps .*; return the",
     ),
-    "a view of a buffer": (Then(lambda self, x, y: self.mean[2:].add_(1).sum() + y), "it changes its buffer mean"),
-    "another buffer": (Then(_assigned), "it changes its buffer mean while it runs"),
+    "a view of a buffer": (
+        Then(lambda self, x, y: self.mean[2:].add_(1).sum() + y),
+        "a pass changes its buffer mean at",
+    ),
+    "another buffer": (Then(_assigned), "^model: a pass changes its buffer mean, which no engine keeps"),
     "random numbers": (
         Then(lambda self, x, y: y + 1e-3 * torch.randn_like(y)),
-        r"at test_examples.py:\d+ .*randn_like draws random numbers",
+        r"^model: randn_like draws random numbers at test_examples.py:\d+ ",
     ),
     "dropout at all times": (Then(lambda self, x, y: functional.dropout(y, 0.1)), "draws random numbers"),
     "one name of two": (Then(lambda self, x, y: {"a.b": y, "a": {"b": -y}}), "two outputs are called 'a.b'"),

@@ -80,6 +80,13 @@ def test_exits_are_chosen_alike_by_inspect_and_plan(compiled: Any, tmp_path: Pat
     assert "no exit after layer 2; it has 1, 3, 4" in error_of("plan", model, *options[:-1], "2")
 
 
+def test_plan_takes_pairs_of_layers_and_dimensions(compiled: Any) -> None:
+    options = ["--profile", compiled.profile, "--bucket", "1x8", "--pair", "1:4"]
+    ids = {candidate["id"] for candidate in json_of("plan", compiled.model, *options)["candidates"]}
+    assert {name.partition("-")[0] for name in ids} == {"depth1", "depth3"}
+    assert "`pairs`" not in error_of("plan", compiled.model, *options[:-1], "9:4")
+
+
 def test_inspect_a_bundle(compiled: Any) -> None:
     data = json_of("inspect", compiled.bundle)
     assert data["kind"] == "bundle"
