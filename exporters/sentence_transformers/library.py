@@ -3,7 +3,7 @@ against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from ...bundle.roles import embedding_output
 from ...errors import CheckpointError, InputError
 from ...optional import needed
 from ...outside import library_errors
+from ...runtime.answer import Answer
 from ...runtime.inputs.arrays import Array
 from .text_settings import read_model_config
 
@@ -59,7 +60,7 @@ def cut_outputs(manifest: Manifest, depth: int | None = None) -> tuple[TensorSpe
     return spec, *(replace(spec, name=f"{spec.name} in {cut}", dims=("batch", cut), dimensions=(cut,)) for cut in cuts)
 
 
-def asked(ask: Callable[..., Mapping[str, Array]], outputs: Sequence[TensorSpec]) -> dict[str, Array]:
+def asked(ask: Callable[..., Answer], outputs: Sequence[TensorSpec]) -> dict[str, Array]:
     """What ``ask``, a bundle with texts, answers of ``outputs``, the later ones by their ``dimensions``."""
     whole = outputs[0].name
     return {spec.name: ask(dimensions=None if spec.name == whole else spec.dims[1])[whole] for spec in outputs}
