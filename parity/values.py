@@ -79,29 +79,41 @@ def values_of(
 
 class Dependence:
     """Which values a pass of the model computed from which, by PyTorch's autograd: the ``sizes`` of those that the
-    ``outputs`` depend on, in numbers."""
+    ``outputs`` depend on, in numbers. Where autograd cannot follow the model's own code, or no output (whole numbers),
+    all of them, in their order alone."""
 
     def __init__(self, model: Model, trial: Trial, outputs: Collection[str]) -> None:
         self._nodes: dict[Event, Node] = {}
-        sizes: dict[Event, int] = {}
-
-        def mark(event: Event, tensor: torch.Tensor) -> torch.Tensor:
-            marked = tensor if tensor.grad_fn is not None else tensor.detach().clone().requires_grad_() * 1
-            assert marked.grad_fn is not None
-            self._nodes[event], sizes[event] = marked.grad_fn, tensor.numel()
-            return marked
-
+        self.sizes: dict[Event, int] = {}
         nothing: Any = lambda _: None  # noqa: E731  (no value is kept for it)
-        with torch.enable_grad(), saved_tensors_hooks(nothing, nothing):
-            found = pass_of(model, lambda: model.tensors(trial.feeds), mark)
-        ends = {node for name in outputs if (node := found[name].grad_fn) is not None}
-        matter = _behind(ends) | ends
-        self.sizes = {event: size for event, size in sizes.items() if self._nodes[event] in matter}
+        try:
+            with torch.enable_grad(), saved_tensors_hooks(nothing, nothing):
+                found = pass_of(model, lambda: model.tensors(trial.feeds), self._mark)
+        except Exception:  # noqa: BLE001  (a model's own code may do what autograd refuses)
+            self._nodes.clear()
+            self.sizes.clear()
+            pass_of(model, lambda: model.tensors(trial.feeds), self._note)
+            return
+        if ends := {node for name in outputs if (node := found[name].grad_fn) is not None}:
+            matter: set[Node | None] = {None, *_behind(ends), *ends}
+            self.sizes = {event: size for event, size in self.sizes.items() if self._nodes.get(event) in matter}
+
+    def _note(self, event: Event, tensor: torch.Tensor) -> None:
+        self.sizes[event] = tensor.numel()
+
+    def _mark(self, event: Event, tensor: torch.Tensor) -> torch.Tensor:
+        self._note(event, tensor)
+        marked = tensor if tensor.grad_fn is not None else tensor.detach().clone().requires_grad_() * 1
+        if marked.grad_fn is None:  # the model's own code is without autograd here
+            return tensor
+        self._nodes[event] = marked.grad_fn
+        return marked
 
     def first(self, there: Mapping[Event, bool]) -> Event | None:
         """The first event that is not ``there``, and that none which is depends on."""
-        right = _behind(self._nodes[event] for event, is_there in there.items() if is_there)
-        return next((each for each, is_there in there.items() if not is_there and self._nodes[each] not in right), None)
+        nodes = (self._nodes.get(event) for event, is_there in there.items() if is_there)
+        right = _behind(node for node in nodes if node is not None)
+        return next((e for e, is_there in there.items() if not is_there and self._nodes.get(e) not in right), None)
 
 
 def _behind(nodes: Iterable[Node]) -> set[Node]:
