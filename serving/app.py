@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import BundleError, InputError, NestforgeError, OverloadError, SelectionError
 from ..outside_file import parse_json
-from .desk import Desk, now_ms
-from .served import Reply, Served, Work
+from .desk import Desk
+from .served import Reply, Served, Work, now_ms
 
 ACCESS, ERRORS = logging.getLogger("nestforge.access"), logging.getLogger("nestforge.serving")
 # Bodies above are read as JSON on another thread, so that other requests go on.
@@ -288,5 +288,6 @@ class Guard:
             "ms": round(now_ms() - started, 3),
         }
         if reply is not None:
+            self._service.desk.scheduler.sent(now_ms() - reply.ended)
             line |= {"model": model, "submodel": reply.submodel, "shared": reply.shared}
         ACCESS.info(json.dumps(line))

@@ -5,16 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from time import perf_counter
 
 from ..errors import OverloadError
 from .scheduler import Job, Run, Scheduler
-from .served import Reply, Served, Work, options
-
-
-def now_ms() -> float:
-    """Milliseconds of the clock by which jobs arrive and are due."""
-    return 1e3 * perf_counter()
+from .served import Reply, Served, Work, now_ms, options
 
 
 class Desk:

@@ -10,13 +10,16 @@ from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from math import inf
 
 from ..errors import OverloadError
 from ..runtime.candidates import Candidate
 
-# Factors of the part of a deadline that is planned with: after a late answer, and after one in time. Some 1 % of
-# misses keep it where it is.
+# Factors of the part of a deadline that is planned with: after a run with a late answer, and after one without.
+# Some 1 % of misses keep it where it is.
 _MISSED, _KEPT, _LEAST_SHARE = 0.9, 1.001, 0.3
+# Part of a new time to send an answer in the mean of them, and deviations above the mean that are planned with.
+_NEW, _DEVIATIONS = 0.1, 2.0
 # For how long after its last job a client has its share of the queue, and how many clients are known at most.
 _MS_ACTIVE, _MOST_CLIENTS = 10_000.0, 4096
 # Where nothing else runs, figures refuse only what they put this far off, or what was tried within so long.
@@ -76,6 +79,7 @@ class Scheduler:
         self._number = 0
         self._share = 1.0
         self._tried = -_MS_TRIED
+        self._sending, self._deviation = 0.0, 0.0  # milliseconds, means
 
     @property
     def waiting(self) -> int:
@@ -110,7 +114,7 @@ class Scheduler:
                 if self._fits(entry, now):
                     insort(self._waiting, entry)
                     return
-        needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] - now
+        needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] + self._to_send - now
         raise OverloadError(
             f"no submodel answers {job.rows}x{job.steps} within {max(0.0, job.due - now):.3g} ms: {self.waiting} "
             f"waiting and {self.running} running before it, it would need {needs_ms:.3g} ms; allow more time, or ask "
@@ -127,8 +131,7 @@ class Scheduler:
         late = [entry.job for entry in self._waiting if entry.job.due <= now]
         if late:
             self._waiting = [entry for entry in self._waiting if entry.job.due > now]
-            for job in late:
-                self._weigh(job, now)
+            self._weigh(late, now)
         return late
 
     def start(self, now: float) -> Run | None:
@@ -162,8 +165,13 @@ class Scheduler:
     def end(self, run: Run, now: float) -> None:
         """The run has ended, or failed."""
         del self._running[run]
-        for job in run.jobs:
-            self._weigh(job, now)
+        self._weigh(run.jobs, now)
+
+    def sent(self, ms: float) -> None:
+        """An answer went out so long after its run: from now on a deadline is planned with so much less."""
+        off = ms - self._sending
+        self._sending += _NEW * off
+        self._deviation += _NEW * (abs(off) - self._deviation)
 
     def _has_its_share(self, job: Job, behind: float, now: float) -> bool:
         """Whether the client's jobs before this one, and this, take more of its time than clients may have each."""
@@ -216,7 +224,8 @@ class Scheduler:
         together, candidate = [head], _of(head.job.alone, submodel)
         if candidate is None or candidate.runs is not None or head.job.key is None:
             return together, candidate or _least(head.job.alone)
-        rows, steps, misfits, due = head.job.rows, head.job.steps, 0, self._planned(head)
+        rows, steps, misfits = head.job.rows, head.job.steps, 0
+        due = self._limit(head, start + candidate.p95_ms)
         for entry in entries[1:]:
             job = entry.job
             if job.key != head.job.key:
@@ -224,10 +233,11 @@ class Scheduler:
             alone = _of(job.alone, submodel)
             most = max(steps, job.steps)
             joined = _of(self._options(job.key, rows + job.rows, most), submodel)
-            soonest = min(due, self._planned(entry))
+            if alone is None:
+                continue
+            soonest = min(due, self._limit(entry, start + alone.p95_ms))
             if (
-                alone is not None
-                and joined is not None
+                joined is not None
                 and joined.runs is None
                 and joined.p95_ms <= (candidate.p95_ms + alone.p95_ms) * (1 + _ROUNDING)
                 and start + joined.p95_ms <= max(soonest, start + candidate.p95_ms)
@@ -241,10 +251,22 @@ class Scheduler:
     def _behind(self, together: Sequence[_Waiting]) -> list[_Waiting]:
         return _without(self._waiting, together)
 
+    def _limit(self, entry: _Waiting, soonest: float) -> float:
+        """The end that a shared run has to keep for it; none where it is late even alone, as sharing is what helps."""
+        planned = self._planned(entry)
+        return planned if soonest <= planned else inf
+
     def _planned(self, entry: _Waiting) -> float:
-        """The time at which it is planned to end at the latest, ahead of its deadline where answers were late."""
+        """The time at which it is planned to end at the latest, ahead of its deadline where answers were late, and
+        for the time to send it."""
         job = entry.job
-        return job.arrived + self._share * (job.due - job.arrived) if job.timed else job.due
+        if not job.timed:
+            return job.due
+        return job.arrived + self._share * (job.due - job.arrived) - self._to_send
+
+    @property
+    def _to_send(self) -> float:
+        return self._sending + _DEVIATIONS * self._deviation
 
     def _note(self, client: str, now: float) -> None:
         self._seen.pop(client, None)
@@ -252,9 +274,11 @@ class Scheduler:
             del self._seen[next(iter(self._seen))]
         self._seen[client] = now
 
-    def _weigh(self, job: Job, now: float) -> None:
-        if job.timed:
-            self._share = min(1.0, max(_LEAST_SHARE, self._share * (_MISSED if now > job.due else _KEPT)))
+    def _weigh(self, jobs: Sequence[Job], now: float) -> None:
+        """Once for all jobs of a run, which are late together."""
+        timed = [job.due for job in jobs if job.timed]
+        if timed:
+            self._share = min(1.0, max(_LEAST_SHARE, self._share * (_MISSED if now > min(timed) else _KEPT)))
 
     def _reason(self, head: Job, candidate: Candidate, now: float) -> str:
         """As the dispatcher says why a deadline chose."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,11 @@ _WARM_UPS = 4
 _SOME_MS = 1.0
 
 
+def now_ms() -> float:
+    """Milliseconds of the clock by which jobs arrive and are due."""
+    return 1e3 * perf_counter()
+
+
 class Asked(NamedTuple):
     """The choice that a request leaves, the same for all that may share a run; a deadline is there as ``_SOME_MS``."""
 
@@ -48,13 +54,14 @@ class Work:
 @dataclass(eq=False, frozen=True)
 class Reply:
     """Outputs by name, which submodel gave them and why; ``exits`` are the layers after which rows left, None without
-    exits; ``shared`` is how many requests the run answered."""
+    exits; ``shared`` is how many requests the run answered, which ``ended`` then (``now_ms``)."""
 
     outputs: Mapping[str, Array]
     submodel: str
     reason: str
     exits: list[int] | None
     shared: int
+    ended: float
 
 
 def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,6 +95,7 @@ class Served:
         self.name, self.model, self.is_broken = name, model, False
         manifest = model.bundle.manifest
         self.checker, self._texts = InputChecker(manifest.inputs), Texts(model.bundle)
+        self._buckets = {engine.bucket for engine in manifest.engines}
         specs = (*manifest.inputs, *manifest.outputs)
         sizes = {dim for spec in specs for dim in spec.dims if isinstance(dim, str)}
         # Rows answer for themselves: none of another request changes where they are routed or leave.
@@ -142,6 +150,16 @@ class Served:
         key = Key(self, work.asked) if self._shares else None
         return Job(key, shape.batch, shape.sequence, client, arrived, due, alone, work.deadline_ms is not None)
 
+    def together(self, asked: Asked, rows: int, steps: int) -> Sequence[Candidate]:
+        """The engines that take so many rows of several requests in one run. What no bucket holds is not looked up:
+        its figures in several runs cost more than many a run, and the queue asks at every arrival."""
+        if not any(bucket.batch >= rows and bucket.sequence >= steps for bucket in self._buckets):
+            return ()
+        try:
+            return self.candidates(asked, rows, steps)
+        except NestforgeError:
+            return ()
+
     def candidates(self, asked: Asked, rows: int, steps: int) -> Sequence[Candidate]:
         found = self.model.candidates(asked.request, rows, steps, task=asked.task, dimensions=asked.dimensions)
         if any(one.p95_ms == math.inf for one in found):  # nothing is known, so that nothing is refused for it
@@ -164,16 +182,16 @@ class Served:
         else:
             options |= {"submodel": run.candidate.engine.submodel, "exits": OFF}
         answer = self.model(feeds, **options)
-        reason = run.reason or answer.reason
+        ended, reason = now_ms(), run.reason or answer.reason
         exits = None if answer.exits is None else answer.exits.layer.tolist()
         if len(works) == 1:
-            return [Reply(answer.outputs, answer.submodel, reason, exits, 1)]
+            return [Reply(answer.outputs, answer.submodel, reason, exits, 1, ended)]
         found, start, specs = [], 0, self.model.bundle.manifest.outputs
         for job in run.jobs:
             rows = [answer.outputs[spec.name][start : start + job.rows] for spec in specs]
             own = cut_back(rows, specs, Bucket(job.rows, job.steps))
             outputs = {spec.name: array for spec, array in zip(specs, own, strict=True)}
-            found.append(Reply(outputs, answer.submodel, reason, None, len(works)))
+            found.append(Reply(outputs, answer.submodel, reason, None, len(works), ended))
             start += job.rows
         return found
 
@@ -196,7 +214,4 @@ class Key(NamedTuple):
 def options(key: Hashable, rows: int, steps: int) -> Sequence[Candidate]:
     """The scheduler's options: none where no engine takes so many."""
     assert isinstance(key, Key)
-    try:
-        return key.served.candidates(key.asked, rows, steps)
-    except NestforgeError:
-        return ()
+    return key.served.together(key.asked, rows, steps)

@@ -236,6 +236,37 @@ def test_late_answers_plan_with_less_of_a_deadline_and_what_is_too_late_waits_no
     assert scheduler.start(24.1) is None
 
 
+def test_a_late_run_of_several_jobs_counts_once() -> None:
+    scheduler = queue()
+    for _ in range(4):
+        scheduler.submit(job(0.0, 10.0), 0.0)
+    run = started(scheduler, 0.0)
+    assert len(run.jobs) == 4
+    scheduler.end(run, 11.0)
+    assert scheduler.share == pytest.approx(0.9)
+
+
+def test_jobs_that_are_late_by_plan_share_a_run_all_the_same() -> None:
+    scheduler = queue()
+    scheduler.submit(job(0.0, 20.0, key=None, steps=128), 0.0)
+    busy = started(scheduler, 0.0)
+    for _ in range(4):
+        scheduler.submit(job(0.0, 30.0), 0.0)
+    scheduler.end(busy, 28.5)
+    run = started(scheduler, 28.5)
+    assert (len(run.jobs), run.candidate.engine.submodel) == (4, "small")
+
+
+def test_the_time_to_send_answers_is_planned_with() -> None:
+    scheduler = queue()
+    for _ in range(200):
+        scheduler.sent(0.5)  # whose deviations from the mean die out
+    scheduler.submit(job(0.0, 4.4), 0.0)
+    assert started(scheduler, 0.0).candidate.engine.submodel == "medium", "4 ms and 0.5 are more than 4.4"
+    with pytest.raises(OverloadError, match=r"it would need 3\.5 ms"):
+        scheduler.submit(job(0.0, 3.4), 0.0)
+
+
 def test_an_idle_queue_tries_what_figures_refuse_once_a_second() -> None:
     scheduler = queue()
     scheduler.submit(job(0.0, 0.2), 0.0)
