@@ -201,7 +201,7 @@ def _torch_fails(model: Any, folder: Path) -> str:
     images or sound alone; nothing where it does."""
     import torch
 
-    from ..exporters.hugging_face.survey import inputs_of
+    from ..exporters.hugging_face.class_inputs import inputs_of
 
     first = "none of its inputs is known"
     for specs in inputs_of(model.eval()):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,8 +27,8 @@ from ...errors import CheckpointError, ExportError, InputError, UnsupportedModel
 from ...workload import Op, OpKind
 from ..checkpoints.checkpoint import Checkpoint
 from ..own_lines import line_of
-from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS, Signature
-from .decoder_positions import constant_positions
+from ..signature import IDS, MASK, TYPE_IDS, Signature
+from .class_inputs import configs_of, data_of, depth, inputs_of, is_causal, positions, vocabulary
 from .found_axes import FoundAxes, find_axes
 from .interface import Loading
 from .kept_layers import KeptLayers, find_kept
@@ -38,7 +37,6 @@ from .transformers_model import TransformersModule, base_model_first, caches_unu
 
 # Tokens of the longest text where no configuration states a number of positions.
 _USUAL_POSITIONS = 2048
-_USUAL_SAMPLES, _USUAL_FRAMES = 16_000, 96  # one second of sound
 _aten = torch.ops.aten
 _TABLE_READS = {_aten.embedding.default, _aten.index_select.default, _aten.gather.default}
 _CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
@@ -67,7 +65,7 @@ class Survey:
     @property
     def vocabulary(self) -> int:
         """Tokens that the model reads."""
-        return _vocabulary(self.module.model)
+        return vocabulary(self.module.model)
 
     def example(self, bucket: Bucket) -> dict[str, torch.Tensor]:
         """Fake inputs at ``bucket``, by name."""
@@ -122,7 +120,7 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
     axes = axes_of(checkpoint, module, fake, signature)
     with refused(checkpoint, cls.__name__):
         kept = kept_by(model, fake, signature, axes)
-    return Survey(module, fake, shapes, signature, _depth(model), axes, kept)
+    return Survey(module, fake, shapes, signature, depth(model), axes, kept)
 
 
 def kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundAxes) -> KeptLayers | str | None:
@@ -132,8 +130,8 @@ def kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundA
         return None
     if others := [spec.name for spec in signature.inputs if spec.name not in (IDS, MASK, TYPE_IDS)]:
         return f"{type(model).__name__} takes {', '.join(others)} beside the text"
-    if logits.dims[-1] != _vocabulary(model):
-        return f"{type(model).__name__} reads {_vocabulary(model)} tokens and scores {logits.dims[-1]}"
+    if logits.dims[-1] != vocabulary(model):
+        return f"{type(model).__name__} reads {vocabulary(model)} tokens and scores {logits.dims[-1]}"
     with fake:
         ids = torch.ones((_ROWS, min(12, signature.max_sequence or 1)), dtype=torch.int64)
         return find_kept(model, ids, axes, signature.max_sequence or 1)
@@ -179,7 +177,7 @@ def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
         raise checkpoint.misfit("type_vocab_sizes: several types of each token are not supported")
     key = "position_embedding_type"
     stated = {part.get(key) for part in (checkpoint.config, *checkpoint.config.values()) if isinstance(part, Mapping)}
-    usual = {getattr(type(part)(), key, None) for part in _configs(model.config)}  # of the class's own, as DETR's
+    usual = {getattr(type(part)(), key, None) for part in configs_of(model.config)}  # of the class's own, as DETR's
     if stated <= {None, "absolute", *usual}:
         return
     files = {type(module).__module__ for module in model.modules()}
@@ -236,30 +234,13 @@ def fake_inputs(fake: FakeTensorMode, specs: Sequence[TensorSpec], bucket: Bucke
         return {s.name: torch.ones(s.shape(bucket), dtype=getattr(torch, s.dtype)) for s in specs}
 
 
-# Parameters of ``forward`` that carry nothing of a request's own.
-_WITHOUT_DATA = re.compile(
-    r"(.*_)?(labels|inputs_embeds|position_ids|past_key_values|head_mask|cache_params|cache_position|cache)"
-    r"|(output|return|use)_.*|logits_to_keep|interpolate_pos_encoding|vision_feature_.*|\w*encoder_outputs|mems|kwargs"
-)
-# Keys of configurations by what they say; the first that is there counts.
-_CHANNELS = ("num_channels", "in_channels", "in_chans")
-_SIDES = ("image_size", "img_size", "input_size")
-_FRAMES = ("num_frames", "frames_per_clip")
-_MELS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "num_mel_features", "n_mels", "input_dim")
-_POSITIONS = (
-    *("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "max_seq_length", "n_ctx"),
-    "max_target_positions",
-)
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth")
-
-
 def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Signature:
     """The signature with the first of ``inputs_of`` that a pass runs on. Raises what the very first met."""
     first: BaseException = TypeError(
         f"none of its inputs is known: {', '.join(inspect.signature(model.forward).parameters)}"
     )
-    (longest, why), every = _positions(model), tuple[TensorSpec, ...]()
-    data = list(_data_of(model))
+    (longest, why), every = positions(model), tuple[TensorSpec, ...]()
+    data = list(data_of(model))
     for inputs in inputs_of(model):
         has_sequence = any("sequence" in spec.dims for spec in inputs)
         mask = next((spec.name for spec in inputs if spec.row_needs is not None), None)
@@ -277,7 +258,7 @@ def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Sign
         signature = Signature(inputs, (), most, mask, shortened=shortened)
         module = TransformersModule(model, signature, None, loading)
         try:
-            outputs, lost = output_specs(module, fake, signature, _is_causal(model))
+            outputs, lost = output_specs(module, fake, signature, is_causal(model))
             if not outputs:
                 given = ", ".join(spec.name for spec in inputs)
                 raise ExportError(
@@ -289,73 +270,6 @@ def _first_that_runs(model: Any, fake: FakeTensorMode, loading: Loading) -> Sign
         except Exception as failure:  # noqa: BLE001  (of any kind, and raised below)
             first = failure if inputs is every else first
     raise first
-
-
-def _data_of(model: Any) -> Iterator[str]:
-    """The parameters of ``forward`` that carry data of a request: tensors and lists, and what has no annotation, but
-    not what training, caches and callers that embed tokens themselves give."""
-    for name, parameter in inspect.signature(model.forward).parameters.items():
-        said = "Tensor" if parameter.annotation is parameter.empty else str(parameter.annotation)
-        named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if named and ("Tensor" in said or "list" in said.lower()) and not _WITHOUT_DATA.fullmatch(name):
-            yield name
-
-
-def inputs_of(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
-    """The inputs of ``forward``, by their names: all that are known, then text, image or sound alone. What a pass does
-    without is left out."""
-    taken = inspect.signature(model.forward).parameters
-    configs = _configs(model.config)
-    texts = tuple(_text_specs(model, taken, configs)) if IDS in taken else ()
-    images, sounds = tuple(_image_specs(taken, configs)), tuple(_sound_specs(taken, configs))
-    written = WRITTEN_IDS in taken and getattr(model.config, "is_encoder_decoder", False)
-    behind = (TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=_vocabulary(model)),) if written else ()
-    series = tuple(_series_specs(taken, configs))
-    every = [(*texts, *images, *(sound,)) for sound in sounds] or [(*texts, *images, *series)]
-    alone = [texts, images, *((sound,) for sound in sounds), series]
-    for inputs in dict.fromkeys([*every, *alone]):
-        if inputs:
-            yield (*inputs, *behind)
-
-
-def _image_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
-    side = _value(configs, _SIDES, 224)
-    height, width = side if isinstance(side, (list, tuple)) else (side, side)
-    frames = (_value(configs, _FRAMES, 16),) if _has(configs, _FRAMES) else ()
-    dims = ("batch", *frames, _value(configs, _CHANNELS, 3), int(height), int(width))
-    for name in ("pixel_values", "pixel_values_videos"):
-        if name in taken and (name == "pixel_values" or "pixel_values" not in taken):
-            yield TensorSpec(name, "float32", dims, pad=0)
-
-
-def _sound_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
-    """Each of them an alternative: frames of a spectrum behind its bands or before them, or samples."""
-    bands = _value(configs, _MELS, 80)
-    if "input_features" in taken:
-        window = 2 * _value(configs, ("max_source_positions",), _USUAL_FRAMES // 2)  # as Whisper has them
-        yield TensorSpec("input_features", "float32", ("batch", bands, window), pad=0)
-        yield TensorSpec("input_features", "float32", ("batch", _USUAL_FRAMES, bands), pad=0)
-    if "input_values" in taken:
-        if _has(configs, _MELS):
-            window = _value(configs, ("max_length",), _USUAL_FRAMES)
-            yield TensorSpec("input_values", "float32", ("batch", window, bands), pad=0)
-        yield TensorSpec("input_values", "float32", ("batch", _USUAL_SAMPLES), pad=0)
-        yield TensorSpec("input_values", "float32", ("batch", 1, _USUAL_SAMPLES), pad=0)
-
-
-def _series_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
-    length, channels = (_value(configs, (key,), None) for key in ("context_length", "num_input_channels"))
-    if "past_values" in taken and length and channels:
-        yield TensorSpec("past_values", "float32", ("batch", length, channels), pad=0)
-
-
-def _text_specs(model: Any, taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
-    yield TensorSpec(IDS, "int64", TOKENS, pad=_pad(model), high=_vocabulary(model))
-    if MASK in taken:
-        yield TensorSpec(MASK, "int64", TOKENS, pad=0, high=2, row_needs="token" if _sees_all(model) else "first_token")
-    types = _value(configs, ("type_vocab_size",), 1)
-    if TYPE_IDS in taken and types > 1:
-        yield TensorSpec(TYPE_IDS, "int64", TOKENS, pad=0, high=types)
 
 
 def output_specs(
@@ -398,81 +312,6 @@ def _dim(sizes: tuple[int, int, int], lengths: tuple[int, int]) -> str | int | N
     if few == longer:
         return few
     return "sequence" if (few, longer) == lengths else None
-
-
-def _configs(config: Any) -> list[Any]:
-    """A configuration and those of its parts, the parts that state what goes in last."""
-    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return [config, *(part for part in parts if part is not None)]
-
-
-def _has(configs: Sequence[Any], keys: Sequence[str]) -> bool:
-    return _value(configs, keys, None) is not None
-
-
-def _value(configs: Sequence[Any], keys: Sequence[str], default: Any) -> Any:
-    return next((v for c in configs for key in keys if (v := getattr(c, key, None)) is not None), default)
-
-
-def _tokens(model: Any) -> Any:
-    """The table of tokens, None of a model that has none."""
-    try:
-        table = model.get_input_embeddings()
-    except (NotImplementedError, AttributeError):
-        return None
-    return table if isinstance(table, torch.nn.Embedding) else None
-
-
-def _vocabulary(model: Any) -> int:
-    table = _tokens(model)
-    stated = _value([model.config.get_text_config(), *_configs(model.config)], ("vocab_size",), 2)
-    return int(stated if table is None else min(stated, table.num_embeddings))
-
-
-def _pad(model: Any) -> int:
-    pad = _value([model.config.get_text_config(), model.config], ("pad_token_id",), 0)
-    return pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else 0
-
-
-def _positions(model: Any) -> tuple[int | None, str | None]:
-    """Tokens of the longest text, and why another number than stated. RoBERTa and its kin count positions from behind
-    the one of padding; those of ``longrope`` end where their frequencies change."""
-    stated = _value([model.config.get_text_config(), *_configs(model.config)], _POSITIONS, None)
-    if not isinstance(stated, int) or stated < 1:
-        return None, "config.json states no number of positions"
-    tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
-    own = [table for table in tables if table.num_embeddings == stated and table is not _tokens(model)]
-    longest = stated - max((table.padding_idx + 1 for table in own if table.padding_idx is not None), default=0)
-    kept = constant_positions(model.config.get_text_config().to_dict(), longest, None)
-    why = f"rotary positions change for texts of more, up to the {longest} stated" if kept < longest else None
-    return kept, why
-
-
-def _sees_all(model: Any) -> bool:
-    """Whether the type is known for models whose tokens see those behind them, and is not made a decoder."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    return model.config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not _is_decoder(model)
-
-
-def _is_causal(model: Any) -> bool:
-    """Whether logits are of the token behind each. Of types that transformers lists among causal models XLNet sees
-    every token, and so does BERT's own for generation where it is no decoder."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    listed = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    sees_all = model.config.model_type in ("xlnet", "bert-generation") and not _is_decoder(model)
-    return listed and not _sees_all(model) and not sees_all
-
-
-def _is_decoder(model: Any) -> bool:
-    return getattr(model.config, "is_decoder", False) is True
-
-
-def _depth(model: Any) -> int:
-    """Layers that an answer passes through, for tolerances."""
-    parts = _configs(model.config)
-    return max([value for c in parts for key in _LAYERS if isinstance(value := getattr(c, key, None), int)], default=1)
 
 
 def storage(tensor: torch.Tensor) -> int:
