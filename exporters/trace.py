@@ -23,6 +23,7 @@ from torch.export import Dim, exported_program
 from torch.export import _trace as export_trace
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.fx.passes import type_promotion
 
 from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
@@ -31,6 +32,8 @@ from ..errors import ExportError
 from .frozen_dims import branching_dims, frozen_dims
 from .onnx_translations import TRANSLATIONS
 from .universal import PREFIX
+
+_TypePromotion = type_promotion._TypePromotionInterpreter
 
 _METHOD_NAME = "from_torchlib"
 
@@ -259,11 +262,13 @@ def _without_collection() -> Iterator[None]:
 @contextlib.contextmanager
 def _decomposed_at_once(opset: int) -> Iterator[None]:
     """torch.onnx.export traces a module, and then the trace once more with operations decomposed into those that ONNX
-    has. Within it the first trace has them decomposed already: the same graph in two thirds of the time."""
-    to_aten, for_training, decompose = (
+    has. Within it the first trace has them decomposed already: the same graph in two thirds of the time. Nor is the
+    trace run again to find types that ONNX does not promote: what a node returns is known from the first trace."""
+    to_aten, for_training, decompose, run_node = (
         export_trace._export_to_aten_ir,
         export_trace._export_for_training,
         _fx_passes.decompose_with_registry,
+        _TypePromotion.run_node,
     )
 
     def decomposed(*args: Any, **given: Any) -> Any:
@@ -279,6 +284,7 @@ def _decomposed_at_once(opset: int) -> Iterator[None]:
     setattr(export_trace, to_aten.__name__, decomposed)
     setattr(export_trace, for_training.__name__, export_trace._export)
     setattr(_fx_passes, decompose.__name__, lambda program, *_: program)
+    setattr(_TypePromotion, run_node.__name__, _promoted)
     try:
         yield
     finally:
@@ -286,6 +292,18 @@ def _decomposed_at_once(opset: int) -> Iterator[None]:
         setattr(export_trace, to_aten.__name__, to_aten)
         setattr(export_trace, for_training.__name__, for_training)
         setattr(_fx_passes, decompose.__name__, decompose)
+        setattr(_TypePromotion, run_node.__name__, run_node)
+
+
+def _promoted(self: _TypePromotion, node: torch.fx.Node) -> Any:
+    """What ``node`` returns, with its arguments promoted; one that promotion changed was run again there."""
+    if node.op != "call_function" or "val" not in node.meta:
+        return torch.fx.Interpreter.run_node(self, node)
+    rule = type_promotion.get_type_promotion_rule(node, self.type_promotion_table)
+    if rule is not None:
+        with self._set_current_node(node):
+            self._maybe_promote_node(node, rule)
+    return node.meta["val"]
 
 
 @contextlib.contextmanager

@@ -177,7 +177,7 @@ class Tied(torch.nn.Module):
         kept[:, 0] = 0.0
         kept, _ = self.attention(*[self.norm(kept)] * 3, need_weights=False)
         kept, _ = self.recurrent(torch.nn.functional.silu(kept) + self.places[:, None])
-        y = self.head(kept)[..., :3]
+        y = self.head(kept)[..., :3] * mask[..., None] + (mask > 0)[..., None] / 3  # types are promoted
         return y, torch.where(y > 0, y, y.clamp_min(-1.0)).std((1, 2))
 
 
