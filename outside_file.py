@@ -108,7 +108,7 @@ def parse_json(raw: bytes | str, strict: bool = True) -> Any:
     try:
         if strict:
             text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
-            data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+            data = _STRICT.decode(text)
         else:
             data = json.loads(raw)
     except RecursionError:
@@ -154,6 +154,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 
 
 def folder_problem(wanted: Literal["model", "bundle"], path: Path) -> str | None:

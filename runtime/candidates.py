@@ -8,6 +8,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from .inputs.arrays import Array
 from .running_estimate import RunningEstimate, SizeEstimate
 
 _MAX_LISTED_ENGINES = 8
+# Shapes whose stated times an engine remembers.
+_MOST_SHAPES = 1024
 # A file may state less, over which a run's time is no number.
 _LEAST_MS = 1e-6
 
@@ -162,6 +165,7 @@ def stated_latency(
     place = "here" if elsewhere is None else f"on {elsewhere}:"
     residence = f" as {best.residency}" if best.residency not in (None, residency) else ""
 
+    @lru_cache(_MOST_SHAPES)
     def at(shape: Bucket) -> tuple[RunTime, str]:
         time = milliseconds(shape)
         if not time.measured:

@@ -9,7 +9,9 @@ import logging
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from time import time
 from typing import Any
 
@@ -23,7 +25,9 @@ from ..outside_file import parse_json
 from .desk import Desk
 from .served import Reply, Served, Work, now_ms
 
-ACCESS, ERRORS = logging.getLogger("nestforge.access"), logging.getLogger("nestforge.serving")
+ERRORS = logging.getLogger("nestforge.serving")
+# In the scope of a request whose body did not come in time.
+LATE = "nestforge.late"
 # Bodies above are read as JSON on another thread, so that other requests go on.
 _LARGE = 1 << 16
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -69,13 +73,16 @@ class Metrics:
 
     def __init__(self, desk: Desk) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter("nestforge_requests", "Requests.", ["protocol", "model", "status"], registry=registry)
-        self.answers = Counter("nestforge_answers", "Answers by submodel.", ["model", "submodel"], registry=registry)
-        self.refused = Counter("nestforge_refused", "Requests refused under load.", ["model"], registry=registry)
-        self.late = Counter("nestforge_late", "Answers after their deadline.", ["model"], registry=registry)
-        self.latency = Histogram(
+        requests = Counter("nestforge_requests", "Requests.", ["protocol", "model", "status"], registry=registry)
+        answers = Counter("nestforge_answers", "Answers by submodel.", ["model", "submodel"], registry=registry)
+        refused = Counter("nestforge_refused", "Requests refused under load.", ["model"], registry=registry)
+        late = Counter("nestforge_late", "Answers after their deadline.", ["model"], registry=registry)
+        latency = Histogram(
             "nestforge_request_ms", "Milliseconds from request to answer.", ["model"], buckets=_MS, registry=registry
         )
+        # By labels, looked up once: a lookup costs more than the count.
+        self.requests, self.answers, self.refused = cache(requests.labels), cache(answers.labels), cache(refused.labels)
+        self.late, self.latency = cache(late.labels), cache(latency.labels)
         self.shared = Histogram(
             "nestforge_run_requests", "Requests that a run answered.", buckets=(1, 2, 4, 8, 16, 32), registry=registry
         )
@@ -136,16 +143,12 @@ class Service:
         if int(request.headers.get("content-length", 0)) > most:
             raise too_large
 
-        async def read() -> None:
-            async for part in request.stream():
-                found.extend(part)
-                if len(found) > most:
-                    raise too_large
-
-        try:
-            await asyncio.wait_for(read(), self.limits.read_s)
-        except asyncio.TimeoutError:
-            raise Problem("slow", f"body: did not come within {self.limits.read_s:g} s") from None
+        async for part in request.stream():
+            found.extend(part)
+            if len(found) > most:
+                raise too_large
+        if LATE in request.scope:
+            raise Problem("slow", f"body: did not come within {self.limits.read_s:g} s")
         return bytes(found)
 
     async def reply(self, request: Request, served: Served, work: Work) -> Reply:
@@ -154,28 +157,29 @@ class Service:
         arrived = request.scope["nestforge.arrived"]
         request.scope["nestforge.model"] = served.name
         job = served.job(work, client[:80], arrived, self.limits.patience_ms)
-        answer = asyncio.ensure_future(self.desk.reply(served, work, job))
         gone = asyncio.ensure_future(request.receive())
         try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise ClientDisconnect
-            reply = answer.result()
+            answer = self.desk.answer(served, work, job)
+            gone.add_done_callback(lambda _: answer.cancel())
+            reply = await answer
         except OverloadError:
-            self.metrics.refused.labels(served.name).inc()
+            self.metrics.refused(served.name).inc()
             raise
         except BundleError:
             served.is_broken = True
             raise
+        except asyncio.CancelledError:
+            if not gone.done():
+                raise
+            raise ClientDisconnect from None
         finally:
-            answer.cancel()
             gone.cancel()
         took = now_ms() - arrived
-        self.metrics.answers.labels(served.name, reply.submodel).inc()
-        self.metrics.latency.labels(served.name).observe(took)
+        self.metrics.answers(served.name, reply.submodel).inc()
+        self.metrics.latency(served.name).observe(took)
         self.metrics.shared.observe(reply.shared)
         if work.deadline_ms is not None and took > work.deadline_ms:
-            self.metrics.late.labels(served.name).inc()
+            self.metrics.late(served.name).inc()
         request.scope["nestforge.reply"] = reply
         return reply
 
@@ -201,32 +205,40 @@ class Service:
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
-def endpoint(service: Service, protocol: Protocol, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """``handler`` with errors as ``protocol`` says them, and headers that say who answered and why."""
+@dataclass(frozen=True)
+class Endpoint:
+    """``handler`` as an ASGI application, with errors as ``protocol`` says them, and headers that say who answered and
+    why."""
 
-    async def call(request: Request) -> Response:
-        request.scope["nestforge.protocol"] = protocol.name
+    service: Service
+    protocol: Protocol
+    handler: Handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["nestforge.protocol"] = self.protocol.name
         try:
-            response = await handler(service, request)
+            response = await self.handler(self.service, Request(scope, receive))
         except ClientDisconnect:
-            return Response(status_code=499)
+            return
         except Exception as failure:  # noqa: BLE001  (a request never ends the server)
-            problem = service.problem(failure, request.scope.get("nestforge.model"))
-            status = {**STATUS, **protocol.status}[problem.kind]
-            response = JSONResponse(protocol.body(problem.kind, str(problem), status), status)
-            if problem.needs_ms is not None:
-                seconds = min(problem.needs_ms, 1e6) / 1e3
-                response.headers["retry-after"] = str(max(1, round(seconds)))
-                response.headers["nestforge-needs-ms"] = f"{1e3 * seconds:.3f}"
-        reply: Reply | None = request.scope.get("nestforge.reply")
+            response = self._refused(failure, scope.get("nestforge.model"))
+        reply: Reply | None = scope.get("nestforge.reply")
         if reply is not None:
             response.headers["nestforge-submodel"] = reply.submodel
             response.headers["nestforge-reason"] = _ASCII.sub("?", reply.reason)[:1000]
             if reply.exits is not None:
                 response.headers["nestforge-exit"] = ",".join(map(str, reply.exits))
-        return response
+        await response(scope, receive, send)
 
-    return call
+    def _refused(self, failure: Exception, model: str | None) -> Response:
+        problem = self.service.problem(failure, model)
+        status = {**STATUS, **self.protocol.status}[problem.kind]
+        response = JSONResponse(self.protocol.body(problem.kind, str(problem), status), status)
+        if problem.needs_ms is not None:
+            seconds = min(problem.needs_ms, 1e6) / 1e3
+            response.headers["retry-after"] = str(max(1, round(seconds)))
+            response.headers["nestforge-needs-ms"] = f"{1e3 * seconds:.3f}"
+        return response
 
 
 async def metrics(service: Service, _: Request) -> Response:
@@ -276,7 +288,7 @@ class Guard:
     def _note(self, scope: Scope, started: float, sent: Mapping[str, int]) -> None:
         model, reply = scope.get("nestforge.model", ""), scope.get("nestforge.reply")
         protocol = scope.get("nestforge.protocol", "http")
-        self._service.metrics.requests.labels(protocol, model, str(sent["status"])).inc()
+        self._service.metrics.requests(protocol, model, str(sent["status"])).inc()
         client = scope.get("client")
         line = {
             "time": round(time(), 3),
@@ -290,4 +302,5 @@ class Guard:
         if reply is not None:
             self._service.desk.scheduler.sent(now_ms() - reply.ended)
             line |= {"model": model, "submodel": reply.submodel, "shared": reply.shared}
-        ACCESS.info(json.dumps(line))
+        with suppress(OSError, ValueError):  # standard output is closed; requests go on
+            print(json.dumps(line), flush=True)

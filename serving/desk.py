@@ -19,18 +19,20 @@ class Desk:
         self._pool = ThreadPoolExecutor(workers, "nestforge-run")
         self._asked: dict[Job, tuple[Served, Work, asyncio.Future[Reply]]] = {}
 
-    async def reply(self, served: Served, work: Work, job: Job) -> Reply:
-        """The answer to a request. Raises OverloadError where it cannot be in time, or as a call of the model does;
-        where it is cancelled it waits no more."""
+    def answer(self, served: Served, work: Work, job: Job) -> asyncio.Future[Reply]:
+        """The answer to a request, which is taken: where it is cancelled it waits no more. It raises OverloadError
+        where the deadline passes, or as a call of the model does. Raises OverloadError where it cannot be in time."""
         loop = asyncio.get_running_loop()
         self.scheduler.submit(job, now_ms())
         future: asyncio.Future[Reply] = loop.create_future()
         self._asked[job] = (served, work, future)
+        future.add_done_callback(lambda done: self._forget(job, done.cancelled()))
         self._start(loop)
-        try:
-            return await future
-        finally:
-            self._asked.pop(job, None)
+        return future
+
+    def _forget(self, job: Job, is_cancelled: bool) -> None:
+        del self._asked[job]
+        if is_cancelled:
             self.scheduler.cancel(job)
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ _TYPES = {
     "bool": "BOOL",
 }
 _DTYPES = {name: np.dtype(dtype) for dtype, name in _TYPES.items()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 _LENGTH = "inference-header-content-length"
 
 
@@ -160,7 +162,7 @@ def _response(served: Served, document: Mapping[str, Any], parameters: Mapping[s
         if one["name"] not in reply.outputs:
             raise InputError(f"output {one['name']!r:.80}: there is {', '.join(reply.outputs)}")
         array = reply.outputs[one["name"]]
-        tensor = {"name": one["name"], "datatype": _TYPES[str(array.dtype)], "shape": list(array.shape)}
+        tensor = {"name": one["name"], "datatype": _NAMES[array.dtype], "shape": list(array.shape)}
         if _object(one, "parameters").get("binary_data", parameters.get("binary_data_output", False)):
             parts.append(array.tobytes())
             tensor["parameters"] = {"binary_data_size": len(parts[-1])}
@@ -178,7 +180,7 @@ def _response(served: Served, document: Mapping[str, Any], parameters: Mapping[s
     }
     if "id" in document:
         answer["id"] = document["id"]
-    head = json.dumps(answer, separators=(",", ":")).encode()
+    head = _COMPACT.encode(answer).encode()
     if not parts:
         return Response(head, media_type="application/json")
     return Response(

@@ -23,6 +23,7 @@ from ..runtime.request import Request, Texts
 from .scheduler import Job, Run
 
 _LIMITS, _NAMES = ("latency_ms", "deadline_ms", "memory_mb"), ("budget", "submodel", "task")
+_HEADERS = {name: f"nestforge-{name.replace('_', '-')}" for name in (*_LIMITS, *_NAMES)}
 # Runs of each submodel before the first request: one that is not counted, and as many as the estimate wants.
 _WARM_UPS = 4
 # Stands for any deadline where only that there is one counts.
@@ -68,8 +69,9 @@ def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any
     """What a request states of its budget, by headers ``nestforge-deadline-ms`` and so on or parameters of the body
     (``deadline_ms``). Raises InputError for what is none, or stands in both."""
     found: dict[str, Any] = {}
-    for name in (*_LIMITS, *_NAMES):
-        header, value = headers.get(f"nestforge-{name.replace('_', '-')}"), body.get(name)
+    own = {name: value for name, value in headers.items() if name.startswith("nestforge-")}
+    for name, header_name in _HEADERS.items():
+        header, value = own.get(header_name), body.get(name)
         if header is not None and value is not None:
             raise InputError(f"{name}: stands in a header and in the body; expected once")
         if header is not None and name in _LIMITS:

@@ -9,22 +9,22 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.routing import Route
+import uvloop
+from starlette.routing import Route, Router
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InputError
 from ..profiles.probe_host import probe_host
 from ..runtime.load import load
 from . import embeddings, kserve
-from .app import ACCESS, ERRORS, PLAIN, Guard, Limits, Protocol, Service, endpoint, metrics
+from .app import ERRORS, LATE, PLAIN, Endpoint, Guard, Limits, Protocol, Service, metrics
 from .desk import Desk
 from .served import Served
 
@@ -48,43 +48,54 @@ class ServeRequest:
 
 class Connection(HttpToolsProtocol):
     """uvicorn's, which waits for no one: a head has to be there within ``read_s`` of the connection, or of its first
-    byte, and within 64 KiB; of more connections than ``most`` the new one is closed."""
+    byte, and within 64 KiB, and a body as soon after it; of more connections than ``most`` the new one is closed."""
 
     limits = Limits()
     _watch: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    _in_head, _head_bytes = True, 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._arm()
+        self._arm(transport.close)
         if len(self.connections) > self.limits.connections:
             transport.close()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._watch is not None:
+        if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > _MOST_HEAD:
                 self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._arm()
+        self._in_head, self._head_bytes = True, 0
+        self._arm(self.transport.close)
 
     def on_headers_complete(self) -> None:
-        self._disarm()
+        self._in_head = False
         super().on_headers_complete()
+        self._arm(self._end_body)
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
 
-    def _arm(self) -> None:
+    def _end_body(self) -> None:
+        """The request hears that its body has ended, and that it is late."""
+        self.scope[LATE] = True  # type: ignore[literal-required]
+        self.cycle.keep_alive = self.cycle.more_body = False
+        self.cycle.message_event.set()
+
+    def _arm(self, late: Callable[[], None]) -> None:
         self._disarm()
-        self._watch = self.loop.call_later(self.limits.read_s, lambda: self.transport.close())
+        self._watch = self.loop.call_later(self.limits.read_s, late)
 
     def _disarm(self) -> None:
-        self._head_bytes = 0
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -126,11 +137,11 @@ def application(service: Service, token: str | None = None) -> Guard:
         (PLAIN, [("GET", "/metrics", metrics), ("GET", "/health", kserve.ready)]),
     ]
     routes = [
-        Route(path, endpoint(service, protocol, handler), methods=[method])
+        Route(path, Endpoint(service, protocol, handler), methods=[method])
         for protocol, table in tables
         for method, path, handler in table
     ]
-    return Guard(Starlette(routes=routes), service, token)
+    return Guard(Router(routes), service, token)
 
 
 def serve(request: ServeRequest) -> None:
@@ -165,7 +176,7 @@ def serve(request: ServeRequest) -> None:
             server_header=False,
             timeout_graceful_shutdown=max(1, round(request.stop_s)),
         )
-        asyncio.run(_Server(config, service).serve(sockets=[bound]))
+        uvloop.run(_Server(config, service).serve(sockets=[bound]))
 
 
 @contextmanager
@@ -185,9 +196,6 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _log() -> None:
-    """The access log is standard output, a JSON object a line; faults are standard error."""
+    """Faults are standard error; standard output is the access log."""
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    for logger, stream in ((ACCESS, sys.stdout), (ERRORS, sys.stderr)):
-        handler = logging.StreamHandler(stream)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
+    ERRORS.handlers, ERRORS.propagate = [logging.StreamHandler(sys.stderr)], False

@@ -58,7 +58,7 @@ _EXTRAS = {
     "onnxscript": "compile",
     **{backend.module: backend.extra for backend in BACKENDS.values()},
     "cuda": TENSORRT.extra,
-    **dict.fromkeys(("starlette", "uvicorn", "httptools", "prometheus_client"), "serve"),
+    **dict.fromkeys(("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client"), "serve"),
 }
 
 # In newer releases of click a command without any argument, which shows its help.
