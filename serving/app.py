@@ -8,12 +8,12 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import BundleError, InputError, NestforgeError, OverloadError, SelectionError
 from ..outside_file import parse_json
 from .desk import Desk
+from .generating import Generating, Terms
 from .served import Reply, Served, Work, now_ms
 
 ERRORS = logging.getLogger("nestforge.serving")
@@ -33,6 +34,7 @@ _LARGE = 1 << 16
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"]+/)+")
 _ASCII = re.compile(r"[^\x20-\x7e]")
+T = TypeVar("T")
 
 
 class Problem(Exception):
@@ -86,13 +88,13 @@ class Metrics:
         self.shared = Histogram(
             "nestforge_run_requests", "Requests that a run answered.", buckets=(1, 2, 4, 8, 16, 32), registry=registry
         )
-        for name, what in (
-            ("waiting", "Jobs that wait."),
-            ("running", "Runs."),
-            ("share", "Planned part of deadlines."),
-        ):
-            gauge = Gauge(f"nestforge_{name}", what, registry=registry)
-            gauge.set_function(lambda name=name: float(getattr(desk.scheduler, name)))  # type: ignore[misc]
+        self.count("waiting", "Jobs that wait.", lambda: desk.scheduler.waiting)
+        self.count("running", "Runs.", lambda: desk.scheduler.running)
+        self.count("share", "Planned part of deadlines.", lambda: desk.scheduler.share)
+
+    def count(self, name: str, what: str, now: Callable[[], float]) -> None:
+        """A gauge of what there is ``now``."""
+        Gauge(f"nestforge_{name}", what, registry=self.registry).set_function(now)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,9 @@ class Service:
 
     def __init__(self, served: Mapping[str, Served], desk: Desk, limits: Limits) -> None:
         self.served, self.desk, self.limits, self.metrics = served, desk, limits, Metrics(desk)
+        self.generating = {name: Generating(one.model.generate, desk) for name, one in served.items()}
+        rows = self.generating.values()
+        self.metrics.count("generating", "Rows that generate.", lambda: sum(one.rows for one in rows))
         self.is_ready = True
 
     def model(self, name: object) -> Served:
@@ -152,36 +157,55 @@ class Service:
         return bytes(found)
 
     async def reply(self, request: Request, served: Served, work: Work) -> Reply:
-        """The answer to ``work``, unless the client goes away before. Raises as Desk.reply does."""
-        client = request.headers.get("nestforge-client") or (request.client.host if request.client else "")
-        arrived = request.scope["nestforge.arrived"]
+        """The answer to ``work``, unless the client goes away before. Raises as Desk.answer does."""
+        terms = self.terms(request, work.deadline_ms)
+        with self.counted(request, served):
+            job = served.job(work, terms.client, terms.arrived, terms.patience_ms)
+            reply = await self.unless_gone(request, self.desk.answer(served, work, job))
+        self.answered(request, served, reply, terms)
+        return reply
+
+    def terms(self, request: Request, deadline_ms: float | None, user: object = None) -> Terms:
+        """Who asks is as a header says, or as ``user``, or the address."""
+        client = request.headers.get("nestforge-client") or user or (request.client.host if request.client else "")
+        return Terms(str(client)[:80], request.scope["nestforge.arrived"], self.limits.patience_ms, deadline_ms)
+
+    @contextmanager
+    def counted(self, request: Request, served: Served) -> Iterator[None]:
+        """Within it ``served`` answers a request: refusals count, and a bundle that fails is not ready any more."""
         request.scope["nestforge.model"] = served.name
-        job = served.job(work, client[:80], arrived, self.limits.patience_ms)
-        gone = asyncio.ensure_future(request.receive())
         try:
-            answer = self.desk.answer(served, work, job)
-            gone.add_done_callback(lambda _: answer.cancel())
-            reply = await answer
+            yield
         except OverloadError:
             self.metrics.refused(served.name).inc()
             raise
         except BundleError:
             served.is_broken = True
             raise
+
+    async def unless_gone(self, request: Request, answer: asyncio.Future[T]) -> T:
+        """What ``answer`` gives, unless the client goes away before: then it is cancelled, and ClientDisconnect
+        raised."""
+        gone = asyncio.ensure_future(request.receive())
+        gone.add_done_callback(lambda _: answer.cancel())
+        try:
+            return await answer
         except asyncio.CancelledError:
             if not gone.done():
                 raise
             raise ClientDisconnect from None
         finally:
             gone.cancel()
-        took = now_ms() - arrived
+
+    def answered(self, request: Request, served: Served, reply: Reply, terms: Terms) -> None:
+        """Counts an answer; headers and the access log have what ``reply`` says."""
+        took = now_ms() - terms.arrived
         self.metrics.answers(served.name, reply.submodel).inc()
         self.metrics.latency(served.name).observe(took)
         self.metrics.shared.observe(reply.shared)
-        if work.deadline_ms is not None and took > work.deadline_ms:
+        if terms.deadline_ms is not None and took > terms.deadline_ms:
             self.metrics.late(served.name).inc()
         request.scope["nestforge.reply"] = reply
-        return reply
 
     def problem(self, failure: BaseException, name: str | None) -> Problem:
         """What a client is told of ``failure``: no path of this host."""

@@ -5,10 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 from ..errors import OverloadError
 from .scheduler import Job, Run, Scheduler
-from .served import Reply, Served, Work, now_ms, options
+from .served import now_ms, options
+
+_Given = TypeVar("_Given", contravariant=True)
+_Found = TypeVar("_Found", covariant=True)
+
+
+class Answers(Protocol[_Given, _Found]):
+    """What makes runs, each for the work of its jobs, on a thread of the desk's."""
+
+    def replies(self, works: Sequence[_Given], run: Run, /) -> Sequence[_Found]: ...
 
 
 class Desk:
@@ -17,14 +27,14 @@ class Desk:
     def __init__(self, workers: int, most_waiting: int) -> None:
         self.scheduler = Scheduler(options, workers, most_waiting)
         self._pool = ThreadPoolExecutor(workers, "nestforge-run")
-        self._asked: dict[Job, tuple[Served, Work, asyncio.Future[Reply]]] = {}
+        self._asked: dict[Job, tuple[Answers[Any, Any], Any, asyncio.Future[Any]]] = {}
 
-    def answer(self, served: Served, work: Work, job: Job) -> asyncio.Future[Reply]:
+    def answer(self, served: Answers[_Given, _Found], work: _Given, job: Job) -> asyncio.Future[_Found]:
         """The answer to a request, which is taken: where it is cancelled it waits no more. It raises OverloadError
         where the deadline passes, or as a call of the model does. Raises OverloadError where it cannot be in time."""
         loop = asyncio.get_running_loop()
         self.scheduler.submit(job, now_ms())
-        future: asyncio.Future[Reply] = loop.create_future()
+        future: asyncio.Future[_Found] = loop.create_future()
         self._asked[job] = (served, work, future)
         future.add_done_callback(lambda done: self._forget(job, done.cancelled()))
         self._start(loop)
@@ -52,13 +62,13 @@ class Desk:
             done = self._pool.submit(served.replies, [self._asked[job][1] for job in run.jobs], run)
             done.add_done_callback(lambda done, run=run: loop.call_soon_threadsafe(self._end, loop, run, done))  # type: ignore[misc]
 
-    def _end(self, loop: asyncio.AbstractEventLoop, run: Run, done: Future[list[Reply]]) -> None:
+    def _end(self, loop: asyncio.AbstractEventLoop, run: Run, done: Future[Sequence[Any]]) -> None:
         self.scheduler.end(run, now_ms())
         failure = done.exception()
         self._settle(run.jobs, failure if failure is not None else done.result())
         self._start(loop)
 
-    def _settle(self, jobs: Sequence[Job], found: BaseException | Sequence[Reply]) -> None:
+    def _settle(self, jobs: Sequence[Job], found: BaseException | Sequence[Any]) -> None:
         for number, job in enumerate(jobs):
             asked = self._asked.get(job)
             if asked is None or asked[2].done():  # its client is gone

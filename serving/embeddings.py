@@ -4,6 +4,7 @@ text-embeddings-inference (``/embed``, ``/similarity``, ``/tokenize``, ``/info``
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ async def tei_embed(service: Service, request: Request) -> Response:
     document = await service.document(request)
     served = _named(service, request)
     vectors, _ = await _vectors(service, request, served, document, document.get("inputs"))
-    if _flag(document, "normalize", True):
+    if flag(document, "normalize", True):
         vectors = normalized(vectors)
     return JSONResponse(vectors.tolist())
 
@@ -82,7 +83,7 @@ async def tei_similarity(service: Service, request: Request) -> Response:
     inputs = document.get("inputs")
     if not isinstance(inputs, dict) or not isinstance(inputs.get("source_sentence"), str):
         raise InputError("inputs: expected an object with source_sentence and sentences")
-    texts = [inputs["source_sentence"], *_texts("sentences", inputs.get("sentences"))]
+    texts = [inputs["source_sentence"], *texts_of("sentences", inputs.get("sentences"))]
     own = document.get("parameters") or {}
     if not isinstance(own, dict):
         raise InputError(f"parameters: expected an object, got {own!r:.80}")
@@ -94,7 +95,7 @@ async def tei_similarity(service: Service, request: Request) -> Response:
 async def tei_tokenize(service: Service, request: Request) -> Response:
     document = await service.document(request)
     found = _named(service, request).tokenized(
-        _texts("inputs", document.get("inputs")), _flag(document, "add_special_tokens", True)
+        texts_of("inputs", document.get("inputs")), flag(document, "add_special_tokens", True)
     )
     return JSONResponse(
         [
@@ -130,7 +131,7 @@ def _named(service: Service, request: Request) -> Served:
     return service.model(request.path_params.get("model", next(iter(service.served))))
 
 
-def _texts(name: str, given: Any) -> list[str]:
+def texts_of(name: str, given: Any) -> list[str]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
         raise InputError(
@@ -141,7 +142,7 @@ def _texts(name: str, given: Any) -> list[str]:
     return texts
 
 
-def _flag(document: dict[str, Any], name: str, default: bool) -> bool:
+def flag(document: Mapping[str, Any], name: str, default: bool) -> bool:
     value = document.get(name, default)
     if not isinstance(value, bool):
         raise InputError(f"{name}: expected true or false, got {value!r:.80}")
@@ -159,7 +160,7 @@ async def _vectors(
     prompt_name = document.get("prompt_name")
     if prompt_name is not None and not isinstance(prompt_name, str):
         raise InputError(f"prompt_name: expected a name, got {prompt_name!r:.80}")
-    feeds, tokens = served.encoded(_texts("input", given), found, _flag(document, "truncate", False), prompt_name)
+    feeds, tokens = served.encoded(texts_of("input", given), found, flag(document, "truncate", False), prompt_name)
     reply = await service.reply(request, served, served.work(feeds, found, dimensions))
     return np.asarray(reply.outputs[name], np.float32), tokens
 

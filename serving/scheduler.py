@@ -38,7 +38,7 @@ class Job:
     """Rows of one request, answered together: ``rows`` of at most ``steps``. Jobs of equal keys may share a run; one
     whose key is None runs alone. It came at ``arrived`` and is ``due`` (milliseconds); ``timed`` is one whose request
     stated that. ``alone`` are the engines that may answer it, the largest submodel first, one where its request leaves
-    no choice."""
+    no choice. One that ``continues`` what was admitted is never refused, late or not."""
 
     key: Hashable
     rows: int
@@ -48,6 +48,7 @@ class Job:
     due: float
     alone: Sequence[Candidate]
     timed: bool = False
+    continues: bool = False
 
 
 @dataclass(eq=False, frozen=True)
@@ -107,11 +108,11 @@ class Scheduler:
         last = max(own_place, self._waiting[-1].order) if self._waiting else own_place
         self._number += 1
         self._note(job.client, now)
-        if not self._has_its_share(job, behind, now):
+        if job.continues or not self._has_its_share(job, behind, now):
             # Behind all others it makes none of them late.
             for order in dict.fromkeys((own_place, last)):
                 entry = _Waiting(order, self._number, job)
-                if self._fits(entry, now):
+                if job.continues or self._fits(entry, now):
                     insort(self._waiting, entry)
                     return
         needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] + self._to_send - now
@@ -128,9 +129,9 @@ class Scheduler:
 
     def expired(self, now: float) -> list[Job]:
         """The waiting jobs whose deadline has passed, which wait no more."""
-        late = [entry.job for entry in self._waiting if entry.job.due <= now]
+        late = [entry.job for entry in self._waiting if entry.job.due <= now and not entry.job.continues]
         if late:
-            self._waiting = [entry for entry in self._waiting if entry.job.due > now]
+            self._waiting = [entry for entry in self._waiting if entry.job not in late]
             self._weigh(late, now)
         return late
 
@@ -262,7 +263,7 @@ class Scheduler:
         job = entry.job
         if not job.timed:
             return job.due
-        return job.arrived + self._share * (job.due - job.arrived) - self._to_send
+        return job.arrived + self._share * (job.due - job.arrived) - (0.0 if job.continues else self._to_send)
 
     @property
     def _to_send(self) -> float:
@@ -276,7 +277,7 @@ class Scheduler:
 
     def _weigh(self, jobs: Sequence[Job], now: float) -> None:
         """Once for all jobs of a run, which are late together."""
-        timed = [job.due for job in jobs if job.timed]
+        timed = [job.due for job in jobs if job.timed and not job.continues]
         if timed:
             self._share = min(1.0, max(_LEAST_SHARE, self._share * (_MISSED if now > min(timed) else _KEPT)))
 

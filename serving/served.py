@@ -25,7 +25,9 @@ from .scheduler import Job, Run
 _LIMITS, _NAMES = ("latency_ms", "deadline_ms", "memory_mb"), ("budget", "submodel", "task")
 _HEADERS = {name: f"nestforge-{name.replace('_', '-')}" for name in (*_LIMITS, *_NAMES)}
 # Runs of each submodel before the first request: one that is not counted, and as many as the estimate wants.
-_WARM_UPS = 4
+_WARM_UPS, _WARM_UP_PROMPT = 4, 8
+# What a decoder shows of a part of a letter.
+_INCOMPLETE = "\ufffd"
 # Stands for any deadline where only that there is one counts.
 _SOME_MS = 1.0
 
@@ -113,6 +115,14 @@ class Served:
     def embedding(self) -> str:
         """The output that is the embedding. Raises InputError where there is none."""
         return embedding_output(self.model.bundle.manifest).name
+
+    def written(self, token: int) -> tuple[str, list[int] | None]:
+        """The text of one token with its bytes; of a part of a letter the vocabulary's name for it, and None."""
+        tokenizer = self._texts.encoder().tokenizer
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        if _INCOMPLETE in text:
+            return str(tokenizer.id_to_token(token)), None
+        return text, list(text.encode())
 
     def work(self, feeds: Mapping[str, Array], found: Mapping[str, Any], dimensions: int | None = None) -> Work:
         """A request of arrays with what is ``stated`` of it."""
@@ -204,6 +214,12 @@ class Served:
             feeds = random_feeds(self.model.bundle.manifest.inputs, bucket)
             for _ in range(_WARM_UPS):
                 self.model(feeds, submodel=one.id, exits=OFF)
+        entry = self.model.bundle.manifest.generation
+        if entry is not None:
+            half = entry.most_tokens // 2
+            for engine in entry.generators:
+                prompt = [0] * min(_WARM_UP_PROMPT, half)
+                self.model.generate(prompt, max_tokens=min(_WARM_UPS, half), submodel=engine.submodel)
 
 
 class Key(NamedTuple):

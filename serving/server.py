@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..errors import InputError
 from ..profiles.probe_host import probe_host
 from ..runtime.load import load
-from . import embeddings, kserve
+from . import completions, embeddings, kserve
 from .app import ERRORS, LATE, PLAIN, Endpoint, Guard, Limits, Protocol, Service, metrics
 from .desk import Desk
 from .served import Served
@@ -133,6 +133,7 @@ def application(service: Service, token: str | None = None) -> Guard:
     tables: list[tuple[Protocol, Any]] = [
         (kserve.PROTOCOL, kserve.ROUTES),
         (embeddings.OPENAI, embeddings.OPENAI_ROUTES),
+        (embeddings.OPENAI, completions.ROUTES),
         (embeddings.TEI, embeddings.TEI_ROUTES),
         (PLAIN, [("GET", "/metrics", metrics), ("GET", "/health", kserve.ready)]),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from time import perf_counter
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -21,14 +22,15 @@ from ..engines.residency import Residency
 from ..graphs.task_tensors import TaskTensors
 from ..inputs.text import TextEncoder
 from .admitted import AdmittedEngines, longer_prompt_bytes
+from .batch import Batch
 from .cache_memory import memory_for, session_bytes
 from .draft_gains import Gains, JudgedDraft, read_drafts
 from .drafting import drafting_for, most_checked, smaller_engines
 from .generation import Generation, Loop
 from .options import AUTO, GenerationRequest
 from .pace import Pace, candidates
-from .prompts import Prompts, RequestedRows, requested_rows
-from .row import Generated
+from .prompts import Prompts, requested_rows
+from .row import Generated, Row
 from .session import Session
 from .step_times import RunTime, StepTimes
 
@@ -111,6 +113,30 @@ class Generator:
         finally:
             user.is_over = True
 
+    def rows(self, request: GenerationRequest, most_tokens: int) -> list[Row]:
+        """The rows of a request, of which nothing is computed, for a batch of ``most_tokens``. Raises InputError."""
+        entry = self._of_task(request.task)._entry()
+        room = replace(request, capacity=min(most_tokens, entry.most_tokens))
+        return requested_rows(self._prompts(entry), entry, room).each
+
+    def batch(self, request: GenerationRequest, most_rows: int, most_tokens: int) -> Batch:
+        """Room for rows that come and go, of ``most_tokens`` each with the prompt, or as many of either as engines
+        take, by the submodels that ``request`` leaves, which has no prompt. Raises as a call does before any work."""
+        if (merged := self._of_task(request.task)) is not self:
+            return merged.batch(request, most_rows, most_tokens)
+        manifest, entry, owner = self._bundle.manifest, self._entry(), Owner()
+        rows = min(most_rows, max(engine.bucket.batch for engine in entry.engines))
+        capacity = min(most_tokens, entry.most_tokens)
+        prompt_tokens = 0 if entry.encoder is None else min(most_tokens, entry.encoder.positions)
+        try:
+            admission = self._admit(owner, entry, request, rows, capacity, prompt_tokens)
+            proven = None if request.task is None else self._tensors(request.task).submodels
+            engines, reason = candidates(manifest, request, admission.admitted, rows, admission.bytes, proven)
+            return Batch(admission.session, engines, reason, self._times, owner)
+        except BaseException:
+            owner.is_over = True
+            raise
+
     @property
     def open_submodels(self) -> tuple[str, ...]:
         """Submodels that have an engine open, the largest first."""
@@ -185,7 +211,7 @@ class Generator:
             raise InputError("session: of another model; open one with the session() of this model")
         rows = requested_rows(self._prompts(entry), entry, request)
         with ExitStack() as own:  # closes the session of this call, should it fail
-            admission = self._admit(owner, entry, request, rows)
+            admission = self._admit(owner, entry, request, len(rows.each), rows.capacity, rows.prompt_tokens)
             if request.session is None:
                 own.enter_context(admission.session)
             proven = None if request.task is None else self._tensors(request.task).submodels
@@ -212,13 +238,19 @@ class Generator:
         return generation
 
     def _admit(
-        self, owner: Owner, entry: GenerationEntry, request: GenerationRequest, rows: RequestedRows
+        self,
+        owner: Owner,
+        entry: GenerationEntry,
+        request: GenerationRequest,
+        count: int,
+        capacity: int,
+        prompt_tokens: int,
     ) -> _Admission:
         """Engines admitted, and memory counted, until ``owner`` is over; where there is no session, one for this call.
         Raises as ``session``."""
-        session, count = request.session, len(rows.each)
-        size = 0 if session else session_bytes(entry, count, rows.capacity, rows.prompt_tokens)
-        prompt_bytes = longer_prompt_bytes(entry, rows.prompt_tokens)
+        session = request.session
+        size = 0 if session else session_bytes(entry, count, capacity, prompt_tokens)
+        prompt_bytes = longer_prompt_bytes(entry, prompt_tokens)
         uncounted = self._engines.uncounted(prompt_bytes)
         check_bytes = 4 * entry.vocabulary * most_checked(request)
         may_draft = True
@@ -232,8 +264,8 @@ class Generator:
             may_draft = False
             admitted = self._engines.admit(entry, size + uncounted)
         if session is None:
-            session = self._session(owner, entry, size, count, rows.capacity, rows.prompt_tokens, request.task)
-        most = entry.cache_bytes(session.rows, session.capacity) + entry.source_bytes(session.rows, rows.prompt_tokens)
+            session = self._session(owner, entry, size, count, capacity, prompt_tokens, request.task)
+        most = entry.cache_bytes(session.rows, session.capacity) + entry.source_bytes(session.rows, prompt_tokens)
         cache_bytes = max(session.bytes, most)  # it may grow
         return _Admission(session, admitted, cache_bytes + prompt_bytes, may_draft)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ...bundle.entries.engine_entry import EngineEntry
 from .pace import Chosen
 from .sampling import (
     Drafted,
@@ -188,6 +189,11 @@ class Row:
             self._log_probabilities.append(found)
         text = self._add(token)
         return Piece(self.number, token, text, chosen.engine.submodel, found, self.finish)
+
+    def continued_by(self, engine: EngineEntry, reason: str) -> Chosen:
+        """The choice of ``engine`` for the next token; its reason stays where it computed the one before."""
+        before = self._runs[-1][0] if self._runs else None
+        return before if before is not None and before.engine is engine else Chosen(engine, reason)
 
     def checked(self, draft: str, drafted: int, accepted: int) -> None:
         """Counts a run that checked ``drafted`` tokens of ``draft``'s and accepted ``accepted``."""

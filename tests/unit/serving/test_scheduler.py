@@ -341,3 +341,16 @@ def test_whoever_is_admitted_is_in_time_where_runs_take_what_is_stated(arrivals:
 def test_every_admitted_job_ends_whatever_runs_take(arrivals: Any, workers: int) -> None:
     done, _ = played(arrivals, workers, lambda stated: 3 * stated)
     assert len({id(one) for one, _ in done}) == len(done)
+
+
+def test_what_continues_is_taken_however_late_and_runs_by_its_own_time() -> None:
+    scheduler = queue(most_waiting=2)
+    scheduler.submit(job(0.0, 8.0, key=None), 0.0)
+    scheduler.submit(job(0.0, 8.0, key=None), 0.0)
+    step = job(0.0, 0.5, "b", key=None, continues=True)
+    scheduler.submit(step, 0.0)
+    assert scheduler.expired(1.0) == []
+    run = started(scheduler, 1.0)
+    assert (run.jobs, run.candidate.engine.submodel) == ((step,), "small")
+    scheduler.end(run, 2.0)
+    assert scheduler.share == 1.0, "a step that is late says nothing of deadlines"

@@ -1,0 +1,99 @@
+"""Rows that step together and come and go between steps, for a server: each reads its prompt at the place behind the
+others, and where one leaves the last takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
+from ...errors import InputError
+from ...ownership import Owner
+from ..candidates import Candidate
+from ..running_estimate import RunningEstimate
+from .pace import Chosen
+from .row import Piece, Row
+from .session import Session
+from .step_times import StepTimes
+
+
+class Batch:
+    """Up to ``session.rows`` rows in a session of their own. One thread at a time uses it.
+
+    ``engines`` may generate, the largest first, all with heads alike, so that one continues what another computed;
+    ``reason`` says why the first of them. What rows have in common with those that are there, or were, is not computed
+    again.
+    """
+
+    def __init__(
+        self, session: Session, engines: Sequence[EngineEntry], reason: str, times: StepTimes, owner: Owner
+    ) -> None:
+        """``owner`` has the session, and what else was taken for it, until ``close``."""
+        self.session, self.engines, self.reason = session, engines, reason
+        self.rows: list[Row] = []
+        self._times, self._owner, self._taker = times, owner, Owner()
+        self._estimates = RunningEstimate(lambda: None)
+        session.take(self._taker)
+        for engine in engines:
+            session.bind(engine, session.rows)
+
+    def to_read(self, row: Row) -> list[Candidate]:
+        """The engines with what each is expected to take for the prompt of ``row``."""
+        session, times = self.session, self._times
+        return [
+            self._candidate(one, times.expected_prompt_ms(one, session.unknown(row.prompt, one, row.source)))
+            for one in self.engines
+        ]
+
+    def to_step(self, rows: int) -> list[Candidate]:
+        """The engines with what each is expected to take for a step of so many rows."""
+        return [self._candidate(one, self._times.expected_ms(one, rows)) for one in self.engines]
+
+    def _candidate(self, engine: EngineEntry, ms: float) -> Candidate:
+        estimate = self._estimates.of(engine.id, Bucket(1, 1))
+        return Candidate(engine, ms, f"expected {ms:.3g} ms", 0.0, ms, ms, estimate, is_noisy=False)
+
+    def join(self, row: Row, engine: EngineEntry, reason: str) -> Piece:
+        """The first token of ``row``, which steps with the others from now on. There is room for it."""
+        place, started = len(self.rows), perf_counter()
+        logits, row.reused_tokens = self.session.prefill(place, row.prompt, engine, place + 1, source=row.source)
+        row.prompt_ms = 1e3 * (perf_counter() - started)
+        self._times.ran_prompt(engine, row.prompt_tokens - row.reused_tokens, row.prompt_ms)
+        piece = row.pick(logits, Chosen(engine, reason))
+        if piece.finish is None:
+            self.rows.append(row)
+        return piece
+
+    def step(self, engine: EngineEntry, reason: str) -> list[tuple[Row, Piece | InputError]]:
+        """One more token of every row, or why it has none; those that end with it leave."""
+        started = perf_counter()
+        logits = self.session.step([row.last for row in self.rows], engine)
+        took = 1e3 * (perf_counter() - started)
+        self._times.ran(engine, len(self.rows), took)
+        found: list[tuple[Row, Piece | InputError]] = []
+        for row, own in zip(self.rows, logits, strict=True):
+            try:
+                found.append((row, row.pick(own, row.continued_by(engine, reason))))
+            except InputError as failure:
+                found.append((row, failure))
+            row.token_ms.append(took)
+        for row, piece in found:
+            if not isinstance(piece, Piece) or piece.finish is not None:
+                self.leave(row)
+        return found
+
+    def leave(self, row: Row) -> None:
+        """Nothing more is wanted of ``row``, which may have left before."""
+        if row in self.rows:
+            place = self.rows.index(row)
+            self.session.leave(place, len(self.rows))
+            last = self.rows.pop()
+            if last is not row:
+                self.rows[place] = last
+
+    def close(self) -> None:
+        """Gives its memory back."""
+        self._taker.is_over = True
+        self.session.close()
+        self._owner.is_over = True

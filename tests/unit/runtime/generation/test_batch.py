@@ -1,0 +1,104 @@
+"""Rows that join others between their steps, and leave them, beside the rows of a call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from nestforge.errors import InputError, SelectionError
+from nestforge.runtime.generation.batch import Batch
+from nestforge.runtime.generation.options import GenerationRequest
+from nestforge.runtime.generation.row import Piece, Row
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
+
+ELASTIC_HEADS = Path(__file__).parents[3] / "golden" / "bundle-fewer-heads"
+
+
+def row(model: ElasticModel, prompt: Sequence[int], tokens: int, most: int = 64) -> Row:
+    (found,) = model.generate.rows(GenerationRequest([list(prompt)], max_tokens=tokens), most)
+    return found
+
+
+def expected(model: ElasticModel, prompt: Sequence[int], tokens: int, submodel: str | None = None) -> Sequence[int]:
+    return model.generate([list(prompt)], max_tokens=tokens, submodel=submodel).rows[0].tokens
+
+
+def join(batch: Batch, one: Row) -> Piece:
+    return batch.join(one, batch.engines[0], batch.reason)
+
+
+@pytest.mark.parametrize("bundle", ["llama", "elastic heads"])
+@pytest.mark.parametrize("submodel", [None, "smallest"])
+def test_rows_come_and_go_between_steps(model: ElasticModel, bundle: str, submodel: str | None) -> None:
+    with load(ELASTIC_HEADS, threads=1) as elastic:
+        of = model if bundle == "llama" else elastic
+        named = None if submodel is None else of.bundle.manifest.largest_first[-1].id
+        batch = of.generate.batch(GenerationRequest(submodel=named), 3, 32)
+        prompts = {n: [5 + n, 7, 9][: 1 + n % 3] for n in range(6)}
+        lengths = {0: 9, 1: 2, 2: 5, 3: 1, 4: 7, 5: 4}
+        rows = {n: row(of, prompts[n], lengths[n], 32) for n in prompts}
+        waiting, steps = list(rows.values()), 0
+        while waiting or batch.rows:
+            if waiting and len(batch.rows) < 3:
+                join(batch, waiting.pop(0))
+            if batch.rows:
+                steps += 1
+                batch.step(batch.engines[0], batch.reason)
+        for n, one in rows.items():
+            assert one.result().tokens == expected(of, prompts[n], lengths[n], named)
+        assert steps < sum(lengths.values()) - len(lengths), "rows stepped together"
+        batch.close()
+
+
+def test_a_row_that_is_not_wanted_any_more_leaves_its_place(model: ElasticModel) -> None:
+    batch = model.generate.batch(GenerationRequest(), 2, 64)
+    gone, stays, later = row(model, [5, 7], 20), row(model, [8], 20), row(model, [5, 7, 9], 20)
+    join(batch, gone)
+    join(batch, stays)
+    batch.step(batch.engines[0], "")
+    batch.leave(gone)
+    batch.leave(gone)
+    assert batch.rows == [stays]
+    join(batch, later)
+    assert later.reused_tokens == 2, "of the row that left"
+    while batch.rows:
+        batch.step(batch.engines[0], "")
+    assert stays.result().tokens == expected(model, [8], 20)
+    assert later.result().tokens == expected(model, [5, 7, 9], 20)
+    assert gone.finish is None
+    batch.close()
+
+
+def test_the_submodel_of_each_step_is_the_callers(model: ElasticModel) -> None:
+    batch = model.generate.batch(GenerationRequest(deadline_ms=1.0), 2, 64)
+    large, *_, small = batch.engines
+    assert [one.engine for one in batch.to_step(2)] == list(batch.engines)
+    one = row(model, [5, 7], 6)
+    assert [each.p95_ms >= 0 for each in batch.to_read(one)] == [True] * 4
+    batch.join(one, small, "first")
+    for engine, reason in ((small, "still"), (small, "still"), (large, "now"), (small, "again")):
+        batch.step(engine, reason)
+    assert [(run.submodel, run.tokens, run.reason) for run in one.result().runs] == [
+        ("ffn8", 3, "first"),
+        ("ffn32", 1, "now"),
+        ("ffn8", 1, "again"),
+    ]
+    batch.close()
+
+
+def test_what_does_not_fit_is_refused_before_any_work(model: ElasticModel) -> None:
+    with pytest.raises(InputError, match="more than the capacity of 64"):
+        row(model, [5] * 60, 9)
+    with pytest.raises(SelectionError, match="no submodel 'no'"):
+        model.generate.batch(GenerationRequest(submodel="no"), 2, 64)
+
+
+def test_its_memory_counts_until_it_is_closed(llama_bundle: Path) -> None:
+    with load(llama_bundle, threads=1, memory_mb=7) as capped:
+        for _ in range(20):
+            batch = capped.generate.batch(GenerationRequest(), 64, 256)
+            with pytest.raises(SelectionError, match="memory_mb=7"):
+                capped.generate.batch(GenerationRequest(), 64, 256)
+            batch.close()
