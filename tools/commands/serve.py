@@ -1,4 +1,4 @@
-"""``nestforge serve``: bundles behind KServe v2, OpenAI's embeddings and texts, and routes of text-embeddings-inference."""
+"""``nestforge serve``: bundles behind KServe v2, OpenAI's routes and those of text-embeddings-inference."""
 
 from __future__ import annotations
 
