@@ -9,11 +9,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..bucket import Bucket
+from ..bundle.entries.engine_entry import EngineEntry
 from ..errors import InputError, OverloadError
+from ..runtime.candidates import Candidate
 from ..runtime.generation.batch import Batch
 from ..runtime.generation.generator import Generator
 from ..runtime.generation.options import GenerationRequest
 from ..runtime.generation.row import Piece, Row
+from ..runtime.running_estimate import RunningEstimate
 from .desk import Desk
 from .scheduler import Job, Run
 from .served import now_ms
@@ -191,9 +195,9 @@ class _Queue:
         terms, steps_ms = generation.terms, 0.0
         timed = terms.deadline_ms is not None
         if timed:
-            steps_ms = (row.tokens_left - 1) * min(one.p95_ms for one in batch.to_step(len(self._of) + 1))
+            steps_ms = (row.tokens_left - 1) * min(ms for _, ms in batch.to_step(len(self._of) + 1))
         due = terms.due - steps_ms
-        job = Job(None, 1, row.prompt_tokens, terms.client, terms.arrived, due, batch.to_read(row), timed)
+        job = Job(None, 1, row.prompt_tokens, terms.client, terms.arrived, due, _candidates(batch.to_read(row)), timed)
         self._of[row] = generation
         try:
             await self._run(row, job)
@@ -216,7 +220,8 @@ class _Queue:
         if timed:
             left_ms = max(0.0, min((one.terms.due - now) / max(1, row.tokens_left) for row, one in self._of.items()))
         rows = len(self._of)
-        job = Job(None, rows, 1, first.terms.client, now, now + left_ms, batch.to_step(rows), timed, continues=True)
+        engines = _candidates(batch.to_step(rows))
+        job = Job(None, rows, 1, first.terms.client, now, now + left_ms, engines, timed, continues=True)
         await self._run(None, job)
 
     async def _run(self, row: Row | None, job: Job) -> None:
@@ -228,3 +233,12 @@ class _Queue:
             if not isinstance(found, Piece) or found.finish is not None:
                 del self._of[one]
             generation.pieces.put_nowait((one, found))
+
+
+# Of figures that steps correct themselves.
+_UNUSED = RunningEstimate(lambda: None).of("", Bucket(1, 1))
+
+
+def _candidates(engines: Sequence[tuple[EngineEntry, float]]) -> list[Candidate]:
+    """As the queue chooses among them."""
+    return [Candidate(one, ms, f"expected {ms:.3g} ms", 0.0, ms, ms, _UNUSED, is_noisy=False) for one, ms in engines]

@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...errors import InputError
 from ...ownership import Owner
-from ..candidates import Candidate
-from ..running_estimate import RunningEstimate
 from .pace import Chosen
 from .row import Piece, Row
 from .session import Session
@@ -33,26 +30,20 @@ class Batch:
         self.session, self.engines, self.reason = session, engines, reason
         self.rows: list[Row] = []
         self._times, self._owner, self._taker = times, owner, Owner()
-        self._estimates = RunningEstimate(lambda: None)
         session.take(self._taker)
         for engine in engines:
             session.bind(engine, session.rows)
 
-    def to_read(self, row: Row) -> list[Candidate]:
-        """The engines with what each is expected to take for the prompt of ``row``."""
+    def to_read(self, row: Row) -> list[tuple[EngineEntry, float]]:
+        """The engines with the milliseconds that each is expected to take for the prompt of ``row``."""
         session, times = self.session, self._times
         return [
-            self._candidate(one, times.expected_prompt_ms(one, session.unknown(row.prompt, one, row.source)))
-            for one in self.engines
+            (one, times.expected_prompt_ms(one, session.unknown(row.prompt, one, row.source))) for one in self.engines
         ]
 
-    def to_step(self, rows: int) -> list[Candidate]:
-        """The engines with what each is expected to take for a step of so many rows."""
-        return [self._candidate(one, self._times.expected_ms(one, rows)) for one in self.engines]
-
-    def _candidate(self, engine: EngineEntry, ms: float) -> Candidate:
-        estimate = self._estimates.of(engine.id, Bucket(1, 1))
-        return Candidate(engine, ms, f"expected {ms:.3g} ms", 0.0, ms, ms, estimate, is_noisy=False)
+    def to_step(self, rows: int) -> list[tuple[EngineEntry, float]]:
+        """The engines with the milliseconds that each is expected to take for a step of so many rows."""
+        return [(one, self._times.expected_ms(one, rows)) for one in self.engines]
 
     def join(self, row: Row, engine: EngineEntry, reason: str) -> Piece:
         """The first token of ``row``, which steps with the others from now on. There is room for it."""

@@ -74,9 +74,9 @@ def test_a_row_that_is_not_wanted_any_more_leaves_its_place(model: ElasticModel)
 def test_the_submodel_of_each_step_is_the_callers(model: ElasticModel) -> None:
     batch = model.generate.batch(GenerationRequest(deadline_ms=1.0), 2, 64)
     large, *_, small = batch.engines
-    assert [one.engine for one in batch.to_step(2)] == list(batch.engines)
+    assert [engine for engine, _ in batch.to_step(2)] == list(batch.engines)
     one = row(model, [5, 7], 6)
-    assert [each.p95_ms >= 0 for each in batch.to_read(one)] == [True] * 4
+    assert [ms >= 0 for _, ms in batch.to_read(one)] == [True] * 4
     batch.join(one, small, "first")
     for engine, reason in ((small, "still"), (small, "still"), (large, "now"), (small, "again")):
         batch.step(engine, reason)
