@@ -24,6 +24,11 @@ _NEW, _DEVIATIONS = 0.1, 2.0
 _MS_ACTIVE, _MOST_CLIENTS = 10_000.0, 4096
 # Where nothing else runs, figures refuse only what they put this far off, or what was tried within so long.
 _MOST_WRONG, _MS_TRIED = 10.0, 1000.0
+# For how many of its deadlines after a refusal a job gets the submodel that takes least: the time that a larger one
+# takes is what the next job is refused for.
+_DEADLINES_SMALL = 5.0
+# What a refusal leaves of the time to send: else one that was long once would refuse for ever.
+_UNLEARNT = 0.99
 # Jobs in a row that do not fit a run before no more are looked at.
 _MISFITS = 4
 # A run takes what it is stated to take, or a little less than two of them.
@@ -80,6 +85,7 @@ class Scheduler:
         self._number = 0
         self._share = 1.0
         self._tried = -_MS_TRIED
+        self._refused_at = -inf
         self._sending, self._deviation = 0.0, 0.0  # milliseconds, means
 
     @property
@@ -115,6 +121,9 @@ class Scheduler:
                 if job.continues or self._fits(entry, now):
                     insort(self._waiting, entry)
                     return
+        self._refused_at = now
+        self._sending *= _UNLEARNT
+        self._deviation *= _UNLEARNT
         needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] + self._to_send - now
         raise OverloadError(
             f"no submodel answers {job.rows}x{job.steps} within {max(0.0, job.due - now):.3g} ms: {self.waiting} "
@@ -140,7 +149,7 @@ class Scheduler:
 
         It is of the first job and of those behind it that share its key, as long as together they take no longer than
         one after the other. Of its submodels the largest answers with which all in the run are in time, and as few
-        that wait behind it late as with the one that takes least.
+        that wait behind it late as with the one that takes least; that one while jobs are refused.
         """
         if not self._waiting or self.running >= self._workers:
             return None
@@ -149,7 +158,8 @@ class Scheduler:
         reason = ""
         if len(head.alone) > 1:
             bar = self._late(self._behind(together), now, now + candidate.p95_ms)
-            for submodel in dict.fromkeys(one.engine.submodel for one in head.alone):
+            submodels = () if self._refused_lately(head, now) else (one.engine.submodel for one in head.alone)
+            for submodel in dict.fromkeys(submodels):
                 jobs, one = self._together(self._waiting, now, submodel)
                 ends = now + one.p95_ms
                 if all(ends <= self._planned(entry) for entry in jobs) and (
@@ -180,15 +190,22 @@ class Scheduler:
         takes = behind + _least(job.alone).p95_ms / self._workers
         return self.waiting >= self._most_waiting or (clients > 1 and behind > 0 and takes > (job.due - now) / clients)
 
+    def _refused_lately(self, job: Job, now: float) -> bool:
+        return now - self._refused_at <= _DEADLINES_SMALL * (job.due - job.arrived)
+
     def _fits(self, entry: _Waiting, now: float) -> bool:
-        """Whether no more jobs are late with it than without it; or it is tried, see docs/requests.md."""
+        """Whether no more jobs are late with it than without it; where nothing else runs, whether its own run is in
+        time, or is tried, see docs/requests.md."""
         queue = list(self._waiting)
         insort(queue, entry)
         if self._late(queue, now) <= self._late(self._waiting, now):
             return True
-        is_idle = not self._waiting and not self._running
+        if self._waiting or self._running:
+            return False
         need, left = _least(entry.job.alone).p95_ms, entry.job.due - now
-        if is_idle and now - self._tried >= _MS_TRIED and need <= _MOST_WRONG * left:
+        if need + self._sending <= left:
+            return True
+        if now - self._tried >= _MS_TRIED and need <= _MOST_WRONG * left:
             self._tried = now
             return True
         return False
@@ -290,6 +307,8 @@ class Scheduler:
             larger = one
         waits = f"{self.waiting} waiting, {self.running} running"
         missed = f"; next larger {larger}" if larger else ""
+        if larger and self._refused_lately(head, now):
+            missed += ", not while others are refused"
         return (
             f"{candidate.latency} (p95 {candidate.p95_ms:.3g} ms) <= {head.due - now:.3g} ms left of "
             f"{head.due - head.arrived:.3g}, {waits}{missed}"

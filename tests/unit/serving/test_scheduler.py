@@ -267,6 +267,44 @@ def test_the_time_to_send_answers_is_planned_with() -> None:
         scheduler.submit(job(0.0, 3.4), 0.0)
 
 
+def test_while_jobs_are_refused_the_smallest_answers_and_five_deadlines_later_the_largest_again() -> None:
+    scheduler = queue()
+    scheduler.submit(job(0.0, 4.0, key=None), 0.0)
+    busy = started(scheduler, 0.0)
+    with pytest.raises(OverloadError):
+        scheduler.submit(job(0.0, 4.0, key=None), 0.0)
+    scheduler.end(busy, 4.0)
+    for now, submodel in ((20.0, "small"), (20.1, "large")):
+        scheduler.submit(job(now, 4.0, key=None), now)
+        run = started(scheduler, now)
+        assert run.candidate.engine.submodel == submodel
+        assert ("not while others are refused" in run.reason) == (submodel == "small")
+        scheduler.end(run, now + 0.05)
+
+
+def test_late_answers_do_not_keep_an_idle_queue_from_taking_jobs() -> None:
+    scheduler = queue()
+    for _ in range(30):  # as a busy host makes them
+        scheduler.submit(job(0.0, 4.0), 0.0)
+        scheduler.end(started(scheduler, 0.0), 9.0)
+    assert scheduler.share == pytest.approx(0.3)
+    for now in range(20):  # 0.3 of 3 ms are less than the 1 ms of the smallest
+        scheduler.submit(job(10.0 * now, 3.0), 10.0 * now)
+        scheduler.end(started(scheduler, 10.0 * now), 10.0 * now + 1.0)
+
+
+def test_time_to_send_that_was_long_once_is_forgotten_by_refusals() -> None:
+    scheduler = queue()
+    for _ in range(100):
+        scheduler.sent(20.0)
+    scheduler.submit(job(0.0, 4.0), 0.0)  # the one that is tried
+    scheduler.end(started(scheduler, 0.0), 1.0)
+    for now in range(1, 190):  # 3 ms of 20 are left of it after 189
+        with pytest.raises(OverloadError):
+            scheduler.submit(job(float(now), 4.0), float(now))
+    scheduler.submit(job(190.0, 4.0), 190.0)
+
+
 def test_an_idle_queue_tries_what_figures_refuse_once_a_second() -> None:
     scheduler = queue()
     scheduler.submit(job(0.0, 0.2), 0.0)
