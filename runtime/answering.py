@@ -235,7 +235,7 @@ def run_rows(
     parts = [one for _, one in done]
     return EngineRuns(
         parts[0].engine,
-        {name: _joined([(rows, one.outputs[name]) for rows, one in done]) for name in parts[0].outputs},
+        {name: joined([(rows, one.outputs[name]) for rows, one in done]) for name in parts[0].outputs},
         _all_rows([one.shape for one in parts]),
         _all_rows([one.filled for one in parts]),
         open_ms=sum(one.open_ms for one in parts),
@@ -251,7 +251,7 @@ def _all_rows(shapes: Sequence[Bucket]) -> Bucket:
     return Bucket(sum(shape.batch for shape in shapes), max(shape.sequence for shape in shapes))
 
 
-def _joined(parts: Sequence[tuple[Array, Array]]) -> Array:
+def joined(parts: Sequence[tuple[Array, Array]]) -> Array:
     """Arrays ``[n, ...]`` of rows as one in the order of these rows, 0 where those of other rows are larger."""
     count = sum(len(rows) for rows, _ in parts)
     sizes = map(max, zip(*(array.shape[1:] for _, array in parts), strict=True))
@@ -267,7 +267,7 @@ def _all_exits(done: Sequence[tuple[Array, EngineRuns]]) -> ExitRows | None:
     if not exits:
         return None
     columns: dict[str, Any] = {
-        name: _joined([(rows, getattr(one, name)) for rows, one in exits])
+        name: joined([(rows, getattr(one, name)) for rows, one in exits])
         for name in ("index", "layer", "entropy", "flops", "share")
     }
     return ExitRows(**columns, policy=exits[0][1].policy)

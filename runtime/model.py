@@ -192,14 +192,15 @@ class ElasticModel:
         submodel: str | None = None,
         deadline_ms: float | None = None,
         task: str | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Choice:
-        """The engine that would answer ``batch`` rows of ``sequence`` steps now, and why; nothing runs. Raises as a
-        call does."""
+        """The engine that would answer ``batch`` rows of ``sequence`` steps now, or of ``lengths`` each, and why;
+        nothing runs. Raises as a call does."""
         request = Request(budget, submodel, latency_ms, memory_mb, deadline_ms)
         dispatcher = self._dispatcher_of(task)
         if deadline_ms is None:
-            return dispatcher.choose(request, batch, sequence)
-        return dispatcher.choose_in_time(request, batch, sequence, self._in_flight.load())
+            return dispatcher.choose(request, batch, sequence, lengths)
+        return dispatcher.choose_in_time(request, batch, sequence, self._in_flight.load(), lengths=lengths)
 
     def candidates(
         self,

@@ -8,10 +8,12 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from queue import Full, Queue
+from threading import Thread
 from time import time
 from typing import Any, TypeVar
 
@@ -22,8 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import BundleError, InputError, NestforgeError, OverloadError, SelectionError
 from ..outside_file import parse_json
+from ..runtime.answering import joined
 from .desk import Desk
 from .generating import Generating, Terms
+from .scheduler import Job
 from .served import Reply, Served, Work, now_ms
 
 ERRORS = logging.getLogger("nestforge.serving")
@@ -31,6 +35,7 @@ ERRORS = logging.getLogger("nestforge.serving")
 LATE = "nestforge.late"
 # Bodies above are read as JSON on another thread, so that other requests go on.
 _LARGE = 1 << 16
+_MOST_LINES = 4096
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"]+/)+")
 _ASCII = re.compile(r"[^\x20-\x7e]")
@@ -99,10 +104,11 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Limits:
-    """``body_bytes`` of a request, ``requests`` in progress, ``connections`` that are open, ``read_s`` to read a
-    request, ``patience_ms`` of a request without a deadline."""
+    """``body_bytes`` of a request, ``letters`` of all its texts, ``requests`` in progress, ``connections`` that are
+    open, ``read_s`` to read a request, ``patience_ms`` of a request without a deadline."""
 
     body_bytes: int = 64 << 20
+    letters: int = 1 << 20
     requests: int = 512
     connections: int = 1024
     read_s: float = 10.0
@@ -162,8 +168,31 @@ class Service:
         with self.counted(request, served):
             job = served.job(work, terms.client, terms.arrived, terms.patience_ms)
             reply = await self.unless_gone(request, self.desk.answer(served, work, job))
+            if reply.whole is not None:
+                reply = await self._with_the_rest(request, served, work, reply, terms)
         self.answered(request, served, reply, terms)
         return reply
+
+    async def _with_the_rest(self, request: Request, served: Served, work: Work, first: Reply, terms: Terms) -> Reply:
+        """The answer of all runs that a request takes, of which the ``first`` is there. Each is a job of its own behind
+        what waits; with a deadline by that."""
+        assert first.whole is not None
+        parts = served.parts(work, first.whole)
+        done, timed = [(next(parts)[0], first)], terms.deadline_ms is not None
+        for rows, part, one in parts:
+            now = now_ms()
+            due = terms.due if timed else now + terms.patience_ms
+            job = Job(None, len(rows), 1, terms.client, now, due, [one], timed, continues=True)
+            done.append((rows, await self.unless_gone(request, self.desk.answer(served, part, job))))
+        outputs = {name: joined([(rows, one.outputs[name]) for rows, one in done]) for name in first.outputs}
+        return replace(done[-1][1], outputs=outputs, reason=first.reason)
+
+    def letters(self, name: str, texts: Iterable[str]) -> int:
+        """How many ``texts`` have together. Raises Problem for more than a request may have."""
+        count = sum(map(len, texts))
+        if count > self.limits.letters:
+            raise Problem("too_large", f"{name}: {count} letters; expected at most {self.limits.letters} in a request")
+        return count
 
     def terms(self, request: Request, deadline_ms: float | None, user: object = None) -> Terms:
         """Who asks is as a header says, or as ``user``, or the address."""
@@ -216,7 +245,7 @@ class Service:
             text = text.replace(str(one.model.bundle.path), one.name)
         text = _PATH.sub("", text)
         if isinstance(failure, OverloadError):
-            return Problem("overloaded", text, failure.needs_ms)
+            return Problem("overloaded", text, failure.needs_ms or None)
         if isinstance(failure, InputError | SelectionError):
             return Problem("invalid", text)
         if isinstance(failure, NestforgeError):
@@ -258,10 +287,10 @@ class Endpoint:
         problem = self.service.problem(failure, model)
         status = {**STATUS, **self.protocol.status}[problem.kind]
         response = JSONResponse(self.protocol.body(problem.kind, str(problem), status), status)
+        if problem.kind == "overloaded":
+            response.headers["retry-after"] = str(max(1, round(min(problem.needs_ms or 0.0, 1e6) / 1e3)))
         if problem.needs_ms is not None:
-            seconds = min(problem.needs_ms, 1e6) / 1e3
-            response.headers["retry-after"] = str(max(1, round(seconds)))
-            response.headers["nestforge-needs-ms"] = f"{1e3 * seconds:.3f}"
+            response.headers["nestforge-needs-ms"] = f"{problem.needs_ms:.3f}"
         return response
 
 
@@ -269,11 +298,36 @@ async def metrics(service: Service, _: Request) -> Response:
     return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
 
 
+class AccessLog:
+    """Lines to standard output, by a thread of its own: where nobody reads them requests go on, and lines are left out
+    that find no room."""
+
+    def __init__(self) -> None:
+        self._lines = Queue[str | None](_MOST_LINES)
+        self._writer = Thread(target=self._write, name="nestforge-log", daemon=True)
+        self._writer.start()
+
+    def add(self, line: str) -> None:
+        with suppress(Full):
+            self._lines.put_nowait(line)
+
+    def close(self) -> None:
+        """Writes what is there, within a second."""
+        with suppress(Full):
+            self._lines.put(None, timeout=1)
+        self._writer.join(1)
+
+    def _write(self) -> None:
+        with suppress(OSError, ValueError):  # standard output is closed
+            while (line := self._lines.get()) is not None:
+                print(line, flush=self._lines.empty())
+
+
 class Guard:
     """Before every route: the token, how many requests are in progress; behind it a line of the access log."""
 
-    def __init__(self, app: ASGIApp, service: Service, token: str | None) -> None:
-        self._app, self._service, self._busy = app, service, 0
+    def __init__(self, app: ASGIApp, service: Service, token: str | None, log: AccessLog) -> None:
+        self._app, self._service, self._log, self._busy = app, service, log, 0
         self._wanted = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -326,5 +380,4 @@ class Guard:
         if reply is not None:
             self._service.desk.scheduler.sent(now_ms() - reply.ended)
             line |= {"model": model, "submodel": reply.submodel, "shared": reply.shared}
-        with suppress(OSError, ValueError):  # standard output is closed; requests go on
-            print(json.dumps(line), flush=True)
+        self._log.add(json.dumps(line))

@@ -73,8 +73,10 @@ async def _generated(service: Service, request: Request, is_chat: bool) -> Respo
     terms = service.terms(request, found.get("deadline_ms"), document.get("user"))
     choice = {name: found[name] for name in _CHOICE if name in found}
     asked = _asked(document, found.get("task"), is_chat)
+    given = asked.prompt if asked.messages is None else [one.get("content") for one in asked.messages]
+    letters = service.letters("messages" if is_chat else "prompt", map(str, given or ()))
     with service.counted(request, served):
-        generation = await service.generating[served.name].begin(asked, choice, terms)
+        generation = await service.generating[served.name].begin(asked, letters, choice, terms)
     of = _Answer(service, request, served, generation, is_chat)
     try:
         if not streams:

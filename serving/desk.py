@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,9 @@ from .served import now_ms, options
 
 _Given = TypeVar("_Given", contravariant=True)
 _Found = TypeVar("_Found", covariant=True)
+T = TypeVar("T")
+# What takes a millisecond or so is done at once; threads for what is larger, of which each may hold 600 bytes a letter.
+_SMALL, _TEXTS = 1024, 2
 
 
 class Answers(Protocol[_Given, _Found]):
@@ -27,7 +30,8 @@ class Desk:
     def __init__(self, workers: int, most_waiting: int) -> None:
         self.scheduler = Scheduler(options, workers, most_waiting)
         self._pool = ThreadPoolExecutor(workers, "nestforge-run")
-        self._asked: dict[Job, tuple[Answers[Any, Any], Any, asyncio.Future[Any]]] = {}
+        self._texts = ThreadPoolExecutor(_TEXTS, "nestforge-text")
+        self._asked: dict[Job, tuple[Answers[Any, Any], Any, asyncio.Future[Any], asyncio.TimerHandle]] = {}
 
     def answer(self, served: Answers[_Given, _Found], work: _Given, job: Job) -> asyncio.Future[_Found]:
         """The answer to a request, which is taken: where it is cancelled it waits no more. It raises OverloadError
@@ -35,19 +39,28 @@ class Desk:
         loop = asyncio.get_running_loop()
         self.scheduler.submit(job, now_ms())
         future: asyncio.Future[_Found] = loop.create_future()
-        self._asked[job] = (served, work, future)
+        late = loop.call_later(max(0.0, job.due - now_ms()) / 1e3, self._start, loop)
+        self._asked[job] = (served, work, future, late)
         future.add_done_callback(lambda done: self._forget(job, done.cancelled()))
         self._start(loop)
         return future
 
     def _forget(self, job: Job, is_cancelled: bool) -> None:
-        del self._asked[job]
+        self._asked.pop(job)[3].cancel()
         if is_cancelled:
             self.scheduler.cancel(job)
 
+    async def aside(self, size: int, call: Callable[..., T], *given: Any) -> T:
+        """``call`` of what is ``given``: on a thread of its own where it is of many letters, bytes or numbers, so that
+        the event loop goes on."""
+        if size <= _SMALL:
+            return call(*given)
+        return await asyncio.get_running_loop().run_in_executor(self._texts, call, *given)
+
     def close(self) -> None:
         """Begins no further run; those that run end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._texts):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts what may run now."""

@@ -18,6 +18,8 @@ from .app import Handler, Protocol, Service
 from .served import Served, stated
 
 _MOST_TEXTS = 2048
+# Numbers that are written in the time in which a letter is tokenised.
+_NUMBERS = 4
 _CODES = {"unknown": "model_not_found", "unauthorized": "invalid_api_key", "overloaded": "overloaded"}
 OPENAI = Protocol(
     "openai",
@@ -44,21 +46,20 @@ TEI = Protocol(
 async def openai_embeddings(service: Service, request: Request) -> Response:
     document = await service.document(request)
     served = service.model(document.get("model"))
-    form = document.get("encoding_format", "float")
+    form = document.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise InputError(f"encoding_format: expected float or base64, got {form!r:.80}")
     vectors, tokens = await _vectors(service, request, served, document, document.get("input"))
-    shown = [
-        base64.b64encode(row.astype("<f4").tobytes()).decode() if form == "base64" else row.tolist() for row in vectors
-    ]
-    return JSONResponse(
-        {
-            "object": "list",
-            "model": served.name,
-            "data": [{"object": "embedding", "index": at, "embedding": one} for at, one in enumerate(shown)],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-    )
+
+    def shown() -> Response:
+        rows = [
+            base64.b64encode(r.astype("<f4").tobytes()).decode() if form == "base64" else r.tolist() for r in vectors
+        ]
+        data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(rows)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return JSONResponse({"object": "list", "model": served.name, "data": data, "usage": usage})
+
+    return await service.desk.aside(vectors.size // _NUMBERS, shown)
 
 
 async def openai_models(service: Service, request: Request) -> Response:
@@ -75,7 +76,7 @@ async def tei_embed(service: Service, request: Request) -> Response:
     vectors, _ = await _vectors(service, request, served, document, document.get("inputs"))
     if flag(document, "normalize", True):
         vectors = normalized(vectors)
-    return JSONResponse(vectors.tolist())
+    return await service.desk.aside(vectors.size // _NUMBERS, lambda: JSONResponse(vectors.tolist()))
 
 
 async def tei_similarity(service: Service, request: Request) -> Response:
@@ -94,9 +95,12 @@ async def tei_similarity(service: Service, request: Request) -> Response:
 
 async def tei_tokenize(service: Service, request: Request) -> Response:
     document = await service.document(request)
-    found = _named(service, request).tokenized(
-        texts_of("inputs", document.get("inputs")), flag(document, "add_special_tokens", True)
-    )
+    served, texts = _named(service, request), texts_of("inputs", document.get("inputs"))
+    special = flag(document, "add_special_tokens", True)
+    return await service.desk.aside(service.letters("inputs", texts), _tokens, served, texts, special)
+
+
+def _tokens(served: Served, texts: list[str], special: bool) -> Response:
     return JSONResponse(
         [
             [
@@ -105,7 +109,7 @@ async def tei_tokenize(service: Service, request: Request) -> Response:
                     row.ids, row.tokens, row.special_tokens_mask, row.offsets, strict=True
                 )
             ]
-            for row in found
+            for row in served.tokenized(texts, special)
         ]
     )
 
@@ -143,7 +147,9 @@ def texts_of(name: str, given: Any) -> list[str]:
 
 
 def flag(document: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = document.get(name, default)
+    value = document.get(name)
+    if value is None:
+        return default
     if not isinstance(value, bool):
         raise InputError(f"{name}: expected true or false, got {value!r:.80}")
     return value
@@ -160,9 +166,11 @@ async def _vectors(
     prompt_name = document.get("prompt_name")
     if prompt_name is not None and not isinstance(prompt_name, str):
         raise InputError(f"prompt_name: expected a name, got {prompt_name!r:.80}")
-    feeds, tokens = served.encoded(texts_of("input", given), found, flag(document, "truncate", False), prompt_name)
-    reply = await service.reply(request, served, served.work(feeds, found, dimensions))
-    return np.asarray(reply.outputs[name], np.float32), tokens
+    texts, truncate = texts_of("input", given), flag(document, "truncate", False)
+    letters = service.letters("input", texts)
+    encoded = await service.desk.aside(letters, served.encoded, texts, found, truncate, prompt_name)
+    reply = await service.reply(request, served, served.work(encoded.feeds, found, dimensions, encoded.lengths))
+    return np.asarray(reply.outputs[name], np.float32), sum(encoded.lengths)
 
 
 OPENAI_ROUTES: list[tuple[str, str, Handler]] = [

@@ -78,10 +78,12 @@ class Generating:
         """How many read their prompt or step now."""
         return sum(queue.rows for queue in self._queues.values())
 
-    async def begin(self, request: GenerationRequest, choice: Mapping[str, Any], terms: Terms) -> Generation:
-        """Takes a request with what it states of a submodel. Raises InputError for what does not fit, and OverloadError
-        where there is no room for one more choice."""
-        rows = await asyncio.to_thread(self._generator.rows, request, _MOST_TOKENS)
+    async def begin(
+        self, request: GenerationRequest, letters: int, choice: Mapping[str, Any], terms: Terms
+    ) -> Generation:
+        """Takes a request of so many ``letters`` with what it states of a submodel. Raises InputError for what does not
+        fit, and OverloadError where there is no room for one more choice."""
+        rows = await self._desk.aside(letters, self._generator.rows, request, _MOST_TOKENS)
         stated = dict(choice) if terms.deadline_ms is None else {**choice, "deadline_ms": _SOME_MS}
         queue = self._queue(tuple(sorted(stated.items())), GenerationRequest(**stated))
         generation = Generation(rows, terms, queue)

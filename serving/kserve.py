@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ _TYPES = {
 _DTYPES = {name: np.dtype(dtype) for dtype, name in _TYPES.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
+# Bytes that are read, and numbers that are written, in the time in which a letter is tokenised.
+_BYTES, _NUMBERS = 64, 16
 _LENGTH = "inference-header-content-length"
 
 
@@ -84,9 +86,11 @@ async def infer(service: Service, request: Request) -> Response:
     document = await service.parsed(head)
     parameters = _object(document, "parameters")
     found = stated(request.headers, parameters)
-    feeds = _feeds(document, rest)
+    wanted = _wanted(served, document)
+    feeds = await service.desk.aside(len(head) // _BYTES, _feeds, document, rest)
     reply = await service.reply(request, served, served.work(feeds, found, parameters.get("dimensions")))
-    return _response(served, document, parameters, reply)
+    numbers = sum(array.size for array in reply.outputs.values())
+    return await service.desk.aside(numbers // _NUMBERS, _response, served, document, parameters, wanted, reply)
 
 
 def _served(service: Service, request: Request) -> Served:
@@ -155,12 +159,28 @@ def _from_json(name: str, data: Any, dtype: np.dtype[Any], shape: list[int]) -> 
     return np.ascontiguousarray(found.astype(dtype).reshape(shape))
 
 
-def _response(served: Served, document: Mapping[str, Any], parameters: Mapping[str, Any], reply: Reply) -> Response:
-    wanted = _list(document, "outputs") or [{"name": name} for name in reply.outputs]
+def _wanted(served: Served, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The outputs that a request names, all where it names none. Raises InputError."""
+    there = [spec.name for spec in served.model.bundle.manifest.outputs]
+    found = _list(document, "outputs") or [{"name": name} for name in there]
+    names = [one["name"] for one in found]
+    for name in names:
+        if name not in there:
+            raise InputError(f"output {name!r:.80}: there is {', '.join(there)}")
+    if len(set(names)) < len(names):
+        raise InputError(f"outputs: {len(names)} names; expected each of {', '.join(there)} at most once")
+    return found
+
+
+def _response(
+    served: Served,
+    document: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    wanted: Sequence[dict[str, Any]],
+    reply: Reply,
+) -> Response:
     outputs, parts = [], []
     for one in wanted:
-        if one["name"] not in reply.outputs:
-            raise InputError(f"output {one['name']!r:.80}: there is {', '.join(reply.outputs)}")
         array = reply.outputs[one["name"]]
         tensor = {"name": one["name"], "datatype": _NAMES[array.dtype], "shape": list(array.shape)}
         if _object(one, "parameters").get("binary_data", parameters.get("binary_data_output", False)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
@@ -18,6 +18,7 @@ from ..errors import InputError, NestforgeError
 from ..runtime.candidates import Candidate
 from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array, InputChecker, cut_back, random_feeds
+from ..runtime.inputs.text import Encoded
 from ..runtime.model import ElasticModel
 from ..runtime.request import Request, Texts
 from .scheduler import Job, Run
@@ -47,17 +48,21 @@ class Asked(NamedTuple):
 
 @dataclass(eq=False, frozen=True)
 class Work:
-    """A request: its choice, its arrays, and the ``deadline_ms`` that it stated."""
+    """A request: its choice, its arrays, and the ``deadline_ms`` that it stated; of texts the ``lengths`` of its rows
+    without padding. One that ``is_part`` of another is answered by the submodel that its job has."""
 
     asked: Asked
     feeds: Mapping[str, Array]
     deadline_ms: float | None
+    lengths: Sequence[int] | None = None
+    is_part: bool = False
 
 
 @dataclass(eq=False, frozen=True)
 class Reply:
     """Outputs by name, which submodel gave them and why; ``exits`` are the layers after which rows left, None without
-    exits; ``shared`` is how many requests the run answered, which ``ended`` then (``now_ms``)."""
+    exits; ``shared`` is how many requests the run answered, which ``ended`` then (``now_ms``). Where ``whole`` is
+    stated, which takes several runs, it is of the first of them alone."""
 
     outputs: Mapping[str, Array]
     submodel: str
@@ -65,6 +70,7 @@ class Reply:
     exits: list[int] | None
     shared: int
     ended: float
+    whole: Candidate | None = None
 
 
 def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +130,13 @@ class Served:
             return str(tokenizer.id_to_token(token)), None
         return text, list(text.encode())
 
-    def work(self, feeds: Mapping[str, Array], found: Mapping[str, Any], dimensions: int | None = None) -> Work:
+    def work(
+        self,
+        feeds: Mapping[str, Array],
+        found: Mapping[str, Any],
+        dimensions: int | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Work:
         """A request of arrays with what is ``stated`` of it."""
         deadline = found.get("deadline_ms")
         limits = {name: value for name, value in found.items() if name != "task"}
@@ -132,32 +144,24 @@ class Served:
             limits["deadline_ms"] = _SOME_MS
         request = Request(**limits)
         request.check_one_selector()
-        return Work(Asked(request, found.get("task"), dimensions), feeds, deadline)
+        return Work(Asked(request, found.get("task"), dimensions), feeds, deadline, lengths)
 
     def encoded(
-        self,
-        texts: Sequence[str],
-        found: Mapping[str, Any],
-        truncate: bool,
-        prompt_name: str | None = None,
-    ) -> tuple[Mapping[str, Array], int]:
-        """Texts as arrays, and how many tokens they have in all. Raises InputError."""
+        self, texts: Sequence[str], found: Mapping[str, Any], truncate: bool, prompt_name: str | None = None
+    ) -> Encoded:
+        """Texts as arrays. Raises InputError."""
         longest = self.model.longest_sequence(1, found.get("submodel"))
         encoded, _ = self._texts.encode(texts, lambda _: longest, truncate, None, prompt_name)
-        return encoded.feeds, sum(encoded.lengths)
+        return encoded
 
     def tokenized(self, texts: Sequence[str], special: bool) -> list[Any]:
-        """The library's encoding of each text. Raises InputError without a tokenizer."""
-        encoder = self._texts.encoder()
-        for text in texts:
-            encoder.ids(text)  # which refuses what is no text in one line
-        found: list[Any] = encoder.tokenizer.encode_batch(list(texts), add_special_tokens=special)
-        return found
+        """The library's encoding of each text. Raises InputError, also without a tokenizer."""
+        return self._texts.encoder().encodings(texts, special)
 
     def job(self, work: Work, client: str, arrived: float, patience_ms: float) -> Job:
         """The request as the queue sees it. Raises as a call of the model does."""
         shape = self.checker.shape_of(work.feeds)
-        alone = self.candidates(work.asked, shape.batch, shape.sequence)
+        alone = self.candidates(work.asked, shape.batch, shape.sequence, work.lengths)
         due = arrived + (patience_ms if work.deadline_ms is None else work.deadline_ms)
         key = Key(self, work.asked) if self._shares else None
         return Job(key, shape.batch, shape.sequence, client, arrived, due, alone, work.deadline_ms is not None)
@@ -172,8 +176,11 @@ class Served:
         except NestforgeError:
             return ()
 
-    def candidates(self, asked: Asked, rows: int, steps: int) -> Sequence[Candidate]:
-        found = self.model.candidates(asked.request, rows, steps, task=asked.task, dimensions=asked.dimensions)
+    def candidates(
+        self, asked: Asked, rows: int, steps: int, lengths: Sequence[int] | None = None
+    ) -> Sequence[Candidate]:
+        options: dict[str, Any] = {"task": asked.task, "dimensions": asked.dimensions, "lengths": lengths}
+        found = self.model.candidates(asked.request, rows, steps, **options)
         if any(one.p95_ms == math.inf for one in found):  # nothing is known, so that nothing is refused for it
             return [replace(one, p95_ms=0.0) if one.p95_ms == math.inf else one for one in found]
         return found
@@ -181,6 +188,8 @@ class Served:
     def replies(self, works: Sequence[Work], run: Run) -> list[Reply]:
         """The answers to requests that share ``run``. Raises as a call of the model does."""
         asked, feeds = works[0].asked, works[0].feeds
+        if run.candidate.runs is not None and self._shares:
+            return [self._first(works[0], run)]
         if len(works) > 1:
             shape = Bucket(1, max(job.steps for job in run.jobs))
             filled = [
@@ -189,7 +198,7 @@ class Served:
             ]
             feeds = {name: np.concatenate([each[name] for each in filled]) for name in filled[0]}
         options: dict[str, Any] = {"task": asked.task, "dimensions": asked.dimensions}
-        if works[0].deadline_ms is None:
+        if works[0].deadline_ms is None and not works[0].is_part:
             options |= asked.request._asdict()
         else:
             options |= {"submodel": run.candidate.engine.submodel, "exits": OFF}
@@ -206,6 +215,24 @@ class Served:
             found.append(Reply(outputs, answer.submodel, reason, None, len(works), ended))
             start += job.rows
         return found
+
+    def parts(self, work: Work, whole: Candidate) -> Iterator[tuple[Array, Work, Candidate]]:
+        """The runs of a request that takes several: the numbers of its rows, and each as a request of its own."""
+        assert whole.runs is not None
+        for rows, shape in whole.runs.split.parts:
+            feeds = self.checker.taken(work.feeds, rows, shape.sequence)
+            yield rows, replace(work, feeds=feeds, lengths=None, is_part=True), whole.runs.by_shape[shape]
+
+    def _first(self, work: Work, run: Run) -> Reply:
+        """The first run of several, so that those of others may run before the next."""
+        _, part, one = next(self.parts(work, run.candidate))
+        (reply,), (job,) = self.replies([part], replace(run, candidate=one)), run.jobs
+        reason = run.reason
+        if not reason:
+            limits = work.asked.request._asdict()
+            chosen = self.model.choose(job.rows, job.steps, **limits, task=work.asked.task, lengths=work.lengths)
+            reason = chosen.reason
+        return replace(reply, reason=reason, whole=run.candidate)
 
     def warm_up(self) -> None:
         """Runs every submodel at its smallest shape, so that no request is the first, and figures fit this host."""

@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..profiles.probe_host import probe_host
 from ..runtime.load import load
 from . import completions, embeddings, kserve
-from .app import ERRORS, LATE, PLAIN, Endpoint, Guard, Limits, Protocol, Service, metrics
+from .app import ERRORS, LATE, PLAIN, AccessLog, Endpoint, Guard, Limits, Protocol, Service, metrics
 from .desk import Desk
 from .served import Served
 
@@ -128,7 +128,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def application(service: Service, token: str | None = None) -> Guard:
+def application(service: Service, token: str | None, log: AccessLog) -> Guard:
     """The server's routes as an ASGI application."""
     tables: list[tuple[Protocol, Any]] = [
         (kserve.PROTOCOL, kserve.ROUTES),
@@ -142,7 +142,7 @@ def application(service: Service, token: str | None = None) -> Guard:
         for protocol, table in tables
         for method, path, handler in table
     ]
-    return Guard(Router(routes), service, token)
+    return Guard(Router(routes), service, token, log)
 
 
 def serve(request: ServeRequest) -> None:
@@ -165,9 +165,11 @@ def serve(request: ServeRequest) -> None:
         desk = Desk(max(1, probe_host().cores // threads), request.limits.requests)
         opened.callback(desk.close)
         _log()
+        log = AccessLog()
+        opened.callback(log.close)
         service = Service(served, desk, request.limits)
         config = uvicorn.Config(
-            application(service, request.token),
+            application(service, request.token, log),
             http=type("_Connection", (Connection,), {"limits": request.limits}),
             ws="none",
             lifespan="off",

@@ -80,7 +80,7 @@ class TextEncoder:
                 _lower(self._tokenizer)
             added = self._tokenizer.get_added_tokens_decoder()
         self._special = {number for number, token in added.items() if token.special}
-        for row in self._encoded(_PROBE_TEXTS):
+        for row in self.encodings(_PROBE_TEXTS):
             for spec, name in self._fields:
                 values = [] if name == _POOLED_OUTPUT else self._values([row], name, "")[0]
                 if (most := max(values, default=0)) > _largest(spec):
@@ -94,15 +94,15 @@ class TextEncoder:
         """
         before = self.entry.prompt(prompt)
         whole = _prompted(texts, before)
-        rows = self._encoded(whole)
+        rows = self.encodings(whole)
         for number, row in enumerate(rows):
-            if not row.ids:
+            if not len(row):
                 raise InputError(f"text {number}: empty, and the tokenizer adds no tokens; nothing to answer for")
         most = min(longest, self.entry.max_tokens or longest)
-        too_long = tuple(i for i, row in enumerate(rows) if len(row.ids) > most)
+        too_long = tuple(i for i, row in enumerate(rows) if len(row) > most)
         if too_long and not truncate:
             first = too_long[0]
-            tokens = f"text {first}: {len(rows[first].ids)} tokens{', the prompt included' if before else ''}"
+            tokens = f"text {first}: {len(rows[first])} tokens{', the prompt included' if before else ''}"
             if most < longest:
                 raise InputError(
                     f"{tokens}, the model takes {most} (its max_seq_length); shorten it or pass `truncate=True`"
@@ -114,7 +114,7 @@ class TextEncoder:
         for row, short in zip(too_long, self._truncated([whole[row] for row in too_long], most), strict=True):
             rows[row] = short
         feeds = {spec.name: _matrix(self._values(rows, name, before), spec) for spec, name in self._fields}
-        return Encoded(feeds, too_long, tuple(len(row.ids) for row in rows))
+        return Encoded(feeds, too_long, tuple(map(len, rows)))
 
     @property
     def tokenizer(self) -> Any:
@@ -123,11 +123,11 @@ class TextEncoder:
 
     def ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of one text, however long. Raises InputError."""
-        return list(self._encoded([text], add_special_tokens)[0].ids)
+        return list(self.encodings([text], add_special_tokens)[0].ids)
 
     def lengths(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
         """How many tokens each text has behind ``prompt``, however long. Raises InputError."""
-        return [len(row.ids) for row in self._encoded(_prompted(texts, self.entry.prompt(prompt)))]
+        return list(map(len, self.encodings(_prompted(texts, self.entry.prompt(prompt)))))
 
     def _values(self, rows: Sequence[Any], name: str, prompt: str) -> list[list[int]]:
         if name == _POOLED_OUTPUT:
@@ -151,10 +151,11 @@ class TextEncoder:
 
     def tokens_of(self, prompt: str) -> int:
         """Tokens that ``prompt`` begins a row with: alone, without the special token that would end it."""
-        ids = self._encoded([prompt])[0].ids
+        ids = self.encodings([prompt])[0].ids
         return len(ids) - (bool(ids) and ids[-1] in self._special)
 
-    def _encoded(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+    def encodings(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+        """The library's encoding of each text, however long. Raises InputError for what is no character."""
         try:
             rows: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         except BaseException as failure:  # panics of the tokenizer derive from it
@@ -178,12 +179,12 @@ class TextEncoder:
                 f"text: the tokenizer adds {self._added} tokens to each, and the largest bucket takes {longest}; "
                 "compile with a larger bucket"
             )
-        rows = self._encoded(texts, add_special_tokens=False)
+        rows = self.encodings(texts, add_special_tokens=False)
         with library_errors(lambda said: self._broken(f"cannot truncate ({said})")):
             for row in rows:
                 row.truncate(longest - self._added)
             rows = [self._tokenizer.post_process(row) for row in rows]
-        if any(len(row.ids) > longest for row in rows):
+        if any(len(row) > longest for row in rows):
             raise self._broken(f"adds more tokens to a text than the {self._added} that it states")
         return rows
 

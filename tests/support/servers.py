@@ -15,8 +15,8 @@ from typing import Any
 PROGRAM = """
 import sys
 from nestforge.serving import app, server
-token, stop_s, body_bytes, *bundles = sys.argv[1:]
-limits = app.Limits(body_bytes=int(body_bytes), read_s=0.5)
+token, stop_s, body_bytes, read_s, *bundles = sys.argv[1:]
+limits = app.Limits(body_bytes=int(body_bytes), read_s=float(read_s))
 server.serve(server.ServeRequest(bundles, port=0, token=token or None, stop_s=float(stop_s), limits=limits))
 """
 
@@ -41,8 +41,10 @@ class Running:
 
 
 @contextmanager
-def serving(*bundles: Path, token: str = "", stop_s: float = 10.0, body_bytes: int = 1 << 20) -> Iterator[Running]:
-    arguments = [sys.executable, "-c", PROGRAM, token, str(stop_s), str(body_bytes), *map(str, bundles)]
+def serving(
+    *bundles: Path, token: str = "", stop_s: float = 10.0, body_bytes: int = 1 << 20, read_s: float = 0.5
+) -> Iterator[Running]:
+    arguments = [sys.executable, "-c", PROGRAM, token, *map(str, (stop_s, body_bytes, read_s, *bundles))]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

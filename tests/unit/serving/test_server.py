@@ -9,7 +9,9 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPConnection
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import nestforge
@@ -180,6 +182,10 @@ MASK = {"name": "attention_mask", "datatype": "INT64", "shape": [1, 2], "data": 
         ),
         ({"inputs": [GOOD, MASK], "outputs": [{"name": "no"}]}, "output 'no': there is hidden, total"),
         (
+            {"inputs": [GOOD, MASK], "outputs": [{"name": "total"}] * 1000},
+            "outputs: 1000 names; expected each of hidden, total at most once",
+        ),
+        (
             {"inputs": [GOOD, MASK], "parameters": {"deadline_ms": -1}},
             "deadline_ms: expected a positive number, got -1",
         ),
@@ -286,6 +292,42 @@ def test_requests_together_get_their_own_answers_and_are_counted(server: Running
     assert "nestforge_running 0.0" in text
 
 
+def test_texts_of_megabytes_stop_nobody(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle, body_bytes=64 << 20, read_s=60.0) as own, ThreadPoolExecutor(1) as threads:
+        for text, status, said in (
+            ("a nest " * (8 << 20), 413, "input: 58720256 letters; expected at most 1048576 in a request"),
+            ("a nest " * 140_000, 422, "text 0: 280002 tokens, the largest bucket takes 16"),
+        ):
+            started = perf_counter()
+            large = threads.submit(own.ask, "POST", "/embed", {"inputs": text})
+            longest = 0.0
+            while not large.done():
+                asked = perf_counter()
+                assert own.ask("GET", "/v2/health/live")[0] == 200
+                longest = max(longest, perf_counter() - asked)
+            assert large.result()[0] == status
+            assert said in large.result()[2]["error"]
+            assert longest < (perf_counter() - started) / 2, "it waited for the text"
+
+
+def test_a_list_of_many_rows_lets_others_between_its_runs(server: Running, tiny_bundle: Path) -> None:
+    texts = [" ".join(["nest"] * (1 + n % 14)) for n in range(2000)]
+    with nestforge.load(tiny_bundle) as model:
+        expected = model(texts[:100])["total"]
+    with ThreadPoolExecutor(1) as threads:
+        for stated in ({}, {"deadline_ms": 60_000}):
+            many = threads.submit(server.ask, "POST", "/embed", {"inputs": texts, "normalize": False, **stated})
+            while "nestforge_running 0.0" in server.ask("GET", "/metrics")[2].decode():
+                assert not many.done()
+            for _ in range(3):
+                assert server.ask("POST", "/embed", {"inputs": "a", "deadline_ms": 20_000})[0] == 200
+            assert not many.done()
+            status, headers, vectors = many.result()
+            assert (status, headers["nestforge-submodel"]) == (200, "ffn32")
+            np.testing.assert_allclose(vectors[:100], expected, atol=1e-4, rtol=1e-5)
+            assert len(vectors) == 2000
+
+
 def test_a_token_is_wanted_where_there_is_one(tiny_bundle: Path) -> None:
     with serving(tiny_bundle, token=TOKEN) as own:
         assert own.ask("GET", "/v2/health/ready")[0] == 200
@@ -329,6 +371,16 @@ def test_a_port_in_use_and_names_that_clash_are_one_line(tiny_bundle: Path) -> N
             f"127.0.0.1:{port}: cannot be bound (Address already in use); choose another `--host` or `--port`"
         )
     assert "a model's name is its folder's" in error_of("serve", tiny_bundle, tiny_bundle)
+
+
+def test_a_log_that_nobody_reads_stops_no_request(tiny_bundle: Path) -> None:
+    with serving(tiny_bundle) as own:
+        path = "/v2/health/live?" + "x" * 150  # more than a pipe and the lines that wait hold
+        connection = HTTPConnection(own.host, own.port, timeout=60)
+        for _ in range(6000):
+            connection.request("GET", path)
+            assert connection.getresponse().read() == b""
+        connection.close()
 
 
 def test_what_is_bound_says_that_it_is_tcp_so_that_answers_are_not_delayed() -> None:
