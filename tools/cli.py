@@ -45,6 +45,7 @@ COMMANDS = {
     "search": "retrieval",
     "bench": "bench",
     "serve": "serve",
+    "loadtest": "loadtest",
     "profile": "host",
 }
 
@@ -59,6 +60,7 @@ _EXTRAS = {
     **{backend.module: backend.extra for backend in BACKENDS.values()},
     "cuda": TENSORRT.extra,
     **dict.fromkeys(("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client"), "serve"),
+    **dict.fromkeys(("gevent", "mlperf_loadgen", "tritonclient", "matplotlib"), "loadtest"),
 }
 
 # In newer releases of click a command without any argument, which shows its help.

@@ -34,7 +34,7 @@ OUTSIDE = {
     "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
     # onnx, onnxruntime, openvino by name where an export is of their kind
     "parity": {"numpy", "psutil", "torch"},
-    "tools": DEVICE | {"click", "rich"},
+    "tools": DEVICE | {"click", "rich", "gevent", "mlperf_loadgen", "tritonclient", "matplotlib"},
 }
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path

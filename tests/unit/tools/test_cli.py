@@ -209,6 +209,7 @@ REFUSED = {
     "search": "nowhere nowhere.index --query a",
     "bench": "nowhere",
     "serve": "nowhere --port 0",
+    "loadtest": "nowhere",
     "profile": "--output no/such/folder.yaml",
 }
 # Options that contradict each other, or values beyond what an option takes.
@@ -229,6 +230,7 @@ MISUSED = {
     "search": "nowhere nowhere.index --query a --k 0",
     "bench": "nowhere --at 1x1..8",
     "serve": "nowhere --port 70000",
+    "loadtest": "http://127.0.0.1:1",
 }
 
 
