@@ -52,9 +52,9 @@ class TextClassifier(TextModel):
     ) -> None:
         super().__init__(bundle, budget=budget, submodel=submodel)
         try:
-            self._output = _class_output(self.model.bundle.manifest, f"bundle {self.model.bundle.path}")
+            self._output = class_output(self.model.bundle.manifest, f"bundle {self.model.bundle.path}")
             classes = int(self._output.dims[1])
-            self.labels = _checked_labels(labels, classes)
+            self.labels = checked_labels(labels, classes)
             self._function = _function_named(function_to_apply or ("sigmoid" if classes == 1 else "softmax"))
         except InputError:
             self.close()
@@ -92,7 +92,7 @@ class TextClassifier(TextModel):
         return found[0] if single else found
 
 
-def _class_output(manifest: Manifest, name: str) -> TensorSpec:
+def class_output(manifest: Manifest, name: str) -> TensorSpec:
     """The output ``[batch, classes]`` of logits. Raises InputError where there is none."""
     role = compared_outputs(manifest).get("classes")
     wanted = role.name if role is not None else "logits"  # of a single class, which is compared with nothing
@@ -103,7 +103,8 @@ def _class_output(manifest: Manifest, name: str) -> TensorSpec:
     raise InputError(f"{name}: expected an output of logits [batch, classes]; it has {known}")
 
 
-def _checked_labels(labels: Sequence[str] | Mapping[Any, str] | None, classes: int) -> tuple[str, ...]:
+def checked_labels(labels: Sequence[str] | Mapping[Any, str] | None, classes: int) -> tuple[str, ...]:
+    """The names of so many classes. Raises InputError for labels that are not theirs."""
     if labels is None:
         return tuple(f"LABEL_{place}" for place in range(classes))
     named: Sequence[Any]
@@ -118,9 +119,9 @@ def _checked_labels(labels: Sequence[str] | Mapping[Any, str] | None, classes: i
 
 
 def _function_named(name: str) -> Callable[[Array], Array]:
-    if name not in _FUNCTIONS:
-        raise InputError(f"function_to_apply {name!r:.80}{nearest(str(name)[:80], _FUNCTIONS)}")
-    return _FUNCTIONS[name]
+    if name not in SCORES:
+        raise InputError(f"function_to_apply {name!r:.80}{nearest(str(name)[:80], SCORES)}")
+    return SCORES[name]
 
 
 def _softmax(logits: Array) -> Array:
@@ -135,4 +136,5 @@ def _sigmoid(logits: Array) -> Array:
     return scores
 
 
-_FUNCTIONS: dict[str, Callable[[Array], Array]] = {"softmax": _softmax, "sigmoid": _sigmoid, "none": lambda x: x}
+# Scores [B, C] of logits.
+SCORES: dict[str, Callable[[Array], Array]] = {"softmax": _softmax, "sigmoid": _sigmoid, "none": lambda x: x}

@@ -47,6 +47,7 @@ from .inputs.options import (
     TASK,
     TRUNCATE,
 )
+from .inputs.text import Text
 from .request import Request, RequestContext, Texts
 from .tasks import Tasks, packed
 
@@ -103,7 +104,7 @@ class ElasticModel:
     @stated
     def __call__(
         self,
-        inputs: Mapping[str, Array] | str | Sequence[str],
+        inputs: Mapping[str, Array] | str | Sequence[Text],
         *,
         budget: str | None = BUDGET,
         latency_ms: float | None = LATENCY_MS,
@@ -122,7 +123,8 @@ class ElasticModel:
         task: str | None = TASK,
         dimensions: int | None = DIMENSIONS,
     ) -> Answer:
-        """Answers one request: arrays by input name, or a text, or a list of texts.
+        """Answers one request: arrays by input name, or a text, or a list of texts, or of pairs (tuples) for a model
+        that was trained on pairs.
 
         At most one of: a named ``budget``; a ``submodel``; limits (``memory_mb``, and ``latency_ms`` or
         ``deadline_ms``). Without any the largest submodel answers. ``latency_ms`` limits what the run takes alone,

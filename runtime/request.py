@@ -19,7 +19,7 @@ from .dimensions import Cut
 from .exits.choice import RequestedExits
 from .graphs.task_tensors import TaskTensors
 from .inputs.arrays import Array
-from .inputs.text import Encoded, TextEncoder
+from .inputs.text import Encoded, Text, TextEncoder
 
 # Texts whose tokens are counted at a time.
 _COUNTED_AT_ONCE = 256
@@ -126,7 +126,7 @@ class Texts:
 
     def encode(
         self,
-        inputs: str | Sequence[str],
+        inputs: str | Sequence[Text],
         longest: Callable[[int], int],
         truncate: bool,
         prompt: str | None,

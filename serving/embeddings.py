@@ -4,7 +4,7 @@ text-embeddings-inference (``/embed``, ``/similarity``, ``/tokenize``, ``/info``
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from ..errors import InputError
 from ..runtime.dimensions import normalized
 from ..runtime.inputs.arrays import Array
+from ..runtime.inputs.text import Text
 from .app import Handler, Protocol, Service
 from .served import Served, stated
 
@@ -72,7 +73,7 @@ async def openai_models(service: Service, request: Request) -> Response:
 
 async def tei_embed(service: Service, request: Request) -> Response:
     document = await service.document(request)
-    served = _named(service, request)
+    served = named(service, request)
     vectors, _ = await _vectors(service, request, served, document, document.get("inputs"))
     if flag(document, "normalize", True):
         vectors = normalized(vectors)
@@ -88,14 +89,14 @@ async def tei_similarity(service: Service, request: Request) -> Response:
     own = document.get("parameters") or {}
     if not isinstance(own, dict):
         raise InputError(f"parameters: expected an object, got {own!r:.80}")
-    vectors, _ = await _vectors(service, request, _named(service, request), {**own, **document}, texts)
+    vectors, _ = await _vectors(service, request, named(service, request), {**own, **document}, texts)
     unit = normalized(vectors)
     return JSONResponse((unit[1:] @ unit[0]).tolist())
 
 
 async def tei_tokenize(service: Service, request: Request) -> Response:
     document = await service.document(request)
-    served, texts = _named(service, request), texts_of("inputs", document.get("inputs"))
+    served, texts = named(service, request), texts_of("inputs", document.get("inputs"))
     special = flag(document, "add_special_tokens", True)
     return await service.desk.aside(service.letters("inputs", texts), _tokens, served, texts, special)
 
@@ -115,7 +116,7 @@ def _tokens(served: Served, texts: list[str], special: bool) -> Response:
 
 
 async def tei_info(service: Service, request: Request) -> Response:
-    served = _named(service, request)
+    served = named(service, request)
     manifest, limits = served.model.bundle.manifest, service.limits
     return JSONResponse(
         {
@@ -130,14 +131,15 @@ async def tei_info(service: Service, request: Request) -> Response:
     )
 
 
-def _named(service: Service, request: Request) -> Served:
+def named(service: Service, request: Request) -> Served:
     """The model that the path names, else the first one."""
     return service.model(request.path_params.get("model", next(iter(service.served))))
 
 
-def texts_of(name: str, given: Any) -> list[str]:
+def texts_of(name: str, given: Any, kind: type = str) -> list[Any]:
+    """A list of texts, or of another ``kind``; a text is a list of one."""
     texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+    if not isinstance(texts, list) or not texts or not all(isinstance(one, kind) for one in texts):
         raise InputError(
             f"{name}: expected a text or a list of texts, got {given!r:.80}; tokens are of this model's tokenizer alone"
         )
@@ -156,21 +158,32 @@ def flag(document: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 async def _vectors(
-    service: Service, request: Request, served: Served, document: dict[str, Any], given: Any
+    service: Service, request: Request, served: Served, document: Mapping[str, Any], given: Any
 ) -> tuple[Array, int]:
     """Embeddings ``[N, D]`` of texts by one submodel, and the tokens of all."""
-    name = served.embedding
+    return await output_of(service, request, served, document, texts_of("input", given), served.embedding)
+
+
+async def output_of(
+    service: Service,
+    request: Request,
+    served: Served,
+    document: Mapping[str, Any],
+    texts: Sequence[Text],
+    output: str,
+) -> tuple[Array, int]:
+    """What the model answers as ``output`` to texts, ``[N, D]`` float32, by one submodel, and the tokens of all."""
     found, dimensions = stated(request.headers, document), document.get("dimensions")
     if dimensions is not None and type(dimensions) is not int:
         raise InputError(f"dimensions: expected a whole number, got {dimensions!r:.80}")
     prompt_name = document.get("prompt_name")
     if prompt_name is not None and not isinstance(prompt_name, str):
         raise InputError(f"prompt_name: expected a name, got {prompt_name!r:.80}")
-    texts, truncate = texts_of("input", given), flag(document, "truncate", False)
-    letters = service.letters("input", texts)
+    truncate = flag(document, "truncate", False)
+    letters = service.letters("input", ("".join(text) for text in texts))
     encoded = await service.desk.aside(letters, served.encoded, texts, found, truncate, prompt_name)
     reply = await service.reply(request, served, served.work(encoded.feeds, found, dimensions, encoded.lengths))
-    return np.asarray(reply.outputs[name], np.float32), sum(encoded.lengths)
+    return np.asarray(reply.outputs[output], np.float32), sum(encoded.lengths)
 
 
 OPENAI_ROUTES: list[tuple[str, str, Handler]] = [
@@ -179,12 +192,8 @@ OPENAI_ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/models/{model}", openai_models),
 ]
 TEI_ROUTES: list[tuple[str, str, Handler]] = [
-    (method, f"{before}/{end}", handler)
-    for before in ("", "/models/{model}")
-    for method, end, handler in (
-        ("POST", "embed", tei_embed),
-        ("POST", "similarity", tei_similarity),
-        ("POST", "tokenize", tei_tokenize),
-        ("GET", "info", tei_info),
-    )
+    ("POST", "embed", tei_embed),
+    ("POST", "similarity", tei_similarity),
+    ("POST", "tokenize", tei_tokenize),
+    ("GET", "info", tei_info),
 ]

@@ -18,7 +18,7 @@ from ..errors import InputError, NestforgeError
 from ..runtime.candidates import Candidate
 from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array, InputChecker, cut_back, random_feeds
-from ..runtime.inputs.text import Encoded
+from ..runtime.inputs.text import Encoded, Text
 from ..runtime.model import ElasticModel
 from ..runtime.request import Request, Texts
 from .scheduler import Job, Run
@@ -147,7 +147,7 @@ class Served:
         return Work(Asked(request, found.get("task"), dimensions), feeds, deadline, lengths)
 
     def encoded(
-        self, texts: Sequence[str], found: Mapping[str, Any], truncate: bool, prompt_name: str | None = None
+        self, texts: Sequence[Text], found: Mapping[str, Any], truncate: bool, prompt_name: str | None = None
     ) -> Encoded:
         """Texts as arrays. Raises InputError."""
         longest = self.model.longest_sequence(1, found.get("submodel"))

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..errors import InputError
 from ..profiles.probe_host import probe_host
 from ..runtime.load import load
-from . import completions, embeddings, kserve
+from . import classes, completions, embeddings, kserve
 from .app import ERRORS, LATE, PLAIN, AccessLog, Endpoint, Guard, Limits, Protocol, Service, metrics
 from .desk import Desk
 from .served import Served
@@ -134,7 +134,11 @@ def application(service: Service, token: str | None, log: AccessLog) -> Guard:
         (kserve.PROTOCOL, kserve.ROUTES),
         (embeddings.OPENAI, embeddings.OPENAI_ROUTES),
         (embeddings.OPENAI, completions.ROUTES),
-        (embeddings.TEI, embeddings.TEI_ROUTES),
+        *(
+            (embeddings.TEI, [(method, f"{before}/{end}", handler)])
+            for before in ("", "/models/{model}")
+            for method, end, handler in (*embeddings.TEI_ROUTES, *classes.ROUTES)
+        ),
         (PLAIN, [("GET", "/metrics", metrics), ("GET", "/health", kserve.ready)]),
     ]
     routes = [

@@ -16,6 +16,8 @@ from ...errors import BundleCorruptError, InputError
 from ...outside import is_of_library, library_errors, said_by
 from .arrays import Array
 
+# One, or two that a model reads as a pair.
+Text = str | tuple[str, str]
 _POOLED_OUTPUT, _SHIFTED = "pooled", "shifted"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Nothing, words and digits, and letters that few vocabularies have: where none stands for "unknown" they fail.
@@ -75,7 +77,6 @@ class TextEncoder:
         self._file = tokenizer_file
         self._tokenizer = open_tokenizer(tokenizer_file, content)
         with library_errors(lambda said: self._broken(f"cannot encode every text ({said})")):
-            self._added: int = self._tokenizer.num_special_tokens_to_add(False)
             if entry.lowercase:
                 _lower(self._tokenizer)
             added = self._tokenizer.get_added_tokens_decoder()
@@ -86,8 +87,9 @@ class TextEncoder:
                 if (most := max(values, default=0)) > _largest(spec):
                     raise self._broken(f"gives {most} for {spec.name}, which takes 0..{_largest(spec)}")
 
-    def encode(self, texts: Sequence[str], longest: int, truncate: bool = False, prompt: str | None = None) -> Encoded:
-        """Inputs for ``texts``, each behind ``prompt``, or behind the model's default one for None.
+    def encode(self, texts: Sequence[Text], longest: int, truncate: bool = False, prompt: str | None = None) -> Encoded:
+        """Inputs for ``texts``, each behind ``prompt``, or behind the model's default one for None. A pair is one row,
+        as the tokenizer joins it.
 
         A text of more tokens than ``longest`` (a bucket's), or than the model takes, is refused with InputError, or
         truncated.
@@ -154,7 +156,7 @@ class TextEncoder:
         ids = self.encodings([prompt])[0].ids
         return len(ids) - (bool(ids) and ids[-1] in self._special)
 
-    def encodings(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+    def encodings(self, texts: Sequence[Text], add_special_tokens: bool = True) -> list[Any]:
         """The library's encoding of each text, however long. Raises InputError for what is no character."""
         try:
             rows: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
@@ -162,11 +164,11 @@ class TextEncoder:
             if not is_of_library(failure):
                 raise
             for row, text in enumerate(texts):
-                require_characters(f"text {row}", text)
+                require_characters(f"text {row}", text if isinstance(text, str) else "".join(text))
             raise self._broken(f"cannot encode every text ({said_by(failure)})") from failure
         return rows
 
-    def _truncated(self, texts: Sequence[str], longest: int) -> list[Any]:
+    def _truncated(self, texts: Sequence[Text], longest: int) -> list[Any]:
         """Encodings of ``longest`` tokens, with the tokens that the tokenizer adds to each text.
 
         Truncation is a setting of the tokenizer that it does not keep to everywhere, and that other threads would see;
@@ -174,29 +176,47 @@ class TextEncoder:
         """
         if not texts:
             return []
-        if longest < self._added:
-            raise InputError(
-                f"text: the tokenizer adds {self._added} tokens to each, and the largest bucket takes {longest}; "
-                "compile with a larger bucket"
-            )
-        rows = self.encodings(texts, add_special_tokens=False)
-        with library_errors(lambda said: self._broken(f"cannot truncate ({said})")):
-            for row in rows:
-                row.truncate(longest - self._added)
-            rows = [self._tokenizer.post_process(row) for row in rows]
+        each = [(text,) if isinstance(text, str) else text for text in texts]
+        encodings = iter(self.encodings([part for parts in each for part in parts], add_special_tokens=False))
+        rows = []
+        for own in ([next(encodings) for _ in parts] for parts in each):
+            with library_errors(lambda said: self._broken(f"cannot truncate ({said})")):
+                added = self._tokenizer.num_special_tokens_to_add(len(own) == 2)
+            if longest < added:
+                raise InputError(
+                    f"text: the tokenizer adds {added} tokens to each, and the largest bucket takes {longest}; "
+                    "compile with a larger bucket"
+                )
+            lengths = [longest - added] if len(own) == 1 else _kept(len(own[0]), len(own[1]), longest - added)
+            with library_errors(lambda said: self._broken(f"cannot truncate ({said})")):
+                for part, length in zip(own, lengths, strict=True):
+                    part.truncate(length)
+                rows.append(self._tokenizer.post_process(*own))
         if any(len(row) > longest for row in rows):
-            raise self._broken(f"adds more tokens to a text than the {self._added} that it states")
+            raise self._broken("adds more tokens to a text than it states")
         return rows
 
     def _broken(self, problem: str) -> BundleCorruptError:
         return BundleCorruptError(f"{self._file}: {problem}; use the tokenizer that belongs to this model")
 
 
-def _prompted(texts: Sequence[str], prompt: str) -> list[str]:
-    if not texts or not all(isinstance(text, str) for text in texts):
+def _prompted(texts: Sequence[Text], prompt: str) -> list[Text]:
+    if not texts or not all(isinstance(text, str) or _is_pair(text) for text in texts):
         raise InputError(f"text: expected a text or a non-empty list of texts, got {texts!r:.80}")
     require_characters("prompt", prompt)
-    return [prompt + text for text in texts]
+    return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
+
+
+def _is_pair(text: object) -> bool:
+    return isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text)
+
+
+def _kept(first: int, second: int, most: int) -> tuple[int, int]:
+    """How many tokens of a pair are left of so many, ``most`` together: the longer one is cut first, as transformers
+    does (``longest_first``)."""
+    shorter = min(first, second, most // 2)
+    longer = most - shorter
+    return (min(first, longer), shorter) if first > second else (shorter, min(second, longer))
 
 
 def _lower(tokenizer: Any) -> None:

@@ -154,11 +154,11 @@ def test_one_class_is_a_score(tmp_path: Path, problem: str | None) -> None:
 
 
 def test_no_logit_is_too_large_for_a_score(classify: TextClassifier) -> None:
-    from nestforge.integrations.text_classifier import _FUNCTIONS
+    from nestforge.integrations.text_classifier import SCORES
 
     logits = np.array([[-1000.0, 0.0, 1000.0]], np.float32)
-    np.testing.assert_array_equal(_FUNCTIONS["sigmoid"](logits), [[0.0, 0.5, 1.0]])
-    np.testing.assert_array_equal(_FUNCTIONS["softmax"](logits), [[0.0, 0.0, 1.0]])
+    np.testing.assert_array_equal(SCORES["sigmoid"](logits), [[0.0, 0.5, 1.0]])
+    np.testing.assert_array_equal(SCORES["softmax"](logits), [[0.0, 0.0, 1.0]])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from nestforge.bundle.manifest import Manifest
 from nestforge.errors import BundleCorruptError, InputError
 from nestforge.runtime.inputs.text import TextEncoder
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 
 def make(bundle: Path, manifest: Manifest, inputs: Sequence[TensorSpec] | None = None) -> TextEncoder:
@@ -94,6 +95,33 @@ def test_truncation_equals_the_tokenizers_own(own_bundle: Path, manifest: Manife
         for field, name in (("ids", "input_ids"), ("attention_mask", "attention_mask"), ("type_ids", "types")):
             expected = [getattr(row, field) for row in rows]
             assert [a[:n].tolist() for a, n in zip(encoded.feeds[name], map(len, expected), strict=True)] == expected
+
+
+def test_a_pair_is_cut_as_transformers_cuts_it(own_bundle: Path, manifest: Manifest) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    library = Tokenizer.from_file(str(own_bundle / "tokenizer.json"))
+    library.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    library.save(str(own_bundle / "tokenizer.json"))
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=library,
+        pad_token="[PAD]",  # noqa: S106  (a token)
+        model_input_names=["input_ids", "token_type_ids"],
+    )
+    types = replace(manifest.inputs[1], name="types")
+    entry = replace(manifest.text or pytest.fail("no text"), type_ids="types")
+    encoder = TextEncoder(own_bundle / "tokenizer.json", entry, [*manifest.inputs, types])
+    pairs = [
+        (" ".join(["nest"] * first), " ".join(["models"] * second)) for first in range(6) for second in range(1, 6)
+    ]
+    for longest in range(3, 14):
+        encoded = encoder.encode(pairs, longest, truncate=True)
+        for number, pair in enumerate(pairs):
+            row = theirs(*pair, truncation="longest_first", max_length=longest)
+            for field, name in (("input_ids", "input_ids"), ("token_type_ids", "types")):
+                assert encoded.feeds[name][number, : encoded.lengths[number]].tolist() == row[field]
 
 
 def edit_tokenizer(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:

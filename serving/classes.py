@@ -1,0 +1,74 @@
+"""Texts to classes as text-embeddings-inference has it: ``/predict``, of texts or of pairs, and ``/rerank``, of a model
+that scores a query and a text together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import InputError
+from ..integrations.text_classifier import SCORES, checked_labels, class_output
+from ..runtime.inputs.arrays import Array
+from ..runtime.inputs.text import Text
+from .app import Handler, Service
+from .embeddings import flag, named, output_of, texts_of
+from .served import Served
+
+
+async def predict(service: Service, request: Request) -> Response:
+    document = await service.document(request)
+    served, inputs = named(service, request), document.get("inputs")
+    is_batch = isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], list)
+    texts = [_text(one) for one in texts_of("inputs", inputs, list)] if is_batch else [_text(inputs)]
+    scores = await _scores(service, request, served, document, texts)
+    labels = checked_labels(None, scores.shape[1])
+    found = [
+        sorted(
+            ({"score": score, "label": label} for score, label in zip(row, labels, strict=True)),
+            key=lambda one: -one["score"],
+        )
+        for row in scores.tolist()
+    ]
+    return JSONResponse(found if is_batch else found[0])
+
+
+async def rerank(service: Service, request: Request) -> Response:
+    document = await service.document(request)
+    served, query = named(service, request), document.get("query")
+    if not isinstance(query, str):
+        raise InputError(f"query: expected a text, got {query!r:.80}")
+    texts, shows = texts_of("texts", document.get("texts")), flag(document, "return_text", False)
+    classes = int(class_output(served.model.bundle.manifest, f"model {served.name}").dims[1])
+    if classes != 1:
+        raise InputError(f"model {served.name}: scores {classes} classes; a model that reranks scores one")
+    scores = (await _scores(service, request, served, document, [(query, text) for text in texts]))[:, 0].tolist()
+    found = [{"index": at, "score": scores[at]} for at in sorted(range(len(texts)), key=lambda at: -scores[at])]
+    return JSONResponse([{**one, "text": texts[one["index"]]} if shows else one for one in found])
+
+
+def _text(given: Any) -> Text:
+    """A text, or a pair of them."""
+    parts = [given] if isinstance(given, str) else given
+    if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(one, str) for one in parts):
+        raise InputError(
+            f"inputs: expected a text, a list of one text or of a pair, or a list of such lists, got {given!r:.80}"
+        )
+    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+
+
+async def _scores(
+    service: Service, request: Request, served: Served, document: Mapping[str, Any], texts: list[Text]
+) -> Array:
+    """``[N, C]``: of one class its probability, of several theirs, or logits where the request wants them raw. Raises
+    InputError for a model that does not classify."""
+    output = class_output(served.model.bundle.manifest, f"model {served.name}").name
+    logits, _ = await output_of(service, request, served, document, texts, output)
+    if flag(document, "raw_scores", False):
+        return logits
+    return SCORES["sigmoid" if logits.shape[1] == 1 else "softmax"](logits)
+
+
+ROUTES: list[tuple[str, str, Handler]] = [("POST", "predict", predict), ("POST", "rerank", rerank)]
