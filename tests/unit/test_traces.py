@@ -43,15 +43,16 @@ def alike(found: Template, expected: Template) -> bool:
 def test_a_known_graph_is_the_one_that_torch_makes(
     tmp_path: Path, exports: list[torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bucket = Bucket(2, 8, 1, 1)
     first, other = load(tmp_path / "first"), load(tmp_path / "other")
     with torch.no_grad():
         for parameter in other.module.parameters():
             parameter.mul_(-2)
-    found = [template_of(model) for model in (first, other)]
+    found = [template_of(model, bucket) for model in (first, other)]
     assert exports == [first.module]
     monkeypatch.setattr(make_template, "trace", trace)
     with once.tables_anew():
-        assert all(alike(one, template_of(model)) for one, model in zip(found, (first, other), strict=True))
+        assert all(alike(one, template_of(model, bucket)) for one, model in zip(found, (first, other), strict=True))
 
 
 def test_a_copy_has_the_modules_own_weights(tmp_path: Path, exports: list[torch.nn.Module]) -> None:
