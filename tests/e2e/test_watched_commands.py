@@ -20,7 +20,10 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 # One process for all of them: PyTorch is imported once.
 PROGRAM = """
 import json, sys
+from nestforge.profiles import measure_rates
+from nestforge.tools import bundle_bench
 from nestforge.tools.cli import main
+measure_rates._SECONDS_PER_ROUND = bundle_bench._SECONDS = 0.01
 for arguments in json.load(open(sys.argv[1])):
     print("exit code of", arguments[0], main(arguments, standalone_mode=False) or 0, file=sys.stderr)
 """

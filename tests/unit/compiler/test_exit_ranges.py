@@ -136,39 +136,37 @@ def test_segments_are_proven_all_over_the_range_and_so_is_their_chain(model: Ela
     assert {verdict.engine for verdict in report.engines} == {engine.id for engine in manifest.engines}
 
 
-@pytest.mark.parametrize(
-    ("pool", "precision", "bucket"),
-    [
-        ("mean_with_padding", "fp16", "1x1..6"),
-        ("cls", "int8-dynamic", "2x3..6"),
-    ],
-)
-def test_every_pool_and_precision_has_ranges(tmp_path: Path, pool: str, precision: str, bucket: str) -> None:
-    config = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "type_vocab_size": 1}
+def compiled(folder: Path, bucket: str, precision: str, pool: str, **config: int) -> Path:
+    """Two exits, behind one layer and behind two."""
     sidecar = {"exits.layers": [1, 2], "exits.pool": pool, "gate": None}
-    save_tiny(tmp_path / "model", config, sidecar)
+    save_tiny(folder / "model", {"num_hidden_layers": 2, **config}, sidecar)
     profile = board(**FULL, buckets=[bucket], precision=[precision])
-    out = nestforge.compile(tmp_path / "model", profile=profile, output=tmp_path / "bundle", include="budgets")
-    with nestforge.load(out) as opened:
-        manifest = opened.bundle.manifest
-        assert manifest.exits is not None
-        assert manifest.exits.trims == (pool != "mean_with_padding")
-        size = Bucket.parse(bucket).nearest(Bucket(1, 5))
-        feeds = random_feeds(manifest.inputs, size)
-        feeds["attention_mask"][:] = np.arange(size.sequence) < 3
-        chained, whole = opened(feeds, exits=closed(2)), opened(feeds, exits="off")
-        assert whole.padding is None
-        atol = {"fp32": 5e-6, "fp16": 5e-3, "int8-dynamic": 0.2}[precision]
-        np.testing.assert_allclose(chained["logits"], whole["logits"], atol=atol)
+    return nestforge.compile(folder / "model", profile=profile, output=folder / "bundle", include="budgets")
+
+
+def require_chain_of_whole(opened: ElasticModel, size: Bucket, trims: bool, atol: float) -> None:
+    """The last exit of the chain answers as the whole engine, with nothing padded."""
+    manifest = opened.bundle.manifest
+    assert manifest.exits is not None
+    assert manifest.exits.trims == trims
+    feeds = random_feeds(manifest.inputs, size)
+    feeds["attention_mask"][:] = np.arange(size.sequence) < 3
+    chained, whole = opened(feeds, exits=closed(2)), opened(feeds, exits="off")
+    assert whole.padding is None
+    np.testing.assert_allclose(chained["logits"], whole["logits"], atol=atol)
+
+
+def test_padding_may_count_and_a_range_may_begin_behind_one(tmp_path: Path) -> None:
+    config = {"num_attention_heads": 2, "intermediate_size": 16, "type_vocab_size": 1}
+    with nestforge.load(compiled(tmp_path, "2x3..6", "fp16", "mean_with_padding", **config)) as opened:
+        require_chain_of_whole(opened, Bucket(2, 5), trims=False, atol=5e-3)
 
 
 def test_rows_of_integers_leave_where_they_leave_alone(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
-    save_tiny(tmp_path / "model", config, {"exits.layers": [1, 2], "gate": None})
-    profile = board(**FULL, buckets=["1..8x1..6"], precision=["int8-dynamic"])
-    out = nestforge.compile(tmp_path / "model", profile=profile, output=tmp_path / "bundle", include="budgets")
+    out = compiled(tmp_path, "1..8x1..6", "int8-dynamic", "cls", num_attention_heads=4, intermediate_size=32)
     found = []
     with nestforge.load(out) as opened:
+        require_chain_of_whole(opened, Bucket(2, 5), trims=True, atol=0.2)
         for seed in range(6):
             lengths = [6, *np.random.default_rng(seed).integers(1, 7, 7).tolist()]
             feeds = rows_of(opened, lengths, seed)

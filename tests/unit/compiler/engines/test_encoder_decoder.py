@@ -128,7 +128,7 @@ def test_distances_that_are_off_by_one_stop_the_compile_at_their_module(
 
 
 def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_path: Path) -> None:
-    folder = save_t5(tmp_path / "t5", d_model=32, d_ff=64)
+    folder = save_t5(tmp_path / "t5", d_model=32, d_ff=64, num_decoder_layers=1)
     path = compile_t5(folder, tmp_path / "b", submodels=["ffn32"], precisions=["int4"])
     for engine in entry_of(open_bundle(path)).every_engine:
         assert engine.precision == "int4"
