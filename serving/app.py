@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import traceback
+from collections import Counter as Counted
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ LATE = "nestforge.late"
 _LARGE = 1 << 16
 _MOST_LINES = 4096
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+# Which say whether a server is there, whoever asks and however busy it is.
+_HEALTH = ("/v2/health/live", "/v2/health/ready", "/health")
 _PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"]+/)+")
 _ASCII = re.compile(r"[^\x20-\x7e]")
 T = TypeVar("T")
@@ -54,6 +57,7 @@ STATUS = {
     "invalid": 400,
     "unauthorized": 401,
     "unknown": 404,
+    "method": 405,
     "slow": 408,
     "too_large": 413,
     "unsupported": 415,
@@ -104,15 +108,23 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Limits:
-    """``body_bytes`` of a request, ``letters`` of all its texts, ``requests`` in progress, ``connections`` that are
+    """``body_bytes`` of a request, of which ``json_bytes`` are JSON (its parser lets no thread run beside it, a quarter
+    of a second for 8 MiB of numbers), ``letters`` of all its texts, ``requests`` in progress, ``connections`` that are
     open, ``read_s`` to read a request, ``patience_ms`` of a request without a deadline."""
 
     body_bytes: int = 64 << 20
+    json_bytes: int = 8 << 20
     letters: int = 1 << 20
     requests: int = 512
     connections: int = 1024
     read_s: float = 10.0
     patience_ms: float = 30_000.0
+
+
+def client_of(scope: Scope, name: object) -> str:
+    """Who asks: by a name from this host alone, as a proxy gives it; from elsewhere anyone could take any."""
+    address = str((scope.get("client") or ("127.0.0.1", 0))[0])
+    return str(name)[:80] if name and (address.startswith("127.") or address == "::1") else address
 
 
 class Service:
@@ -133,10 +145,13 @@ class Service:
 
     async def document(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request's body. Raises Problem."""
-        raw = await self.body(request)
-        return await self.parsed(raw)
+        return await self.parsed(await self.body(request, self.limits.json_bytes))
 
     async def parsed(self, raw: bytes) -> dict[str, Any]:
+        if len(raw) > self.limits.json_bytes:
+            raise Problem(
+                "too_large", f"body: expected at most {self.limits.json_bytes} bytes of JSON; send them binary"
+            )
         try:
             data = await asyncio.to_thread(parse_json, raw) if len(raw) > _LARGE else parse_json(raw)
         except ValueError as failure:
@@ -145,11 +160,11 @@ class Service:
             raise Problem("invalid", f"body: expected a JSON object, got {type(data).__name__}")
         return data
 
-    async def body(self, request: Request) -> bytes:
+    async def body(self, request: Request, most: int | None = None) -> bytes:
         """Raises Problem for a body that is too large, comes too slowly, or is compressed."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Problem("unsupported", "content-encoding: expected none")
-        most, found = self.limits.body_bytes, bytearray()
+        most, found = min(self.limits.body_bytes, most or self.limits.body_bytes), bytearray()
         too_large = Problem("too_large", f"body: expected at most {most} bytes")
         if int(request.headers.get("content-length", 0)) > most:
             raise too_large
@@ -195,9 +210,8 @@ class Service:
         return count
 
     def terms(self, request: Request, deadline_ms: float | None, user: object = None) -> Terms:
-        """Who asks is as a header says, or as ``user``, or the address."""
-        client = request.headers.get("nestforge-client") or user or (request.client.host if request.client else "")
-        return Terms(str(client)[:80], request.scope["nestforge.arrived"], self.limits.patience_ms, deadline_ms)
+        client = client_of(request.scope, request.headers.get("nestforge-client") or user)
+        return Terms(client, request.scope["nestforge.arrived"], self.limits.patience_ms, deadline_ms)
 
     @contextmanager
     def counted(self, request: Request, served: Served) -> Iterator[None]:
@@ -274,7 +288,7 @@ class Endpoint:
         except ClientDisconnect:
             return
         except Exception as failure:  # noqa: BLE001  (a request never ends the server)
-            response = self._refused(failure, scope.get("nestforge.model"))
+            response = refused(self.protocol, self.service.problem(failure, scope.get("nestforge.model")))
         reply: Reply | None = scope.get("nestforge.reply")
         if reply is not None:
             response.headers["nestforge-submodel"] = reply.submodel
@@ -283,15 +297,16 @@ class Endpoint:
                 response.headers["nestforge-exit"] = ",".join(map(str, reply.exits))
         await response(scope, receive, send)
 
-    def _refused(self, failure: Exception, model: str | None) -> Response:
-        problem = self.service.problem(failure, model)
-        status = {**STATUS, **self.protocol.status}[problem.kind]
-        response = JSONResponse(self.protocol.body(problem.kind, str(problem), status), status)
-        if problem.kind == "overloaded":
-            response.headers["retry-after"] = str(max(1, round(min(problem.needs_ms or 0.0, 1e6) / 1e3)))
-        if problem.needs_ms is not None:
-            response.headers["nestforge-needs-ms"] = f"{problem.needs_ms:.3f}"
-        return response
+
+def refused(protocol: Protocol, problem: Problem) -> Response:
+    """What a client hears of ``problem``."""
+    status = {**STATUS, **protocol.status}[problem.kind]
+    response = JSONResponse(protocol.body(problem.kind, str(problem), status), status)
+    if problem.kind == "overloaded":
+        response.headers["retry-after"] = str(max(1, round(min(problem.needs_ms or 0.0, 1e6) / 1e3)))
+    if problem.needs_ms is not None:
+        response.headers["nestforge-needs-ms"] = f"{problem.needs_ms:.3f}"
+    return response
 
 
 async def metrics(service: Service, _: Request) -> Response:
@@ -324,10 +339,15 @@ class AccessLog:
 
 
 class Guard:
-    """Before every route: the token, how many requests are in progress; behind it a line of the access log."""
+    """Before every route: the token, how many requests are in progress, in all and of one client; behind it a line of
+    the access log."""
 
-    def __init__(self, app: ASGIApp, service: Service, token: str | None, log: AccessLog) -> None:
-        self._app, self._service, self._log, self._busy = app, service, log, 0
+    def __init__(
+        self, app: ASGIApp, service: Service, token: str | None, log: AccessLog, of: Callable[[str], Protocol]
+    ) -> None:
+        """``of`` gives the protocol of a path."""
+        self._app, self._service, self._log, self._of = app, service, log, of
+        self._busy = Counted[str]()
         self._wanted = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -343,24 +363,32 @@ class Guard:
             sent["bytes"] += len(message.get("body", b""))
             await send(message)
 
-        self._busy += 1
+        headers = dict(scope["headers"])
+        client = client_of(scope, headers.get(b"nestforge-client", b"").decode("latin-1"))
+        problem = self._problem(scope["path"], headers, client)
+        self._busy[client] += 1
         try:
-            refusal = self._refusal(scope)
-            if refusal is not None:
-                await refusal(scope, receive, count)
+            if problem is not None:
+                await refused(self._of(scope["path"]), problem)(scope, receive, count)
             else:
                 await self._app(scope, receive, count)
         finally:
-            self._busy -= 1
+            self._busy[client] -= 1
+            if not self._busy[client]:
+                del self._busy[client]
             self._note(scope, started, sent)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        is_health = scope["path"].startswith("/v2/health")
-        if self._wanted is not None and not is_health and not hmac.compare_digest(given, self._wanted):
-            return JSONResponse({"error": "expected the token as Authorization: Bearer TOKEN"}, 401)
-        if self._busy > self._service.limits.requests:
-            return JSONResponse({"error": "too many requests in progress; ask again later"}, 503, {"retry-after": "1"})
+    def _problem(self, path: str, headers: Mapping[bytes, bytes], client: str) -> Problem | None:
+        most = self._service.limits.requests
+        if path in _HEALTH:
+            return None
+        given = headers.get(b"authorization", b"")
+        if self._wanted is not None and not hmac.compare_digest(given, self._wanted):
+            return Problem("unauthorized", "expected the token as Authorization: Bearer TOKEN")
+        # There is always a part left for one more.
+        own = most // (len(self._busy.keys() | {client}) + 1)
+        if path != "/metrics" and (self._busy[client] >= own or self._busy.total() >= most):
+            return Problem("overloaded", "too many requests in progress; ask again later")
         return None
 
     def _note(self, scope: Scope, started: float, sent: Mapping[str, int]) -> None:

@@ -20,6 +20,10 @@ from ..runtime.candidates import Candidate
 _MISSED, _KEPT, _LEAST_SHARE = 0.9, 1.001, 0.3
 # Part of a new time to send an answer in the mean of them, and deviations above the mean that are planned with.
 _NEW, _DEVIATIONS = 0.1, 2.0
+# The most beyond twice the planned time to send that one counts for.
+_MS_ODD = 5.0
+# A deadline beyond counts as this where a client's part of the time to it is its share.
+_MS_SHARED = 30_000.0
 # For how long after its last job a client has its share of the queue, and how many clients are known at most.
 _MS_ACTIVE, _MOST_CLIENTS = 10_000.0, 4096
 # Where nothing else runs, figures refuse only what they put this far off, or what was tried within so long.
@@ -86,6 +90,7 @@ class Scheduler:
         self._share = 1.0
         self._tried = -_MS_TRIED
         self._refused_at = -inf
+        self._probe: Job | None = None  # which was tried last
         self._sending, self._deviation = 0.0, 0.0  # milliseconds, means
 
     @property
@@ -121,7 +126,8 @@ class Scheduler:
                 if job.continues or self._fits(entry, now):
                     insort(self._waiting, entry)
                     return
-        self._refused_at = now
+        if _least(job.alone).p95_ms <= job.due - job.arrived:  # else no load is why
+            self._refused_at = now
         self._sending *= _UNLEARNT
         self._deviation *= _UNLEARNT
         needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] + self._to_send - now
@@ -179,16 +185,17 @@ class Scheduler:
         self._weigh(run.jobs, now)
 
     def sent(self, ms: float) -> None:
-        """An answer went out so long after its run: from now on a deadline is planned with so much less."""
-        off = ms - self._sending
+        """An answer went out so long after its run: from now on a deadline is planned with so much less. An odd one, as
+        where a client does not read, says little."""
+        off = min(ms, 2 * self._to_send + _MS_ODD) - self._sending
         self._sending += _NEW * off
         self._deviation += _NEW * (abs(off) - self._deviation)
 
     def _has_its_share(self, job: Job, behind: float, now: float) -> bool:
         """Whether the client's jobs before this one, and this, take more of its time than clients may have each."""
         clients = sum(now - seen <= _MS_ACTIVE for seen in self._seen.values())
-        takes = behind + _least(job.alone).p95_ms / self._workers
-        return self.waiting >= self._most_waiting or (clients > 1 and behind > 0 and takes > (job.due - now) / clients)
+        takes, left = behind + _least(job.alone).p95_ms / self._workers, min(job.due - now, _MS_SHARED)
+        return self.waiting >= self._most_waiting or (clients > 1 and behind > 0 and takes > left / clients)
 
     def _refused_lately(self, job: Job, now: float) -> bool:
         return now - self._refused_at <= _DEADLINES_SMALL * (job.due - job.arrived)
@@ -206,7 +213,7 @@ class Scheduler:
         if need + self._sending <= left:
             return True
         if now - self._tried >= _MS_TRIED and need <= _MOST_WRONG * left:
-            self._tried = now
+            self._tried, self._probe = now, entry.job
             return True
         return False
 
@@ -293,8 +300,8 @@ class Scheduler:
         self._seen[client] = now
 
     def _weigh(self, jobs: Sequence[Job], now: float) -> None:
-        """Once for all jobs of a run, which are late together."""
-        timed = [job.due for job in jobs if job.timed and not job.continues]
+        """Once for all jobs of a run, which are late together; not what was tried, which figures said is late."""
+        timed = [job.due for job in jobs if job.timed and not job.continues and job is not self._probe]
         if timed:
             self._share = min(1.0, max(_LEAST_SHARE, self._share * (_MISSED if now > min(timed) else _KEPT)))
 

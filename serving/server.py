@@ -17,14 +17,16 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from starlette.routing import Route, Router
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route, Router
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InputError
 from ..profiles.probe_host import probe_host
 from ..runtime.load import load
 from . import classes, completions, embeddings, kserve
-from .app import ERRORS, LATE, PLAIN, AccessLog, Endpoint, Guard, Limits, Protocol, Service, metrics
+from .app import ERRORS, LATE, PLAIN, AccessLog, Endpoint, Guard, Limits, Problem, Protocol, Service, metrics
 from .desk import Desk
 from .served import Served
 
@@ -146,7 +148,19 @@ def application(service: Service, token: str | None, log: AccessLog) -> Guard:
         for protocol, table in tables
         for method, path, handler in table
     ]
-    return Guard(Router(routes), service, token, log)
+    # What no route takes is refused as the protocol of its path says it.
+    of = {"/v1/": embeddings.OPENAI, "/v2": kserve.PROTOCOL, "/": embeddings.TEI}
+
+    async def nowhere(_: Service, request: Request) -> Response:
+        others = any(route.matches(request.scope)[0] == Match.PARTIAL for route in routes)
+        raise Problem("method" if others else "unknown", f"no route {request.method} {request.url.path:.200}")
+
+    rest = [Route(f"{start}{{rest:path}}", Endpoint(service, protocol, nowhere)) for start, protocol in of.items()]
+
+    def protocol_of(path: str) -> Protocol:
+        return next((protocol for start, protocol in of.items() if path.startswith(start)), PLAIN)
+
+    return Guard(Router([*routes, *rest]), service, token, log, protocol_of)
 
 
 def serve(request: ServeRequest) -> None:

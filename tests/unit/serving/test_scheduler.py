@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -392,3 +394,35 @@ def test_what_continues_is_taken_however_late_and_runs_by_its_own_time() -> None
     assert (run.jobs, run.candidate.engine.submodel) == ((step,), "small")
     scheduler.end(run, 2.0)
     assert scheduler.share == 1.0, "a step that is late says nothing of deadlines"
+
+
+def test_deadlines_that_no_load_explains_change_nothing_for_others() -> None:
+    scheduler = queue()
+    for number in range(20):
+        now = 1000.0 * number
+        with suppress(OverloadError):
+            scheduler.submit(job(now, 0.2), now)
+        if run := scheduler.start(now):
+            scheduler.end(run, now + 1.0)
+        with pytest.raises(OverloadError):
+            scheduler.submit(job(now + 2.0, 0.2), now + 2.0)
+    assert scheduler.share == 1.0
+    scheduler.submit(job(20_000.0, 4.0, "other"), 20_000.0)
+    assert started(scheduler, 20_000.0).candidate.engine.submodel == "large"
+
+
+def test_one_slow_answer_does_not_refuse_those_behind_it() -> None:
+    scheduler = queue()
+    scheduler.sent(1000.0)
+    scheduler.submit(job(0.0, 6.0), 0.0)
+    assert started(scheduler, 0.0).candidate.engine.submodel == "large"
+
+
+def test_a_deadline_without_end_gives_no_larger_share() -> None:
+    scheduler = queue()
+    second = [replace(one, p95_ms=1000.0) for one in options(TIMED, 1, 32)]
+    scheduler.submit(job(0.0, 60_000.0, "other", key=None, alone=second), 0.0)
+    for _ in range(15):
+        scheduler.submit(job(0.0, 1e9, "flood", key=None, alone=second), 0.0)
+    with pytest.raises(OverloadError):
+        scheduler.submit(job(0.0, 1e9, "flood", key=None, alone=second), 0.0)
