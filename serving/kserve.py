@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 # Bytes that are read, and numbers that are written, in the time in which a letter is tokenised.
 _BYTES, _NUMBERS = 64, 16
-_LENGTH = "inference-header-content-length"
+LENGTH = "inference-header-content-length"
 
 
 async def live(_: Service, __: Request) -> Response:
@@ -79,9 +79,9 @@ async def infer(service: Service, request: Request) -> Response:
     served = _served(service, request)
     raw = await service.body(request)
     head, rest = raw, b""
-    if (length := request.headers.get(_LENGTH)) is not None:
+    if (length := request.headers.get(LENGTH)) is not None:
         if not length.isdecimal() or int(length) > len(raw):
-            raise InputError(f"{_LENGTH}: expected at most the body's {len(raw)} bytes, got {length!r:.80}")
+            raise InputError(f"{LENGTH}: expected at most the body's {len(raw)} bytes, got {length!r:.80}")
         head, rest = raw[: int(length)], raw[int(length) :]
     document = await service.parsed(head)
     parameters = _object(document, "parameters")
@@ -206,7 +206,7 @@ def _response(
     return Response(
         b"".join([head, *parts]),
         media_type="application/octet-stream",
-        headers={_LENGTH: str(len(head))},
+        headers={LENGTH: str(len(head))},
     )
 
 

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from starlette.routing import Match, Route, Router
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InputError
+from ..optional import needed
 from ..profiles.probe_host import probe_host
 from ..runtime.load import load
 from . import classes, completions, embeddings, kserve
@@ -42,6 +43,7 @@ class ServeRequest:
     _: KW_ONLY
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
     token: str | None = None
     stop_s: float = 30.0
     threads: int | None = None
@@ -106,15 +108,30 @@ class Connection(HttpToolsProtocol):
 class _Server(uvicorn.Server):
     """Stops at the first signal, bounded by its time to stop, and at once at a second Ctrl-C."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    _end_rpc: Callable[[float], Awaitable[None]] | None = None
+
+    def __init__(self, config: uvicorn.Config, service: Service, app: Guard, request: ServeRequest) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._app, self._request = service, app, request
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        request, rpc_port = self._request, None
+        if request.grpc_port is not None:
+            rpc = needed("nestforge.serving.rpc", "grpc_port", "gRPC (pip install 'nestforge[grpc]')", "leave it out")
+            limit = self._service.limits.body_bytes
+            rpc_port, self._end_rpc = await rpc.start(self._app, request.host, request.grpc_port, limit)
         await super().startup(sockets)
         host, port = (sockets or [])[0].getsockname()[:2]
         names = ", ".join(self._service.served)
         print(f"nestforge: serving {names} at http://{host}:{port}", file=sys.stderr, flush=True)
+        if rpc_port is not None:
+            print(f"nestforge: and at grpc://{host}:{rpc_port}", file=sys.stderr, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        over = [super().shutdown(sockets)]
+        if self._end_rpc is not None:
+            over.append(self._end_rpc(self._request.stop_s))  # type: ignore[arg-type]
+        await asyncio.gather(*over)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -186,8 +203,9 @@ def serve(request: ServeRequest) -> None:
         log = AccessLog()
         opened.callback(log.close)
         service = Service(served, desk, request.limits)
+        app = application(service, request.token, log)
         config = uvicorn.Config(
-            application(service, request.token, log),
+            app,
             http=type("_Connection", (Connection,), {"limits": request.limits}),
             ws="none",
             lifespan="off",
@@ -197,7 +215,7 @@ def serve(request: ServeRequest) -> None:
             server_header=False,
             timeout_graceful_shutdown=max(1, round(request.stop_s)),
         )
-        uvloop.run(_Server(config, service).serve(sockets=[bound]))
+        uvloop.run(_Server(config, service, app, request).serve(sockets=[bound]))
 
 
 @contextmanager

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = """
-import sys
+import json, sys
 from nestforge.serving import app, server
-token, stop_s, body_bytes, read_s, *bundles = sys.argv[1:]
-limits = app.Limits(body_bytes=int(body_bytes), read_s=float(read_s))
-server.serve(server.ServeRequest(bundles, port=0, token=token or None, stop_s=float(stop_s), limits=limits))
+limits, options = map(json.loads, sys.argv[1:3])
+server.serve(server.ServeRequest(sys.argv[3:], port=0, limits=app.Limits(**limits), **options))
 """
 
 
 class Running:
-    """A server that runs; ``log`` is what it wrote to stderr."""
+    """A server that runs, at ``address`` and over gRPC at ``rpc``."""
+
+    rpc = ""
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self.process, self.address = process, address
@@ -41,16 +42,19 @@ class Running:
 
 
 @contextmanager
-def serving(
-    *bundles: Path, token: str = "", stop_s: float = 10.0, body_bytes: int = 1 << 20, read_s: float = 0.5
-) -> Iterator[Running]:
-    arguments = [sys.executable, "-c", PROGRAM, token, *map(str, (stop_s, body_bytes, read_s, *bundles))]
+def serving(*bundles: Path, body_bytes: int = 1 << 20, read_s: float = 0.5, **options: Any) -> Iterator[Running]:
+    limits = {"body_bytes": body_bytes, "read_s": read_s}
+    arguments = [sys.executable, "-c", PROGRAM, json.dumps(limits), json.dumps({"stop_s": 10.0, **options})]
+    arguments += map(str, bundles)
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
             found = re.search(r"http://(\S+)$", line.strip())
             assert found, line + process.stderr.read()
-            yield Running(process, found[1])
+            running = Running(process, found[1])
+            if "grpc_port" in options:
+                running.rpc = process.stderr.readline().strip().rpartition("grpc://")[2]
+            yield running
         finally:
             process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,6 +25,7 @@ Examples:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any that is free."
 )
+@click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of the Open Inference Protocol over gRPC.")
 @path_option("--token-file", "File with the token that requests must bring as Authorization: Bearer TOKEN.")
 @click.option(
     "--patience-ms",
@@ -40,12 +42,13 @@ def serve_command(
     bundles: tuple[Path, ...],
     host: str,
     port: int,
+    grpc_port: int | None,
     token_file: Path | None,
     patience_ms: float,
     stop_s: float,
     threads: int | None,
 ) -> None:
-    """Serve bundles over HTTP.
+    """Serve bundles over HTTP, and over gRPC beside it.
 
     A model is called as its folder, without .bundle. Requests share runs, get smaller submodels under load where they
     state a deadline, and are refused at once where even those are too late. The access log is stdout, a JSON object a
@@ -58,4 +61,5 @@ def serve_command(
     if token is not None and not (token.isascii() and token.isprintable() and token):
         raise InputError(f"{token_file}: expected a token of printable ASCII characters")
     limits = Limits(patience_ms=patience_ms)
-    serve(ServeRequest(bundles, host=host, port=port, token=token, stop_s=stop_s, threads=threads, limits=limits))
+    options: dict[str, Any] = {"host": host, "port": port, "grpc_port": grpc_port, "token": token}
+    serve(ServeRequest(bundles, **options, stop_s=stop_s, threads=threads, limits=limits))

@@ -1,0 +1,181 @@
+"""The Open Inference Protocol over gRPC: each call is brought to the HTTP routes of ``kserve.py`` in this process, so
+that token, limits, the queue, errors and the access log are theirs; tensors stay binary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from starlette.types import ASGIApp, Message
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
+
+from ..errors import InputError
+from .kserve import LENGTH
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+# The field of a tensor's contents where these are not raw bytes.
+_CONTENTS = {
+    "FP32": "fp32_contents",
+    "INT64": "int64_contents",
+    "INT32": "int_contents",
+    "INT8": "int_contents",
+    "UINT8": "uint_contents",
+    "BOOL": "bool_contents",
+}
+# Beside a call's tensors: names, shapes, and what gRPC adds.
+_HEAD_BYTES = 1 << 20
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, text: str, headers: dict[str, str]) -> None:
+        super().__init__(text)
+        self.status, self.headers = status, headers
+
+
+class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
+    """Each method is a call of the protocol; ``app`` has the routes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def ServerLive(self, _: Any, context: Any) -> Any:
+        return pb.ServerLiveResponse(live=await self._is(context, "/v2/health/live"))
+
+    async def ServerReady(self, _: Any, context: Any) -> Any:
+        return pb.ServerReadyResponse(ready=await self._is(context, "/v2/health/ready"))
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        return pb.ModelReadyResponse(ready=await self._is(context, f"{_model(request.name, request.version)}/ready"))
+
+    async def ServerMetadata(self, _: Any, context: Any) -> Any:
+        found, _ = await self._asked(context, "GET", "/v2")
+        return pb.ServerMetadataResponse(**found)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        found, _ = await self._asked(context, "GET", _model(request.name, request.version))
+        return pb.ModelMetadataResponse(**found)
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        path = f"{_model(request.model_name, request.model_version)}/infer"
+        head = json.dumps(_document(request)).encode()
+        found, rest = await self._asked(context, "POST", path, head, *request.raw_input_contents)
+        outputs, raw, start = [], [], 0
+        for tensor in found.pop("outputs"):
+            size = tensor.pop("parameters")["binary_data_size"]
+            raw.append(rest[start : start + size])
+            outputs.append(tensor)
+            start += size
+        said = {name: pb.InferParameter(string_param=value) for name, value in found.pop("parameters").items()}
+        return pb.ModelInferResponse(**found, parameters=said, outputs=outputs, raw_output_contents=raw)
+
+    async def _is(self, context: Any, path: str) -> bool:
+        try:
+            await self._call(context, "GET", path)
+        except _Refused as refusal:
+            if refusal.status != 503:
+                await _abort(context, refusal)
+            return False
+        return True
+
+    async def _asked(self, context: Any, method: str, path: str, *body: bytes) -> tuple[dict[str, Any], bytes]:
+        """The JSON object of an answer, and the bytes behind it. Ends the call where it is refused."""
+        try:
+            headers, found = await self._call(context, method, path, *body)
+        except _Refused as refusal:
+            await _abort(context, refusal)
+            raise
+        length = int(headers.get(LENGTH, len(found)))
+        return json.loads(found[:length]), found[length:]
+
+    async def _call(self, context: Any, method: str, path: str, *body: bytes) -> tuple[dict[str, str], bytes]:
+        given = [(name, value) for name, value in context.invocation_metadata() if _is_passed(name)]
+        if body:
+            given.append((LENGTH, str(len(body[0]))))
+        kind, _, address = context.peer().partition(":")
+        host = unquote(address.rpartition(":")[0]).strip("[]") if kind.startswith("ip") else "127.0.0.1"
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": [(name.encode(), value.encode()) for name, value in given],
+            "query_string": b"",
+            "client": (host, 0),
+        }
+        sent = [b"".join(body)]
+        status, headers, parts = 499, dict[str, str](), list[bytes]()
+
+        async def receive() -> Message:
+            if sent:
+                return {"type": "http.request", "body": sent.pop(), "more_body": False}
+            return await asyncio.Future[Message]()  # until the call is over, or its client gone
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers.update({name.decode(): value.decode() for name, value in message["headers"]})
+            parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        found = b"".join(parts)
+        if status != 200:
+            raise _Refused(status, json.loads(found)["error"] if found else "not ready", headers)
+        return headers, found
+
+
+def _is_passed(name: str) -> bool:
+    return name == "authorization" or name.startswith("nestforge-")
+
+
+async def _abort(context: Any, refusal: _Refused) -> None:
+    told = tuple(
+        (name, value) for name, value in refusal.headers.items() if name in ("retry-after", "nestforge-needs-ms")
+    )
+    await context.abort(_CODES.get(refusal.status, grpc.StatusCode.INTERNAL), str(refusal), told)
+
+
+def _model(name: str, version: str) -> str:
+    """The path of a model; no name that there is has a slash."""
+    name, version = (part.replace("/", "%2F") for part in (name, version))
+    return f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
+
+
+def _document(request: Any) -> dict[str, Any]:
+    """A call's head as HTTP has it. Tensors are raw bytes, or values for a request without any."""
+    inputs, raw = [], request.raw_input_contents
+    for number, tensor in enumerate(request.inputs):
+        found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        if raw:
+            found["parameters"] = {"binary_data_size": len(raw[number]) if number < len(raw) else 0}
+        else:
+            found["data"] = list(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "fp32_contents")))
+        inputs.append(found)
+    parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
+    outputs = [{"name": one.name} for one in request.outputs]
+    document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
+    return {**document, "id": request.id} if request.id else document
+
+
+async def start(app: ASGIApp, host: str, port: int, body_bytes: int) -> tuple[int, Callable[[float], Awaitable[None]]]:
+    """Binds ``port`` (0: any that is free) and answers calls by ``app``; gives back the port, and what ends it within
+    so many seconds. Raises InputError for a port that is taken."""
+    most = ("grpc.max_receive_message_length", body_bytes + _HEAD_BYTES)
+    server = grpc.aio.server(options=[most, ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
+    add_GRPCInferenceServiceServicer_to_server(_Calls(app), server)
+    try:
+        bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError as failure:
+        raise InputError(f"{host}:{port}: cannot be bound; choose another `host` or `grpc_port`") from failure
+    await server.start()
+    return bound, server.stop
