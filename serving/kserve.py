@@ -210,13 +210,14 @@ def _response(
     )
 
 
+# The one that comes most often first: routes are tried in turn.
 ROUTES: list[tuple[str, str, Handler]] = [
-    ("GET", "/v2", server_metadata),
-    ("GET", "/v2/health/live", live),
-    ("GET", "/v2/health/ready", ready),
     *(
         (method, f"/v2/models/{{model}}{version}{end}", handler)
         for version in ("", "/versions/{version}")
-        for method, end, handler in (("GET", "", metadata), ("GET", "/ready", ready), ("POST", "/infer", infer))
+        for method, end, handler in (("POST", "/infer", infer), ("GET", "", metadata), ("GET", "/ready", ready))
     ),
+    ("GET", "/v2", server_metadata),
+    ("GET", "/v2/health/live", live),
+    ("GET", "/v2/health/ready", ready),
 ]

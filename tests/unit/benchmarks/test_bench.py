@@ -16,7 +16,7 @@ NAMES = [
     *("between", "bundle_size", "coda", "compile", "dispatch", "draft", "eager"),
     *("emit", "exit_budget", "exit_chain", "exit_eager", "exit_saving", "generate", "generate_memory"),
     *("ladder", "lengths", "memory", "mhe_decode", "mixer", "open", "packed", "precision", "prediction"),
-    *("startup", "switch", "tasks"),
+    *("serving", "serving_memory", "startup", "switch", "tasks"),
 ]
 REACHED = Row("speed of a thing", "2.0x", ">= 1x", True, "one round")
 MISSED = Row("size of a thing", "9 MB", "<= 1 MB", False, "one round")

@@ -1,0 +1,149 @@
+"""The server under load: MLCommons LoadGen and tritonclient on the same cores ask it (`nestforge loadtest`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psutil
+import tritonclient.http as triton
+
+from .. import load, nest
+from ..bucket import Bucket
+from ..bundle.open_bundle import open_bundle
+from ..compiler.compile import compile_bundle
+from ..examples.encoder.corpus import demo_checkpoint, write_corpus
+from ..runtime.model import ElasticModel
+from ..tools.load_test import AT_ONCE, LoadPoint, Target, run, served
+from .harness import CACHE, Row, benchmark, milliseconds
+from .subjects import tiny_bundle
+
+_AT, _SMALL = Bucket(1, 32), Bucket(1, 16)
+_ROUNDS, _PAIRS = 5, 300
+_LOAD, _PATIENCE, _SECONDS = 3.0, 4.0, 8.0
+_FIRST, _ALL = 10_000, 40_000
+# Every kind of axis is cut: with FFNs alone the smallest submodel is not three times as fast.
+_LEVELS = dict.fromkeys(("ffn", "heads"), (0.25, 0.5, 0.75, 1.0))
+_NESTED = Path("demo/serving/nested")
+
+
+def nested_bundle() -> Path:
+    """MiniLM taught to be nested in FFNs and heads (some 8 minutes, once), for up to 8 short texts at once."""
+    bundle, corpus = CACHE / "serving.bundle", CACHE / "serving.txt"
+    if not bundle.exists():
+        write_corpus(corpus)
+        if not _NESTED.exists():
+            nest(demo_checkpoint(), corpus, _NESTED, levels=_LEVELS)
+        compile_bundle(_NESTED, "host-cpu", bundle, text=corpus, buckets=(Bucket(8, 128, 1, 1),))
+    return bundle
+
+
+@benchmark
+def bench_serving() -> list[Row]:
+    """What HTTP costs, what shared runs gain, and who is in time under three times the load."""
+    bundle = nested_bundle()
+    with served(bundle) as (address, name, _):
+        with load(bundle, preload=True) as model:
+            cost = _cost(model, Target.of(address, name, _AT))
+        small, full = Target.of(address, name, _SMALL), Target.of(address, name, _AT)
+        return [cost, _gain(small), *_overload(full, bundle)]
+
+
+def _cost(model: ElasticModel, target: Target) -> Row:
+    client = triton.InferenceServerClient(target.address)
+    inputs = []
+    for name, array in target.feeds.items():
+        given = triton.InferInput(name, list(array.shape), triton.np_to_triton_dtype(array.dtype))
+        inputs.append(given.set_data_from_numpy(array))
+    outputs = [triton.InferRequestedOutput(name) for name in target.outputs]
+    here, there = partial(model, target.feeds), partial(client.infer, target.model, inputs, outputs=outputs)
+    for call in (here, there) * 20:
+        call()
+    pairs = [(milliseconds(here), milliseconds(there)) for _ in range(_PAIRS)]
+    client.close()
+    found = median(second - first for first, second in pairs)
+    alone, served_ms = (min(times) for times in zip(*pairs, strict=True))
+    return Row(
+        "HTTP over calling the model in process, p50",
+        f"{found:.2f} ms (best {served_ms:.2f} against {alone:.2f} ms)",
+        "<= 1 ms",
+        found <= 1.0,
+        f"MiniLM {_AT}, binary tensors, tritonclient; median difference of {_PAIRS} pairs, one call of each in turn",
+    )
+
+
+def _gain(target: Target) -> Row:
+    found = []
+    for _ in range(_ROUNDS):
+        alone = run(target, "SingleStream", seconds=1.0, queries=64).per_second
+        found.append(run(target, "Offline", seconds=1.0, queries=300, expected=alone).per_second / alone)
+    return Row(
+        f"requests a second, {AT_ONCE} at once over one at a time",
+        f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f})",
+        ">= 2x",
+        median(found) >= 2.0,
+        f"MiniLM {target.feeds['input_ids'].shape}, the largest submodel, up to 8 in a run; LoadGen, {_ROUNDS} rounds",
+    )
+
+
+def _overload(target: Target, bundle: Path) -> list[Row]:
+    nested: list[LoadPoint] = []
+    plain: list[LoadPoint] = []
+    for _ in range(_ROUNDS):
+        alone = run(target, "SingleStream", seconds=2.0, queries=64)
+        asks = {"rate": _LOAD * alone.per_second, "bound_ms": _PATIENCE * alone.p50_ms}
+        for points, own in ((nested, {"deadline_ms": asks["bound_ms"]}), (plain, {})):
+            timed = replace(target, parameters=own)
+            points.append(run(timed, "Server", seconds=_SECONDS, queries=64, **asks))
+    submodels = open_bundle(bundle).manifest.submodels
+    quality = {one.id: one.quality.figures["mean_cosine"] for one in submodels if one.quality}
+    answers = [(one, count) for point in nested for one, count in point.submodels.items()]
+    kept = sum(quality[one] * count for one, count in answers) / max(1, sum(count for _, count in answers))
+    beside = f"plain: {_median(plain, _in_time):.1%} of {_median(plain, _admitted):.1%}"
+    verdicts = ", ".join(point.verdict for point in nested)
+    how = (
+        f"Server at 3x of one at a time, deadline 4x its p50, {target.feeds['input_ids'].shape}; LoadGen, medians of "
+        f"{_ROUNDS} rounds ({verdicts}); plain: the largest submodel alone"
+    )
+    in_time, admitted = _median(nested, _in_time), _median(nested, _admitted)
+    return [
+        Row("nested at 3x: admitted that are in time", f"{in_time:.1%} ({beside})", ">= 99 %", in_time >= 0.99, how),
+        Row("nested at 3x: admitted of all", f"{admitted:.1%}", ">= 90 %", admitted >= 0.9, how),
+        Row("nested at 3x: mean cosine of answers", f"{kept:.4f}", "stated", True, "the bundle's own, by who answered"),
+    ]
+
+
+def _in_time(point: LoadPoint) -> float:
+    return 1 - point.late / max(1, point.answered)
+
+
+def _admitted(point: LoadPoint) -> float:
+    return point.answered / point.requests
+
+
+def _median(points: list[LoadPoint], of: object) -> float:
+    return median(map(of, points))  # type: ignore[call-overload,no-any-return]
+
+
+@benchmark
+def bench_serving_memory() -> list[Row]:
+    """Memory of a server after its first requests, and after many more."""
+    with served(tiny_bundle()) as (address, name, process):
+        target, server = Target.of(address, name, _AT), psutil.Process(process)
+        seen = []
+        for queries in (_FIRST, _ALL - _FIRST):
+            point = run(target, "Offline", seconds=0.1, queries=queries, expected=1.0)
+            assert point.answered == queries
+            seen.append(server.memory_info().rss / 1e6)
+    growth = seen[1] - seen[0]
+    return [
+        Row(
+            f"memory of the server after {_ALL:,} requests over after {_FIRST:,}",
+            f"{growth:+.1f} MB of {seen[0]:.0f}",
+            "<= 1 MB",
+            growth <= 1.0,
+            f"resident, 2 layers of 64 at {_AT}, {AT_ONCE} at once; LoadGen",
+        )
+    ]
