@@ -110,7 +110,8 @@ class Metrics:
 class Limits:
     """``body_bytes`` of a request, of which ``json_bytes`` are JSON (its parser lets no thread run beside it, a quarter
     of a second for 8 MiB of numbers), ``letters`` of all its texts, ``requests`` in progress, ``connections`` that are
-    open, ``read_s`` to read a request, ``patience_ms`` of a request without a deadline."""
+    open, ``read_s`` to read a request, ``write_s`` in which a client reads some of an answer, ``patience_ms`` of a
+    request without a deadline."""
 
     body_bytes: int = 64 << 20
     json_bytes: int = 8 << 20
@@ -118,6 +119,7 @@ class Limits:
     requests: int = 512
     connections: int = 1024
     read_s: float = 10.0
+    write_s: float = 30.0
     patience_ms: float = 30_000.0
 
 

@@ -50,7 +50,7 @@ async def openai_embeddings(service: Service, request: Request) -> Response:
     form = document.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise InputError(f"encoding_format: expected float or base64, got {form!r:.80}")
-    vectors, tokens = await _vectors(service, request, served, document, document.get("input"))
+    vectors, tokens = await _vectors(service, request, served, document, "input", document.get("input"))
 
     def shown() -> Response:
         rows = [
@@ -74,7 +74,7 @@ async def openai_models(service: Service, request: Request) -> Response:
 async def tei_embed(service: Service, request: Request) -> Response:
     document = await service.document(request)
     served = named(service, request)
-    vectors, _ = await _vectors(service, request, served, document, document.get("inputs"))
+    vectors, _ = await _vectors(service, request, served, document, "inputs", document.get("inputs"))
     if flag(document, "normalize", True):
         vectors = normalized(vectors)
     return await service.desk.aside(vectors.size // _NUMBERS, lambda: JSONResponse(vectors.tolist()))
@@ -89,7 +89,7 @@ async def tei_similarity(service: Service, request: Request) -> Response:
     own = document.get("parameters") or {}
     if not isinstance(own, dict):
         raise InputError(f"parameters: expected an object, got {own!r:.80}")
-    vectors, _ = await _vectors(service, request, named(service, request), {**own, **document}, texts)
+    vectors, _ = await _vectors(service, request, named(service, request), {**own, **document}, "inputs", texts)
     unit = normalized(vectors)
     return JSONResponse((unit[1:] @ unit[0]).tolist())
 
@@ -158,10 +158,10 @@ def flag(document: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 async def _vectors(
-    service: Service, request: Request, served: Served, document: Mapping[str, Any], given: Any
+    service: Service, request: Request, served: Served, document: Mapping[str, Any], field: str, given: Any
 ) -> tuple[Array, int]:
     """Embeddings ``[N, D]`` of texts by one submodel, and the tokens of all."""
-    return await output_of(service, request, served, document, texts_of("input", given), served.embedding)
+    return await output_of(service, request, served, document, texts_of(field, given), served.embedding)
 
 
 async def output_of(

@@ -52,10 +52,12 @@ class ServeRequest:
 
 class Connection(HttpToolsProtocol):
     """uvicorn's, which waits for no one: a head has to be there within ``read_s`` of the connection, or of its first
-    byte, and within 64 KiB, and a body as soon after it; of more connections than ``most`` the new one is closed."""
+    byte, and within 64 KiB, and a body as soon after it; a client that reads too little of an answer for ``write_s``
+    loses it; of more connections than ``most`` the new one is closed."""
 
     limits = Limits()
     _watch: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
     _in_head, _head_bytes = True, 0
 
     def connection_made(self, transport: Any) -> None:
@@ -85,8 +87,17 @@ class Connection(HttpToolsProtocol):
         self._disarm()
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self.loop.call_later(self.limits.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unstick()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._unstick()
         super().connection_lost(exc)
 
     def _end_body(self) -> None:
@@ -94,6 +105,11 @@ class Connection(HttpToolsProtocol):
         self.scope[LATE] = True  # type: ignore[literal-required]
         self.cycle.keep_alive = self.cycle.more_body = False
         self.cycle.message_event.set()
+
+    def _unstick(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def _arm(self, late: Callable[[], None]) -> None:
         self._disarm()

@@ -42,8 +42,10 @@ class Running:
 
 
 @contextmanager
-def serving(*bundles: Path, body_bytes: int = 1 << 20, read_s: float = 0.5, **options: Any) -> Iterator[Running]:
-    limits = {"body_bytes": body_bytes, "read_s": read_s}
+def serving(
+    *bundles: Path, body_bytes: int = 1 << 20, read_s: float = 0.5, write_s: float = 30.0, **options: Any
+) -> Iterator[Running]:
+    limits = {"body_bytes": body_bytes, "read_s": read_s, "write_s": write_s}
     arguments = [sys.executable, "-c", PROGRAM, json.dumps(limits), json.dumps({"stop_s": 10.0, **options})]
     arguments += map(str, bundles)
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import nestforge
@@ -142,8 +143,8 @@ def test_rows_say_where_they_left(server: Running, exits_bundle: Path) -> None:
     ]
     status, headers, said = server.ask("POST", "/v2/models/exits/infer", {"inputs": given})
     assert status == 200
-    if expected.exits is not None:
-        assert headers["nestforge-exit"] == said["parameters"]["exit"] == ",".join(map(str, expected.exits.layer))
+    assert expected.exits is not None
+    assert headers["nestforge-exit"] == said["parameters"]["exit"] == ",".join(map(str, expected.exits.layer))
 
 
 GOOD = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
@@ -203,7 +204,6 @@ def test_what_does_not_fit_is_one_line(server: Running, body: Any, said: str) ->
     status, _, found = server.ask("POST", "/v2/models/tiny/infer", body)
     assert status == 400, found
     assert said in found["error"]
-    assert "/" not in found["error"].replace("and/or", "") or "tmp" not in found["error"]
     assert server.ask("POST", "/v2/models/tiny/infer", {"inputs": [GOOD, MASK]})[0] == 200
 
 
@@ -261,6 +261,25 @@ def test_slow_and_silent_clients_keep_nobody_out(server: Running) -> None:
         with pytest.raises(OSError, match=r"Broken pipe|reset by peer"):
             large.sendall(b"".join(b"x: " + b"y" * 4096 + b"\r\n" for _ in range(10_000)))
     assert server.ask("POST", "/embed", {"inputs": "a"})[0] == 200
+
+
+def test_a_client_that_reads_nothing_loses_its_answer(tiny_bundle: Path) -> None:
+    body = json.dumps({"inputs": "a nest " * 60_000}).encode()
+    asked = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with serving(tiny_bundle, write_s=0.2) as own, socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect((own.host, own.port))
+        silent.sendall(asked + body)
+        while b'protocol="tei",status="200"' not in own.ask("GET", "/metrics")[2]:
+            sleep(0.1)
+        sleep(0.5)
+        found = b""
+        with suppress(ConnectionResetError):
+            while part := silent.recv(1 << 20):
+                found += part
+    length = re.search(rb"content-length: (\d+)", found)
+    assert length
+    assert 0 < len(found) < int(length[1])
 
 
 def test_a_client_that_goes_away_leaves_the_queue(server: Running) -> None:
