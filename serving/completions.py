@@ -172,7 +172,7 @@ class _Answer:
                 async for row, piece in generation.each():
                     if reply is None:
                         reason = row.result().runs[0].reason
-                        reply = Reply({}, piece.submodel, reason, None, len(generation.rows), now_ms())
+                        reply = Reply({}, piece.submodel, reason, None, 1, now_ms())
                         request.scope["nestforge.reply"] = reply
                     yield row, piece
         finally:

@@ -12,6 +12,7 @@ from nestforge.runtime.generation.options import GenerationRequest
 from nestforge.runtime.generation.row import Piece, Row
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
+from support.generating import t5_folder
 
 ELASTIC_HEADS = Path(__file__).parents[3] / "golden" / "bundle-fewer-heads"
 
@@ -29,11 +30,13 @@ def join(batch: Batch, one: Row) -> Piece:
     return batch.join(one, batch.engines[0], batch.reason)
 
 
-@pytest.mark.parametrize("bundle", ["llama", "elastic heads"])
+@pytest.mark.parametrize("bundle", ["llama", "elastic heads", "encoder-decoder"])
 @pytest.mark.parametrize("submodel", [None, "smallest"])
-def test_rows_come_and_go_between_steps(model: ElasticModel, bundle: str, submodel: str | None) -> None:
-    with load(ELASTIC_HEADS, threads=1) as elastic:
-        of = model if bundle == "llama" else elastic
+def test_rows_come_and_go_between_steps(
+    tmp_path_factory: pytest.TempPathFactory, llama_bundle: Path, bundle: str, submodel: str | None
+) -> None:
+    folders = {"llama": llama_bundle, "elastic heads": ELASTIC_HEADS}
+    with load(folders.get(bundle) or t5_folder(tmp_path_factory) / "t5.bundle", threads=1) as of:
         named = None if submodel is None else of.bundle.manifest.largest_first[-1].id
         batch = of.generate.batch(GenerationRequest(submodel=named), 3, 32)
         prompts = {n: [5 + n, 7, 9][: 1 + n % 3] for n in range(6)}
