@@ -16,8 +16,8 @@ from ..errors import OverloadError
 from ..runtime.candidates import Candidate
 
 # Factors of the part of a deadline that is planned with: after a run with a late answer, and after one without.
-# Some 1 % of misses keep it where it is.
-_MISSED, _KEPT, _LEAST_SHARE = 0.9, 1.001, 0.3
+# Some 0.5 % of misses keep it where it is.
+_MISSED, _KEPT, _LEAST_SHARE = 0.9, 1.0005, 0.3
 # Part of a new time to send an answer in the mean of them, and deviations above the mean that are planned with.
 _NEW, _DEVIATIONS = 0.1, 2.0
 # The most beyond twice the planned time to send that one counts for.
@@ -300,10 +300,12 @@ class Scheduler:
         self._seen[client] = now
 
     def _weigh(self, jobs: Sequence[Job], now: float) -> None:
-        """Once for all jobs of a run, which are late together; not what was tried, which figures said is late."""
+        """Once for all jobs of a run, which are late together where their answers will be; not what was tried, which
+        figures said is late."""
         timed = [job.due for job in jobs if job.timed and not job.continues and job is not self._probe]
         if timed:
-            self._share = min(1.0, max(_LEAST_SHARE, self._share * (_MISSED if now > min(timed) else _KEPT)))
+            is_late = now + self._sending > min(timed)
+            self._share = min(1.0, max(_LEAST_SHARE, self._share * (_MISSED if is_late else _KEPT)))
 
     def _reason(self, head: Job, candidate: Candidate, now: float) -> str:
         """As the dispatcher says why a deadline chose."""
