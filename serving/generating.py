@@ -13,7 +13,7 @@ from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
 from ..errors import InputError, OverloadError
 from ..runtime.candidates import Candidate
-from ..runtime.generation.batch import Batch
+from ..runtime.generation.batch import MOST_READ, Batch
 from ..runtime.generation.generator import Generator
 from ..runtime.generation.options import GenerationRequest
 from ..runtime.generation.row import Piece, Row
@@ -150,21 +150,26 @@ class _Queue:
         if row is None:
             return [batch.step(engine, reason) if batch.rows else []]
         try:
-            return [[(row, batch.join(row, engine, reason))]]
+            piece = batch.join(row, engine, reason)
         except InputError as failure:
             return [[(row, failure)]]
+        return [[] if piece is None else [(row, piece)]]
 
     async def _drive(self) -> None:
-        """One prompt and one step in turn, while there are any."""
+        """A part of a prompt and a step in turn, while there are any."""
         try:
             if self._batch is None:
                 self._batch = await asyncio.to_thread(self._generator.batch, self._choice, _MOST_ROWS, _MOST_TOKENS)
+            joining: Any = None
             while self._waiting or self._of:
-                if self._waiting and len(self._of) < self._batch.session.rows:
-                    await self._join(self._batch, *self._next())
+                if joining in self._of and joining not in self._batch.rows:
+                    await self._read_on(self._batch, joining)
+                elif self._waiting and len(self._of) < self._batch.session.rows:
+                    joining, generation = self._next()
+                    await self._join(self._batch, joining, generation)
                 self._refuse_late()
-                if self._of:
-                    await self._step(self._batch)
+                if rows := [row for row in self._batch.rows if row in self._of]:
+                    await self._step(self._batch, rows)
         except Exception as failure:  # noqa: BLE001  (every client hears of it)
             self.is_broken = True
             for row, generation in [*self._of.items(), *self._waiting]:
@@ -214,16 +219,21 @@ class _Queue:
             if self._of.pop(row, None) is not None:
                 generation.pieces.put_nowait((row, failure))
 
-    async def _step(self, batch: Batch) -> None:
-        """One more token of every row. Under deadlines it is due with what is left of the shortest."""
-        now, (first, *_) = now_ms(), self._of.values()
-        timed = first.terms.deadline_ms is not None
-        left_ms = first.terms.patience_ms
+    async def _read_on(self, batch: Batch, row: Row) -> None:
+        """The next part of a prompt."""
+        terms, now = self._of[row].terms, now_ms()
+        due = now + terms.patience_ms if terms.deadline_ms is None else terms.due
+        engines, timed = _candidates(batch.to_read(row, MOST_READ)), terms.deadline_ms is not None
+        await self._run(row, Job(None, 1, MOST_READ, terms.client, now, due, engines, timed, continues=True))
+
+    async def _step(self, batch: Batch, rows: Sequence[Row]) -> None:
+        """One more token of ``rows``. Under deadlines it is due with what is left of the shortest."""
+        now, terms = now_ms(), self._of[rows[0]].terms
+        timed, left_ms = terms.deadline_ms is not None, terms.patience_ms
         if timed:
-            left_ms = max(0.0, min((one.terms.due - now) / max(1, row.tokens_left) for row, one in self._of.items()))
-        rows = len(self._of)
-        engines = _candidates(batch.to_step(rows))
-        job = Job(None, rows, 1, first.terms.client, now, now + left_ms, engines, timed, continues=True)
+            left_ms = max(0.0, min((self._of[row].terms.due - now) / max(1, row.tokens_left) for row in rows))
+        engines = _candidates(batch.to_step(len(rows)))
+        job = Job(None, len(rows), 1, terms.client, now, now + left_ms, engines, timed, continues=True)
         await self._run(None, job)
 
     async def _run(self, row: Row | None, job: Job) -> None:

@@ -4,6 +4,7 @@ others, and where one leaves the last takes its place."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter
 
 from ...bundle.entries.engine_entry import EngineEntry
@@ -13,6 +14,9 @@ from .pace import Chosen
 from .row import Piece, Row
 from .session import Session
 from .step_times import StepTimes
+
+# Tokens of a prompt in a run, beside which others wait.
+MOST_READ = 128
 
 
 class Batch:
@@ -34,23 +38,32 @@ class Batch:
         for engine in engines:
             session.bind(engine, session.rows)
 
-    def to_read(self, row: Row) -> list[tuple[EngineEntry, float]]:
-        """The engines with the milliseconds that each is expected to take for the prompt of ``row``."""
+    def to_read(self, row: Row, most: float = inf) -> list[tuple[EngineEntry, float]]:
+        """The engines with the milliseconds that each is expected to take for what is left of the prompt of ``row``, or
+        for ``most`` tokens of it."""
         session, times = self.session, self._times
-        return [
-            (one, times.expected_prompt_ms(one, session.unknown(row.prompt, one, row.source))) for one in self.engines
-        ]
+        left = [min(most, session.unknown(row.prompt, one, row.source)) for one in self.engines]
+        return [(one, times.expected_prompt_ms(one, int(n))) for one, n in zip(self.engines, left, strict=True)]
 
     def to_step(self, rows: int) -> list[tuple[EngineEntry, float]]:
         """The engines with the milliseconds that each is expected to take for a step of so many rows."""
         return [(one, self._times.expected_ms(one, rows)) for one in self.engines]
 
-    def join(self, row: Row, engine: EngineEntry, reason: str) -> Piece:
-        """The first token of ``row``, which steps with the others from now on. There is room for it."""
-        place, started = len(self.rows), perf_counter()
-        logits, row.reused_tokens = self.session.prefill(place, row.prompt, engine, place + 1, source=row.source)
-        row.prompt_ms = 1e3 * (perf_counter() - started)
-        self._times.ran_prompt(engine, row.prompt_tokens - row.reused_tokens, row.prompt_ms)
+    def join(self, row: Row, engine: EngineEntry, reason: str) -> Piece | None:
+        """The first token of ``row``, which steps with the others from now on; None while more than ``MOST_READ``
+        tokens of its prompt are left, of which so many are read. There is room for it, and no other joins between."""
+        session, place, started, prompt = self.session, len(self.rows), perf_counter(), row.prompt
+        left = 0 if row.source is not None else session.unknown(prompt, engine)
+        is_whole = left <= MOST_READ
+        read = prompt if is_whole else prompt[: len(prompt) - left + MOST_READ]
+        logits, kept = session.prefill(place, read, engine, place + 1, source=row.source)
+        took = 1e3 * (perf_counter() - started)
+        self._times.ran_prompt(engine, (len(read) if row.source is None else len(row.source)) - kept, took)
+        if not row.prompt_ms:
+            row.reused_tokens = kept
+        row.prompt_ms += took
+        if not is_whole:
+            return None
         piece = row.pick(logits, Chosen(engine, reason))
         if piece.finish is None:
             self.rows.append(row)

@@ -111,6 +111,18 @@ def test_rows_that_come_and_go_get_their_own_texts(client: openai.OpenAI, model:
         assert list(threads.map(ask, range(24))) == expected
 
 
+def test_long_prompts_are_read_beside_rows_that_step(client: openai.OpenAI, model: ElasticModel) -> None:
+    prompts = ["class method " * 28 + str(n) for n in range(6)] + ["the"] * 4
+    assert model.generate(prompts[0], max_tokens=1).rows[0].prompt_tokens > 130
+    expected = [model.generate(text, max_tokens=20).text for text in prompts]
+
+    def ask(text: str) -> str:
+        return client.completions.create(model="bundle", prompt=text, max_tokens=20).choices[0].text
+
+    with ThreadPoolExecutor(10) as threads:
+        assert list(threads.map(ask, prompts)) == expected
+
+
 def test_who_generates_is_asked_for_as_on_other_routes(client: openai.OpenAI, model: ElasticModel) -> None:
     for how, wanted in (
         ({}, ("ffn32", "no limit given: the largest submodel")),

@@ -26,7 +26,7 @@ def expected(model: ElasticModel, prompt: Sequence[int], tokens: int, submodel: 
     return model.generate([list(prompt)], max_tokens=tokens, submodel=submodel).rows[0].tokens
 
 
-def join(batch: Batch, one: Row) -> Piece:
+def join(batch: Batch, one: Row) -> Piece | None:
     return batch.join(one, batch.engines[0], batch.reason)
 
 
@@ -71,6 +71,29 @@ def test_a_row_that_is_not_wanted_any_more_leaves_its_place(model: ElasticModel)
     assert stays.result().tokens == expected(model, [8], 20)
     assert later.result().tokens == expected(model, [5, 7, 9], 20)
     assert gone.finish is None
+    batch.close()
+
+
+def test_a_long_prompt_is_read_in_parts_between_which_others_step_and_leave(
+    model: ElasticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nestforge.runtime.generation.batch.MOST_READ", 5)
+    batch = model.generate.batch(GenerationRequest(), 3, 64)
+    first, second, long = row(model, [8], 4), row(model, [9, 3], 9), row(model, list(range(3, 25)), 6)
+    join(batch, first)
+    join(batch, second)
+    parts = 0
+    while join(batch, long) is None:
+        parts += 1
+        assert [ms for _, ms in batch.to_read(long, 5)] <= [ms for _, ms in batch.to_read(long)]
+        batch.step(batch.engines[0], "")
+    assert parts == 4
+    assert first.finish == "length", "it left while the prompt was read"
+    while batch.rows:
+        batch.step(batch.engines[0], "")
+    for one, prompt, tokens in ((first, [8], 4), (second, [9, 3], 9), (long, list(range(3, 25)), 6)):
+        assert one.result().tokens == expected(model, prompt, tokens)
+    assert long.reused_tokens == 0
     batch.close()
 
 
