@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ..errors import OverloadError
@@ -73,7 +75,11 @@ class Desk:
         while run := self.scheduler.start(now):
             served = self._asked[run.jobs[0]][0]
             done = self._pool.submit(served.replies, [self._asked[job][1] for job in run.jobs], run)
-            done.add_done_callback(lambda done, run=run: loop.call_soon_threadsafe(self._end, loop, run, done))  # type: ignore[misc]
+            done.add_done_callback(partial(self._ended, loop, run))
+
+    def _ended(self, loop: asyncio.AbstractEventLoop, run: Run, done: Future[Sequence[Any]]) -> None:
+        with suppress(RuntimeError):  # the server is over, and the loop closed
+            loop.call_soon_threadsafe(self._end, loop, run, done)
 
     def _end(self, loop: asyncio.AbstractEventLoop, run: Run, done: Future[Sequence[Any]]) -> None:
         self.scheduler.end(run, now_ms())

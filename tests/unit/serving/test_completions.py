@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -204,3 +208,18 @@ def test_a_bundle_that_does_not_generate_says_so(tiny_bundle: Path) -> None:
         status, _, said = running.ask("POST", "/v1/completions", {"model": "tiny", "prompt": "a"})
     assert status == 400
     assert said["error"]["message"].startswith("bundle tiny: has no engines that generate; compile the model with")
+
+
+def test_what_outlives_the_time_to_stop_is_cut_off_quietly(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with serving(llama_folder(tmp_path_factory) / "bundle", stop_s=1.0) as own, ExitStack() as opened:
+        for _ in range(4):  # together more than a second's work
+            one = opened.enter_context(socket.create_connection((own.host, own.port)))
+            body = json.dumps({"model": "bundle", "prompt": [PROMPT] * 64, "max_tokens": 200}).encode()
+            one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        while b"nestforge_generating 8.0" not in own.ask("GET", "/metrics")[2]:
+            sleep(0.05)
+        own.process.send_signal(signal.SIGTERM)
+        _, said = own.process.communicate(timeout=60)
+    assert (own.process.returncode, said) == (0, "")
