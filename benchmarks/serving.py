@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,6 +14,7 @@ from ..bucket import Bucket
 from ..bundle.open_bundle import open_bundle
 from ..compiler.compile import compile_bundle
 from ..examples.encoder.corpus import demo_checkpoint, write_corpus
+from ..runtime.inputs.arrays import random_feeds
 from ..runtime.model import ElasticModel
 from ..tools.load_test import AT_ONCE, LoadPoint, Target, run, served
 from .harness import CACHE, Row, benchmark, milliseconds
@@ -53,12 +53,8 @@ def bench_serving() -> list[Row]:
 
 def _cost(model: ElasticModel, target: Target) -> Row:
     client = triton.InferenceServerClient(target.address)
-    inputs = []
-    for name, array in target.feeds.items():
-        given = triton.InferInput(name, list(array.shape), triton.np_to_triton_dtype(array.dtype))
-        inputs.append(given.set_data_from_numpy(array))
-    outputs = [triton.InferRequestedOutput(name) for name in target.outputs]
-    here, there = partial(model, target.feeds), partial(client.infer, target.model, inputs, outputs=outputs)
+    feeds = random_feeds(model.inputs, _AT)
+    here, there = partial(model, feeds), partial(client.infer, **target.asks)
     for call in (here, there) * 20:
         call()
     pairs = [(milliseconds(here), milliseconds(there)) for _ in range(_PAIRS)]
@@ -84,7 +80,7 @@ def _gain(target: Target) -> Row:
         f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f})",
         ">= 2x",
         median(found) >= 2.0,
-        f"MiniLM {target.feeds['input_ids'].shape}, the largest submodel, up to 8 in a run; LoadGen, {_ROUNDS} rounds",
+        f"MiniLM {_SMALL}, the largest submodel, up to 8 in a run; LoadGen, {_ROUNDS} rounds",
     )
 
 
@@ -94,9 +90,8 @@ def _overload(target: Target, bundle: Path) -> list[Row]:
     for _ in range(_ROUNDS):
         alone = run(target, "SingleStream", seconds=2.0, queries=64)
         asks = {"rate": _LOAD * alone.per_second, "bound_ms": _PATIENCE * alone.p50_ms}
-        for points, own in ((nested, {"deadline_ms": asks["bound_ms"]}), (plain, {})):
-            timed = replace(target, parameters=own)
-            points.append(run(timed, "Server", seconds=_SECONDS, queries=64, **asks))
+        for points, asked in ((nested, target.stating(deadline_ms=asks["bound_ms"])), (plain, target)):
+            points.append(run(asked, "Server", seconds=_SECONDS, queries=64, **asks))
     submodels = open_bundle(bundle).manifest.submodels
     quality = {one.id: one.quality.figures["mean_cosine"] for one in submodels if one.quality}
     answers = [(one, count) for point in nested for one, count in point.submodels.items()]
@@ -104,7 +99,7 @@ def _overload(target: Target, bundle: Path) -> list[Row]:
     beside = f"plain: {_median(plain, _in_time):.1%} of {_median(plain, _admitted):.1%}"
     verdicts = ", ".join(point.verdict for point in nested)
     how = (
-        f"Server at 3x of one at a time, deadline 4x its p50, {target.feeds['input_ids'].shape}; LoadGen, medians of "
+        f"Server at 3x of one at a time, deadline 4x its p50, {_AT}; LoadGen, medians of "
         f"{_ROUNDS} rounds ({verdicts}); plain: the largest submodel alone"
     )
     in_time, admitted = _median(nested, _in_time), _median(nested, _admitted)

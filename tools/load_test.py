@@ -10,11 +10,10 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any, Literal
 
 import gevent
@@ -30,49 +29,42 @@ from ..errors import InputError
 Scenario = Literal["SingleStream", "MultiStream", "Server", "Offline"]
 # Requests at once: in Offline, and in the others, where answers in time never need so many.
 AT_ONCE, _CONNECTIONS = 16, 128
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model at ``address``, HOST:PORT of a server that speaks KServe v2, and what its requests are: arrays by name,
-    the outputs that are wanted, ``headers`` of HTTP, ``parameters`` of the protocol."""
+    """A model of a server at ``address``, HOST:PORT, that speaks KServe v2. ``asks``, the arguments of tritonclient's
+    ``infer``, are the same for every request."""
 
     address: str
-    model: str
-    feeds: Mapping[str, np.ndarray[Any, Any]]
-    outputs: Sequence[str]
-    headers: Mapping[str, str]
-    parameters: Mapping[str, str | float]
+    asks: Mapping[str, Any]
 
     @classmethod
-    def of(
-        cls,
-        address: str,
-        model: str,
-        shape: Bucket,
-        headers: Mapping[str, str] = _NOTHING,
-        parameters: Mapping[str, str | float] = _NOTHING,
-    ) -> Target:
-        """One whose arrays of ``shape`` are 1 throughout, and whose outputs are those of the fewest dimensions. Raises
+    def of(cls, address: str, model: str, shape: Bucket, headers: Mapping[str, str] | None = None) -> Target:
+        """One with arrays of ``shape`` that are 1 throughout, and the outputs of the fewest dimensions. Raises
         InputError where no such server answers, or none that has the model."""
         client = triton.InferenceServerClient(address, connection_timeout=10.0)
         try:
-            said = client.get_model_metadata(model, headers=dict(headers))
+            said = client.get_model_metadata(model, headers=dict(headers or {}))
         except InferenceServerException as failure:
             raise InputError(f"{address}: {failure.message()}") from None
         except Exception as failure:  # noqa: BLE001  (of sockets, of names, and of what is no HTTP)
             raise InputError(f"{address}: does not answer ({failure}); does a server run there?") from None
         finally:
             client.close()
-        feeds = {}
+        inputs = []
         for one in said["inputs"]:
             free = iter((shape.batch, shape.sequence))
             sizes = [next(free, 1) if size < 0 else size for size in one["shape"]]
-            feeds[one["name"]] = np.ones(sizes, triton_to_np_dtype(one["datatype"]))
+            inputs.append(triton.InferInput(one["name"], sizes, one["datatype"]))
+            inputs[-1].set_data_from_numpy(np.ones(sizes, triton_to_np_dtype(one["datatype"])))
         least = min(len(one["shape"]) for one in said["outputs"])
-        outputs = [one["name"] for one in said["outputs"] if len(one["shape"]) == least]
-        return cls(address, model, feeds, outputs, headers, parameters)
+        outputs = [triton.InferRequestedOutput(one["name"]) for one in said["outputs"] if len(one["shape"]) == least]
+        return cls(address, {"model_name": model, "inputs": inputs, "outputs": outputs, "headers": dict(headers or {})})
+
+    def stating(self, **parameters: str | float) -> Target:
+        """The same with these parameters of the protocol."""
+        return replace(self, asks={**self.asks, "parameters": parameters})
 
 
 @dataclass(frozen=True)
@@ -126,19 +118,8 @@ class _Client:
         self._thread.join()
 
     def _run(self, ready: Event) -> None:
-        target, self._over = self._target, gevent.event.Event()
-        self._client = triton.InferenceServerClient(target.address, concurrency=self._connections)
-        self._asks = {
-            "model_name": target.model,
-            "inputs": [
-                triton.InferInput(name, list(array.shape), triton.np_to_triton_dtype(array.dtype)).set_data_from_numpy(
-                    array
-                )
-                for name, array in target.feeds.items()
-            ],
-            "outputs": [triton.InferRequestedOutput(name) for name in target.outputs],
-            "parameters": dict(target.parameters),
-        }
+        self._over = gevent.event.Event()
+        self._client = triton.InferenceServerClient(self._target.address, concurrency=self._connections)
         self._wake = gevent.get_hub().loop.async_()
         self._wake.start(self._begin)
         ready.set()
@@ -154,7 +135,7 @@ class _Client:
 
     def _ask(self, number: int, began: float) -> None:
         try:
-            answer = self._client.infer(**self._asks, headers=dict(self._target.headers))
+            answer = self._client.infer(**self._target.asks)
         except InferenceServerException as failure:
             if failure.status() in ("429", "503"):
                 self.refused += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,12 +102,12 @@ def loadtest_command(
     least = {"seconds": seconds, "queries": queries}
     with ExitStack() as opened, working() as progress:
         address, name = (url[1], str(model)) if url else opened.enter_context(served(Path(where)))[:2]
-        target = Target.of(address, name, at, headers, {} if submodel is None else {"submodel": submodel})
+        target = Target.of(address, name, at, headers).stating(**({"submodel": submodel} if submodel else {}))
         points = [run(target, "SingleStream", **least)]  # type: ignore[arg-type]
         if not points[0].answered:
             raise InputError(f"{where}: {next(iter(points[0].failed), 'the server refuses every request')}")
         alone, bound = points[0].per_second, deadline_ms or _PATIENCE * points[0].p50_ms
-        timed = target if submodel else replace(target, parameters={"deadline_ms": bound})
+        timed = target if submodel else target.stating(deadline_ms=bound)
         asked: list[tuple[Scenario, float | None]] = [(one, None) for one in scenarios if one != "Server"]
         if "Server" in scenarios:
             asked += [("Server", rate) for rate in rates or [load * alone for load in _LOADS]]

@@ -73,12 +73,12 @@ def test_what_the_server_refuses_is_counted_and_no_failure(server: tuple[str, Pa
 
 def test_every_request_names_the_submodel(server: tuple[str, Path]) -> None:
     address, _ = server
-    target = Target.of(address, "tiny", Bucket(2, 8), {"authorization": f"Bearer {TOKEN}"}, {"submodel": "S"})
-    assert {name: array.shape for name, array in target.feeds.items()} == {
-        "input_ids": (2, 8),
-        "attention_mask": (2, 8),
+    target = Target.of(address, "tiny", Bucket(2, 8), {"authorization": f"Bearer {TOKEN}"}).stating(submodel="S")
+    assert {one.name(): one.shape() for one in target.asks["inputs"]} == {
+        "input_ids": [2, 8],
+        "attention_mask": [2, 8],
     }
-    assert target.outputs == ["total"], "hidden states would be sent for nothing"
+    assert [one.name() for one in target.asks["outputs"]] == ["total"], "hidden states would be sent for nothing"
     point = run(target, "Server", seconds=0.1, queries=64, rate=300.0, bound_ms=1e-3)
     assert point.submodels == {"ffn16": point.answered}
     assert (point.answered, point.late, point.verdict) == (64, 64, "INVALID")
