@@ -9,12 +9,12 @@ import logging
 import re
 import traceback
 from collections import Counter as Counted
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from queue import Full, Queue
-from threading import Thread
+from threading import Event, Thread
 from time import time
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ ERRORS = logging.getLogger("nestforge.serving")
 LATE = "nestforge.late"
 # Bodies above are read as JSON on another thread, so that other requests go on.
 _LARGE = 1 << 16
-_MOST_LINES = 4096
+_MOST_LINES, _LOG_S = 4096, 0.1
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 # Which say whether a server is there, whoever asks and however busy it is.
 _HEALTH = ("/v2/health/live", "/v2/health/ready", "/health")
@@ -316,28 +316,29 @@ async def metrics(service: Service, _: Request) -> Response:
 
 
 class AccessLog:
-    """Lines to standard output, by a thread of its own: where nobody reads them requests go on, and lines are left out
-    that find no room."""
+    """Lines to standard output, several times a second by a thread of its own: where nobody reads them requests go on,
+    and the oldest are left out that find no room."""
 
     def __init__(self) -> None:
-        self._lines = Queue[str | None](_MOST_LINES)
+        self._lines, self._over = deque[str](maxlen=_MOST_LINES), Event()
         self._writer = Thread(target=self._write, name="nestforge-log", daemon=True)
         self._writer.start()
 
     def add(self, line: str) -> None:
-        with suppress(Full):
-            self._lines.put_nowait(line)
+        self._lines.append(line)
 
     def close(self) -> None:
         """Writes what is there, within a second."""
-        with suppress(Full):
-            self._lines.put(None, timeout=1)
+        self._over.set()
         self._writer.join(1)
 
     def _write(self) -> None:
         with suppress(OSError, ValueError):  # standard output is closed
-            while (line := self._lines.get()) is not None:
-                print(line, flush=self._lines.empty())
+            is_over = False
+            while not is_over:
+                is_over = self._over.wait(_LOG_S)
+                while self._lines:
+                    print(self._lines.popleft(), flush=not self._lines)
 
 
 class Guard:
