@@ -256,7 +256,10 @@ def _asked(document: Mapping[str, Any], task: str | None, is_chat: bool) -> Gene
     if "stop" in document:
         options["stop"] = texts_of("stop", document["stop"])
     if is_chat:
-        options["messages"] = [_message(one) for one in _messages(document.get("messages"))]
+        messages = document.get("messages")
+        if not isinstance(messages, list):
+            raise InputError(f"messages: expected a list of messages, got {messages!r:.80}")
+        options["messages"] = list(map(_message, messages))
         if flag(document, "logprobs", False):
             options["logprobs"] = document.get("top_logprobs", 0)
         elif "top_logprobs" in document:
@@ -264,12 +267,6 @@ def _asked(document: Mapping[str, Any], task: str | None, is_chat: bool) -> Gene
     else:
         options["prompt"], options["logprobs"] = texts_of("prompt", document.get("prompt")), document.get("logprobs")
     return GenerationRequest(**options)
-
-
-def _messages(given: Any) -> list[Any]:
-    if not isinstance(given, list):
-        raise InputError(f"messages: expected a list of messages, got {given!r:.80}")
-    return given
 
 
 def _message(given: Any) -> Any:

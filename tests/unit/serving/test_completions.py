@@ -69,7 +69,7 @@ def test_a_completion_is_that_of_a_call_whole_and_as_it_comes(
 
 def test_a_chat_is_that_of_a_call_whole_and_as_it_comes(client: openai.OpenAI, model: ElasticModel) -> None:
     expected = model.generate(messages=CHAT, max_tokens=30, logprobs=2).rows[0]
-    given: Any = {"model": "bundle", "messages": CHAT, "max_completion_tokens": 30}
+    given: Any = {"model": "bundle", "messages": CHAT, "max_completion_tokens": 30, "user": "one", "n": 1}
     given |= {"logprobs": True, "top_logprobs": 2}
     found = client.chat.completions.create(**given)
     assert found.choices[0].message.content == expected.text

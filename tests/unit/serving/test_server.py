@@ -22,6 +22,7 @@ import pytest
 import tritonclient.http as triton
 from nestforge.bucket import Bucket
 from nestforge.runtime.inputs.arrays import random_feeds
+from nestforge.serving.app import client_of
 from nestforge.serving.server import _bound as bound_to
 from support.commands import error_of
 from support.servers import Running, serving
@@ -424,3 +425,11 @@ def test_a_log_that_nobody_reads_stops_no_request(tiny_bundle: Path) -> None:
 def test_what_is_bound_says_that_it_is_tcp_so_that_answers_are_not_delayed() -> None:
     with bound_to("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "client"),
+    [("127.0.0.1", "a", "a"), ("::1", "a", "a"), ("127.0.0.1", "", "127.0.0.1"), ("10.0.0.7", "a", "10.0.0.7")],
+)
+def test_a_client_is_called_by_a_name_from_this_host_alone(address: str, name: str, client: str) -> None:
+    assert client_of({"type": "http", "client": (address, 1)}, name) == client
