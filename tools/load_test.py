@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from ..bucket import Bucket
 from ..errors import InputError
+from .interruption import EXIT_CODE
 
 Scenario = Literal["SingleStream", "MultiStream", "Server", "Offline"]
 # Requests at once: in Offline, and in the others, where answers in time never need so many.
@@ -99,7 +101,7 @@ class _Client:
         self._target, self._connections, self._bound_ms = target, connections, bound_ms or float("inf")
         self.submodels: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.refused = self.late = 0
+        self.refused, self.late, self.is_given_up = 0, 0, False
         self.began, self.ended = perf_counter(), 0.0
         self._asked: deque[tuple[int, float]] = deque()
         self._is_over, ready = False, Event()
@@ -108,6 +110,8 @@ class _Client:
         ready.wait()
 
     def issue(self, samples: Sequence[Any]) -> None:
+        if self.is_given_up:  # LoadGen cannot be stopped, so it waits until the process ends
+            Event().wait()
         began = perf_counter()
         self._asked.extend((sample.id, began) for sample in samples)
         self._wake.send()
@@ -175,12 +179,18 @@ def run(
         client = _Client(target, AT_ONCE if scenario == "Offline" else _CONNECTIONS, bound_ms)
         asks = loadgen.ConstructSUT(client.issue, lambda: None)
         samples = loadgen.ConstructQSL(1, 1, lambda _: None, lambda _: None)
+        given = (asks, samples, settings, logs, os.path.join(folder, "audit.config"))
+        test = Thread(target=loadgen.StartTestWithLogSettings, args=given, daemon=True)
+        test.start()  # on the main thread Ctrl-C would be raised within LoadGen, which does not survive it
         try:
-            loadgen.StartTestWithLogSettings(asks, samples, settings, logs, os.path.join(folder, "audit.config"))
-        finally:
-            loadgen.DestroyQSL(samples)
-            loadgen.DestroySUT(asks)
-            client.close()
+            test.join()
+        except KeyboardInterrupt:
+            client.is_given_up = True
+            atexit.register(os._exit, EXIT_CODE)  # what LoadGen leaves behind does not survive an orderly end either
+            raise
+        loadgen.DestroyQSL(samples)
+        loadgen.DestroySUT(asks)
+        client.close()
         said = Path(folder, "mlperf_log_summary.txt").read_text()
     verdict, why = re.findall(r"Result is : (\w+)\n((?:  .*\n)*)", said)[0]
     at_ns = dict(re.findall(r"(\d+)\.00 percentile latency \(ns\) *: (\d+)", said))

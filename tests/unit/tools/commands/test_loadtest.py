@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.tools.load_test import Target, run
@@ -116,6 +119,20 @@ def test_without_the_extra_one_line_names_it(tiny_bundle: Path, monkeypatch: pyt
     expected = "mlperf_loadgen is not installed: pip install 'nestforge[loadtest]'"
     assert error_of("loadtest", tiny_bundle) == expected
     assert "Load a server" in shown("loadtest", "--help")
+
+
+def test_ctrl_c_ends_it_and_its_server(tiny_bundle: Path) -> None:
+    command = [sys.executable, "-m", "nestforge", "loadtest", tiny_bundle, "--at", "1x8", "--seconds", "60"]
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        own = psutil.Process(process.pid)
+        while not (children := own.children()) or not children[0].net_connections():
+            time.sleep(0.05)
+        while not any(one.status == "ESTABLISHED" for one in children[0].net_connections()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "nestforge: interrupted\n")
+        assert process.returncode == 130
+        assert not children[0].is_running()
 
 
 def test_usage(tmp_path: Path) -> None:
