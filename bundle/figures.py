@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ..profiles.precision import PRECISIONS
 from .manifest import Manifest, SubmodelEntry
 
 NEIGHBOURS = 10
@@ -117,7 +118,26 @@ def quality_warnings(manifest: Manifest) -> list[str]:
             "what its submodels keep of the universal model was not measured, since no examples were given"
             f"{may}: compile with {given} to measure it"
         ]
-    return []
+    return list(_turned(manifest))
+
+
+def _turned(manifest: Manifest) -> Iterator[str]:
+    """A line where integers turn some answer far from the model's, and nobody knows what that costs."""
+    found = [
+        (output.min_cosine, engine.precision)
+        for engine in manifest.every_engine
+        if engine.parity and PRECISIONS[engine.precision].is_integer
+        for output in engine.parity.outputs
+    ]
+    if any(entry.quality for entry in manifest.submodels) or not found or min(found)[0] >= LEAST["mean_cosine"]:
+        return
+    cosine, precision = min(found)
+    given, chosen = "`text`" if manifest.text is not None else "`data`", ", and 4 bits are chosen by them"
+    yield (
+        f"{precision} leaves a cosine of {cosine:.2f} to the model's answers on an input of the gate, and what that "
+        f"costs was not measured, since no examples were given: compile with {given} to measure it"
+        f"{chosen if precision == 'int4' else ''}"
+    )
 
 
 def _first(manifest: Manifest, short: Mapping[str, str]) -> str:

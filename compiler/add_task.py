@@ -27,6 +27,7 @@ from ..profiles.compile_request import require_names
 from ..progress import Progress, silent
 from ..runtime.graphs.task_tensors import TaskTensors, task_tensors
 from ..whole_file import require_writable
+from .engines.engine_references import EngineReferences, written_references
 from .engines.whole import JudgedEngine
 from .graph.store import Store, laid_out, stored_name
 from .job import stated_source
@@ -107,7 +108,8 @@ def add_tasks(
         data = task_bytes(of_task, entry)
         tensors = task_tensors(name, data, entry)  # as the runtime reads them
         submodels = _submodels(bundle, universal, name, task)
-        receipts = prove_task(bundle, References(of_task, cases), tensors, submodels, clock)
+        with written_references(bundle, References(of_task, cases)) as references:
+            receipts = prove_task(bundle, references, tensors, submodels, clock)
         files = tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in task.files)
         digest = hashlib.sha256(data).hexdigest()
         kept = TaskEntry(name, task_file(name, data), len(data), digest, submodels, task.facts, files, receipts)
@@ -115,7 +117,7 @@ def add_tasks(
 
 
 def prove_task(
-    bundle: Bundle, references: References, task: TaskTensors, submodels: tuple[str, ...], clock: Clock
+    bundle: Bundle, references: EngineReferences, task: TaskTensors, submodels: tuple[str, ...], clock: Clock
 ) -> tuple[TaskReceipt, ...]:
     """A receipt for each engine of ``submodels`` (ids), run with the tensors of ``task`` as inputs, or in its weights.
 
@@ -127,7 +129,7 @@ def prove_task(
     for judged in judge_task(bundle, references, task, submodels, clock):
         engine, verdict = judged.engine, judged.verdict
         if verdict.broken is not None:
-            limit = tolerance_of(engine, references.universal)
+            limit = tolerance_of(engine, references.references.universal)
             raise ParityError(
                 f"task {task.name}, engine {engine.id}: {verdict.broken.describe()}; allowed "
                 f"{rule_of(limit, engine.routing)}"
@@ -136,9 +138,9 @@ def prove_task(
     return tuple(receipts)
 
 
-def _receipt(bundle: Bundle, references: References, judged: JudgedEngine) -> TaskReceipt:
+def _receipt(bundle: Bundle, references: EngineReferences, judged: JudgedEngine) -> TaskReceipt:
     engine = judged.engine
-    limit = tolerance_of(engine, references.universal)
+    limit = tolerance_of(engine, references.references.universal)
     receipt = receipt_of(
         judged.verdict,
         limit,

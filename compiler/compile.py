@@ -20,6 +20,7 @@ from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import TRACED
 from .add_task import add_tasks, tasks_entry
 from .engines.build_engine import EngineBuilder, MergingBuilder
+from .engines.engine_references import EngineReferences
 from .engines.fp32_reference import Fp32Reference, build_fp32_reference, calibrated
 from .engines.kinds import build_engines, shapes_of, verify_engines
 from .engines.measure import fit_rungs, measure_engines, measure_quality
@@ -112,7 +113,7 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
     with clock("hash"):
         written = written_bundle(stage, completed.build)
     with clock("verify"):  # the written files, through the runtime
-        _verify_written(stage, written, builder.references, clock)
+        _verify_written(stage, written, builder.engine_references, clock)
     write_build_record(stage, manifest, job.command, clock, latencies)
     if job.tasks:
         with clock("tasks"):  # each proven on the written files, as one that is added later
@@ -162,7 +163,7 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
     )
 
 
-def _verify_written(stage: Stage, written: Bundle, references: References, clock: Clock) -> None:
+def _verify_written(stage: Stage, written: Bundle, references: EngineReferences, clock: Clock) -> None:
     """These very files were proven on every case, in another residency: a few show that the runtime finds them and
     answers as packed as users have it."""
     release_pages()  # a packed engine has copies of what PyTorch's side read

@@ -21,9 +21,11 @@ from ..exporters.sentence_transformers.library import is_installed
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal, permute_axis
 from ..notebook import as_html
+from ..profiles.precision import PRECISIONS, TRACED
 from ..progress import Progress, silent
 from ..runtime.graphs.task_tensors import TaskTensors, read_task_tensors
 from ..runtime.load import verify_bytes
+from .engines.engine_references import EngineReferences, written_references
 from .engines.kinds import KINDS, verify_engines
 from .engines.whole import JudgedEngine, whole_verdict
 from .graph.passes.contract import TRANSPOSED
@@ -31,7 +33,9 @@ from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .job import stated_source
 from .parity.cases import Case, parity_cases
-from .parity.engine_verdict import EngineVerdict
+from .parity.compare import tolerance_for
+from .parity.engine_verdict import EngineVerdict, judged_outputs
+from .parity.judge import judge
 from .parity.prove_texts import judged_texts
 from .parity.reference import Reference, replayed
 from .parity.references import References
@@ -134,21 +138,33 @@ def _generation(source: ModelSource, bundle: Bundle) -> tuple[object, object]:
 def _verify(
     bundle: Bundle, universal: UniversalModel, orders: Mapping[str, torch.Tensor], clock: Clock
 ) -> tuple[EngineVerdict, ...]:
-    """The universal engines against the user's module as it is, then every engine in the bundle's order."""
-    whole, references = universal.spec.universal().id, References(universal, cases_of(bundle, universal))
+    """The universal engines against the user's module as it is, then every engine in the bundle's order.
+
+    Integers are held against their own numbers, in the bundle's order alone; there the module must answer as it is.
+    """
+    whole, references = universal.spec.universal(), References(universal, cases_of(bundle, universal))
     as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
+    wholes = [one for one in bundle.manifest.engines if one.submodel == whole.id and one.segment is None]
+    integers = [one for one in wholes if orders and PRECISIONS[one.precision].is_integer and not one.routing]
     untouched = [
         whole_verdict(bundle, universal, engine, own, partial(replayed, as_loaded, own), orders)
-        for engine in bundle.manifest.engines
-        if engine.submodel == whole and engine.segment is None
+        for engine in wholes
+        if not PRECISIONS[engine.precision].is_integer
         for own in (references.cases[engine.bucket],)
     ]
+    loaded = [replayed(as_loaded, references.cases[engine.bucket]) for engine in integers]
     del as_loaded
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
-    ordered = verify_engines(bundle, references, clock)
-    if bundle.manifest.tasks is not None and bundle.manifest.tasks.merged:
-        ordered += verify_engines(bundle.with_merged(BASE), references, clock)
+    limit = tolerance_for(TRACED, universal.spec.depth)
+    for engine, expected in zip(integers, loaded, strict=True):
+        ordered_outputs, own = references.replayed(whole, engine.bucket).outputs, references.cases[engine.bucket]
+        outputs = judged_outputs(bundle.manifest, universal, engine)
+        untouched.append(EngineVerdict.of(engine, judge(expected, ordered_outputs, own, outputs, limit)))
+    with written_references(bundle, references) as own_references:
+        ordered = verify_engines(bundle, own_references, clock)
+        if bundle.manifest.tasks is not None and bundle.manifest.tasks.merged:
+            ordered += verify_engines(bundle.with_merged(BASE), own_references, clock)
     failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
     engines = tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
     return (*engines, *verify_tasks(bundle, universal, references.cases, clock), *verify_texts(bundle, universal))
@@ -170,9 +186,10 @@ def verify_tasks(
         tensors = read_task_tensors(bundle, task)
         references = References(with_stored(universal, tensors), cases)
         try:
-            for judged in judge_task(bundle, references, tensors, task.submodels, clock):
-                verdict = EngineVerdict.of(judged.engine, judged.verdict)
-                verdicts.append(replace(verdict, engine=f"{verdict.engine}, task {task.name}"))
+            with written_references(bundle, references) as own:
+                for judged in judge_task(bundle, own, tensors, task.submodels, clock):
+                    verdict = EngineVerdict.of(judged.engine, judged.verdict)
+                    verdicts.append(replace(verdict, engine=f"{verdict.engine}, task {task.name}"))
         except ParityError as failure:
             verdicts.append(EngineVerdict(f"task {task.name}", (), str(failure)))
     return tuple(verdicts)
@@ -189,7 +206,7 @@ def verify_texts(bundle: Bundle, universal: UniversalModel) -> Iterator[EngineVe
 
 
 def judge_task(
-    bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
+    bundle: Bundle, references: EngineReferences, task: TaskTensors, submodels: Collection[str], clock: Clock
 ) -> Iterator[JudgedEngine]:
     """Every engine of ``submodels``, those that keep a cache too, with the tensors of ``task``: then each that it is
     merged into.
@@ -204,7 +221,7 @@ def judge_task(
 
 
 def _judged_as(
-    bundle: Bundle, references: References, task: TaskTensors, submodels: Collection[str], clock: Clock
+    bundle: Bundle, references: EngineReferences, task: TaskTensors, submodels: Collection[str], clock: Clock
 ) -> Iterator[JudgedEngine]:
     """The engines of ``bundle`` that take ``task`` as inputs, or have it in their weights."""
     for engine in clock.each([one for one in bundle.manifest.every_engine if one.submodel in submodels]):

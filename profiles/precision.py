@@ -153,7 +153,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
             tables=INT8,
             backends=("onnxruntime",),
             arithmetic="integer",
-            tolerance=LayerTolerance(atol=2.0, rtol=0.2, min_cosine=0.75, rms=2.2),
+            tolerance=LayerTolerance(atol=1.0, rtol=0.1, min_cosine=0.85, rms=1.1),
             is_always_packed=True,
             rated_by=("MatMulNBits", "QGemmOfRows"),
         ),

@@ -34,13 +34,14 @@ from ..graph.template import Template, without_pairs
 from ..parity.cases import Case, unjudged
 from ..parity.compare import max_difference
 from ..parity.engine_verdict import ProofRun, judge_engine, judged_outputs, receipt_of, require_parity, tolerance_of
-from ..parity.judge import Replayed, Verdict
-from ..parity.reference import Reference, rule_of
+from ..parity.judge import Replayed, Verdict, distance
+from ..parity.reference import Reference, replayed, rule_of
 from ..parity.references import References
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants, variant_workload
 from ..work.staging import Stage, write_synced
 from .emitted import Emitted, engine_names
+from .engine_references import EngineReferences
 from .prove_exact import ExactProof
 from .templates import Templates
 
@@ -95,7 +96,12 @@ class EngineBuilder:
     @cached_property
     def prove_exact(self) -> ExactProof:
         """The tight half of the gate of integer engines."""
-        return ExactProof(self.universal, self.proofs.path, self.run, self.templates.rounded)
+        return ExactProof(self.engine_references, self.proofs, self.run)
+
+    @cached_property
+    def engine_references(self) -> EngineReferences:
+        """What engines are held against, by the numbers that they read."""
+        return EngineReferences(self.references, self.proofs.path, self.templates.rounded)
 
     @cached_property
     def proofs(self) -> Bundle:
@@ -185,23 +191,30 @@ class EngineBuilder:
         found: Sequence[Arrays],
         submodel: Submodel,
     ) -> EngineEntry:
-        """The engine with its receipt. ``module`` is that of the PyTorch module which takes the ``cases``.
+        """The engine with its receipt. ``module`` is that of the PyTorch module which takes the ``cases``; one of
+        integers is held against that with their numbers, and its figures are those of its distance from ``reference``.
 
         Raises ParityError if ``found`` breaks the rule, naming the first module that diverges, or if PyTorch's own
         float32 is too far from its float64 to prove anything by.
         """
         entry, limit = engine.entry, tolerance_of(engine.entry, self.universal)
         rule = stated = rule_of(limit, entry.routing)
-        outputs = judged_outputs(self.bundle.manifest, self.universal, entry)
+        outputs, judged = judged_outputs(self.bundle.manifest, self.universal, entry), reference
         if PRECISIONS[entry.precision].has_exact_form:
-            exact = self.prove_exact(engine, submodel, cases, outputs, reference)
-            stated = f"{rule}; without the rounding of activations, {exact}"
+            exact, expected = self.prove_exact(engine, submodel, cases, outputs, reference)
+            stated = self.prove_exact.stated(entry, rule)
+            if PRECISIONS[entry.precision].is_integer:
+                module, judged = exact, expected
+                if entry.routing:
+                    judged = replayed(exact, cases, entry.routing, found, limit.atol)
         if (note := unjudged(cases, outputs.specs)) is not None:
             stated = f"{stated}; {note}"
-        verdict = judge_engine(self.bundle.manifest, self.universal, entry, cases, reference, found)
+        verdict = judge_engine(self.bundle.manifest, self.universal, entry, cases, judged, found)
         modules = engine.template.module_outputs
         run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs, entry.backend)
         require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
+        if judged is not reference:
+            verdict = distance(reference, found, cases, outputs)
         return self.with_receipt(engine, f"narrowed to {submodel.id}, in float64", stated, cases, verdict)
 
     def with_receipt(

@@ -39,7 +39,7 @@ from ..parity.cached_cases import (
 )
 from ..parity.cases import unjudged
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
-from ..parity.judge import Verdict
+from ..parity.judge import JudgedOutputs, Verdict, distance
 from ..parity.reference import Reference, replayed
 from ..parity.references import References
 from ..planning.cost_model import predict
@@ -53,7 +53,8 @@ from .cached_gate import (
     require_cached_parity,
 )
 from .emitted import Emitted
-from .prove_exact import exact_limit, in_torch, require_form
+from .engine_references import EngineReferences
+from .prove_exact import in_torch, require_form
 from .whole import JudgedEngine
 
 # Outputs of an encoder for each prompt, by the name of its case; None for a model without one.
@@ -74,22 +75,22 @@ def build_generating(builder: EngineBuilder, submodel: Submodel, _: Bucket) -> l
     form = form.at(submodel)
     read: _Read = None
     routes: PromptRoutes | None = None
-    engines = []
+    encoders, engines = list[EngineEntry](), list[EngineEntry]()
     if form.encoder is not None:
         build_encoder = partial(_build_encoder, builder, form, submodel, batches)
-        engines.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
-        with _runner(builder, engines[0]) as runner:
+        encoders.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
+        with _runner(builder, encoders[0]) as runner:
             read = read_prompts(runner, form.entry, batches)
-            routes = prompt_routes(runner, engines[0], batches)
+            routes = prompt_routes(runner, encoders[0], batches)
     for capacity in builder.profile.capacities_for(form.positions):
         own, texts = form, batches
         if capacity is not None:
             own = form.within(capacity)
             texts = cached_batches(own.entry, long=submodel.is_universal)
-        build = partial(_build, builder, own, submodel, texts, read, routes, capacity)
+        build = partial(_build, builder, own, submodel, texts, encoders, read, routes, capacity)
         part = CACHED if capacity is None else f"{CACHED}{capacity}"
         engines.append(_once(builder, submodel, part, own.bucket, build))
-    return engines
+    return [*encoders, *engines]
 
 
 def _once(
@@ -119,6 +120,7 @@ def _build(
     form: CachedSpec,
     submodel: Submodel,
     batches: Sequence[Batch],
+    encoders: Sequence[EngineEntry],
     read: _Read,
     routes: PromptRoutes | None,
     capacity: int | None,
@@ -131,21 +133,26 @@ def _build(
     engine = replace(emitted, entry=entry)
     limit = tolerance_of(entry, builder.universal)
     answers = _answers(builder, form, entry, batches, read)
-    verdict = judge_cached(builder.references, form, entry, batches, answers, routes)
+    rule = limit.rule
+    if PRECISIONS[entry.precision].has_exact_form:
+        _prove_exact(builder, form, engine, submodel, batches)
+        rule = builder.prove_exact.stated(entry, rule)
+    references = builder.engine_references.of(builder.proofs, entry, *encoders)
+    verdict = judge_cached(references, form, entry, batches, answers, routes)
     run = CachedRun(
         f"engine {name}",
         engine.proof_graph,
         engine.template.module_outputs,
         builder.proofs.path,
-        lambda: cached_reference(builder.references.of(submodel), form),
+        lambda: cached_reference(references.of(submodel), form),
         read,
         capacity,
         routes,
     )
     require_cached_parity(run, form, batches, verdict, limit)
-    rule = limit.rule
-    if PRECISIONS[entry.precision].has_exact_form:
-        rule = f"{rule}; without the rounding of activations, {_prove_exact(builder, form, engine, submodel, batches)}"
+    if references is not builder.references:
+        written = cached_answers(builder.references, submodel, form, batches)
+        verdict = distance(written, answers, cases_of(batches), JudgedOutputs(judged_specs(form.entry)))
     for note in (unproven_window(form.entry, batches), unjudged(cases_of(batches), judged_specs(form.entry))):
         rule = rule if note is None else f"{rule}; {note}"
     reference_of = f"narrowed to {submodel.id}, one pass, in float64"
@@ -190,31 +197,33 @@ def _activation_bytes(builder: EngineBuilder, form: CachedSpec, submodel: Submod
 
 def _prove_exact(
     builder: EngineBuilder, form: CachedSpec, engine: Emitted, submodel: Submodel, batches: Sequence[Batch]
-) -> str:
-    """The rule that an integer engine keeps without the rounding of its activations; see ``ExactProof``. Before it
-    PyTorch reads the prompts."""
-    limit = exact_limit(engine.graph, builder.universal.spec.depth)
-    if (lowered := builder.prove_exact.form(engine, submodel, form.variants)) is not None:
+) -> None:
+    """Proves an integer engine without the rounding of its activations; see ``ExactProof``. Before it PyTorch reads the
+    prompts."""
+    limit, references = builder.prove_exact.limit, builder.engine_references
+    if (lowered := references.form(builder.proofs, engine.entry, submodel)) is not None:
         answers = in_torch(cached_reference(Reference(None, lowered, ()), form), cases_of(batches))
         written = cached_answers(builder.references, submodel, form, batches)
         require_form(engine.entry.id, judge_rows(written, form, batches, answers, limit), limit)
     entry, graph = builder.prove_exact.graph(engine)
-    stored = builder.prove_exact.module(engine, submodel, form.variants)
-    reference = cached_reference(Reference(None, stored, ()), form)
+    rounded = references.rounded(builder.proofs, engine.entry)
     read: _Read = None
     if form.encoder is not None:
-        encoder = form.encoder.module(stored)
+        encoder = form.encoder.module(rounded.of(submodel).module)
         with torch.no_grad():
             read = {
                 case.name: [tensor.numpy() for tensor in encoder(torch.from_numpy(case.feeds["input_ids"]))]
                 for case in prompts_of(batches)
             }
-    expected = replayed(reference, cases_of(batches))
+    expected = cached_answers(rounded, submodel, form, batches)
     verdict = judge_rows(expected, form, batches, _answers(builder, form, entry, batches, read), limit)
     subject = f"engine {entry.id}, without the rounding of activations"
-    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, lambda: reference, read)
+
+    def reference() -> Reference:
+        return cached_reference(rounded.of(submodel), form)
+
+    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference, read)
     require_cached_parity(run, form, batches, verdict, limit)
-    return limit.rule
 
 
 def _answers(
@@ -229,7 +238,7 @@ def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
     return builder.runner(engine, residency)
 
 
-def verify_generating(bundle: Bundle, references: References, engine: EngineEntry) -> Iterator[EngineVerdict]:
+def verify_generating(bundle: Bundle, references: EngineReferences, engine: EngineEntry) -> Iterator[EngineVerdict]:
     """A written KV-cache engine and what reads its prompts; packed, where the gate of the build ran them
     shared."""
     for judged in judge_generating(bundle, references, engine):
@@ -237,31 +246,33 @@ def verify_generating(bundle: Bundle, references: References, engine: EngineEntr
 
 
 def judge_generating(
-    bundle: Bundle, references: References, engine: EngineEntry, task: TaskTensors | None = None
+    bundle: Bundle, references: EngineReferences, engine: EngineEntry, task: TaskTensors | None = None
 ) -> Iterator[JudgedEngine]:
     """A KV-cache engine, and before it the one that reads its prompts, if there is one; with the tensors of
     ``task``, else the base's. ``references`` are those of the universal model with the same."""
     if bundle.merged is not None:
         task = None  # it is in the weights
-    generation, whole = bundle.manifest.generation, references.universal.source.cached
+    generation, universal = bundle.manifest.generation, references.references.universal
+    whole, of_all = universal.source.cached, references.references.of_all
     assert generation is not None
     assert whole is not None
-    submodel = references.universal.spec.parse(engine.submodel)
+    submodel = universal.spec.parse(engine.submodel)
     entry, form = generation.of(engine), whole.at(submodel)
     if engine.capacity is not None:
         form = form.within(engine.capacity)
-    batches = cached_batches(form.entry, long=submodel.is_universal and references.of_all)
-    if not references.of_all:
+    batches = cached_batches(form.entry, long=submodel.is_universal and of_all)
+    if not of_all:
         batches = batches[-1:]  # rows, read at once and taken on together; drafts and longer runs were the gate's
     encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
         with _packed(bundle, encoder, task) as runner:
             read, routes = read_prompts(runner, entry, batches), prompt_routes(runner, encoder, batches)
-        verdict = _of_encoder(bundle, references, encoder, batches, read, routes)
+        verdict = _of_encoder(bundle, references.of(bundle, encoder), encoder, batches, read, routes)
         yield JudgedEngine(encoder, verdict, prompts_of(batches))
     with _packed(bundle, engine, task) as runner:
         found = run_batches(runner, engine, entry, batches, read)
-    yield JudgedEngine(engine, judge_cached(references, form, engine, batches, found, routes), cases_of(batches))
+    own = references.of(bundle, engine, *([] if encoder is None else [encoder]))
+    yield JudgedEngine(engine, judge_cached(own, form, engine, batches, found, routes), cases_of(batches))
 
 
 def _of_encoder(

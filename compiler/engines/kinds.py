@@ -15,10 +15,10 @@ from ...elastic import Submodel
 from ...profiles.device_profile import DeviceProfile
 from ...runtime.graphs.task_tensors import TaskTensors
 from ..parity.engine_verdict import EngineVerdict
-from ..parity.references import References
 from ..work.clock import Clock
 from .build_engine import EngineBuilder
 from .cached import build_generating, judge_generating, verify_generating
+from .engine_references import EngineReferences
 from .segments import build_segments, verify_segments
 from .whole import JudgedEngine, judge_whole, verify_whole
 
@@ -41,8 +41,8 @@ class Kind:
 
     stage: Literal["build", "generate"]
     build: Callable[[EngineBuilder, Submodel, Bucket], Iterable[EngineEntry]]
-    verify: Callable[[Bundle, References, EngineEntry], Iterable[EngineVerdict]]
-    judge: Callable[[Bundle, References, EngineEntry, TaskTensors], Iterable[JudgedEngine]]
+    verify: Callable[[Bundle, EngineReferences, EngineEntry], Iterable[EngineVerdict]]
+    judge: Callable[[Bundle, EngineReferences, EngineEntry, TaskTensors], Iterable[JudgedEngine]]
 
 
 def _build_whole(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> Iterator[EngineEntry]:
@@ -84,7 +84,7 @@ def build_engines(
     return tuple(engines)
 
 
-def verify_engines(bundle: Bundle, references: References, clock: Clock) -> tuple[EngineVerdict, ...]:
+def verify_engines(bundle: Bundle, references: EngineReferences, clock: Clock) -> tuple[EngineVerdict, ...]:
     """Every engine against its submodel's reference; the universal model of those is in the bundle's order."""
     return tuple(
         verdict

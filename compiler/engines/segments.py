@@ -29,9 +29,9 @@ from ..parity.cases import Case
 from ..parity.compare import Rounding
 from ..parity.engine_verdict import EngineVerdict, judge_engine
 from ..parity.judge import Replayed
-from ..parity.references import References
 from .build_engine import EngineBuilder
 from .emitted import short
+from .engine_references import EngineReferences
 
 
 def build_segments(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> tuple[EngineEntry, ...]:
@@ -85,13 +85,13 @@ def _of(submodel: Submodel, entry: EngineEntry) -> EngineEntry:
     return replace(entry, id=f"{submodel.id}.{entry.segment}@{entry.bucket.label}", submodel=submodel.id)
 
 
-def verify_segments(bundle: Bundle, references: References, first: EngineEntry) -> list[EngineVerdict]:
+def verify_segments(bundle: Bundle, references: EngineReferences, first: EngineEntry) -> list[EngineVerdict]:
     """One verdict per segment of the chain that begins with ``first``, with every exit closed; packed, as users run
     them. None for an engine further on in a chain.
 
     In a range a chain runs no step behind the longest row, so that no case has any here.
     """
-    universal, bucket = references.universal, first.bucket
+    universal, bucket = references.references.universal, first.bucket
     submodel = universal.spec.parse(first.submodel)
     engines = {
         engine.segment: engine
@@ -101,8 +101,8 @@ def verify_segments(bundle: Bundle, references: References, first: EngineEntry) 
     exits = universal.source.exits
     if exits is None or next(iter(engines.values())) != first:
         return []
-    cases = references.cases[bucket]
-    entry = exits.entry
+    own = references.of(bundle, *engines.values())
+    cases, entry = own.cases[bucket], exits.entry
     if entry.trims:
         cases = [_trimmed(case, entry, bucket) for case in cases]
     found: list[list[dict[str, np.ndarray]]] = [[] for _ in engines]
@@ -123,7 +123,7 @@ def verify_segments(bundle: Bundle, references: References, first: EngineEntry) 
     finally:
         pool.close()
     steps = [case.feeds[entry.mask].shape[1] for case in cases]
-    reference = [_cut(passed, entry.state_out, steps) for passed in references.by_segment(submodel, bucket)]
+    reference = [_cut(passed, entry.state_out, steps) for passed in own.by_segment(submodel, bucket)]
     manifest = bundle.manifest
     return [
         EngineVerdict.of(engine, judge_engine(manifest, universal, engine, cases, _fetched(wanted, arrays), arrays))

@@ -21,7 +21,7 @@ from ...runtime.model import ElasticModel
 from ..parity.cases import Case
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
 from ..parity.judge import Replayed, Verdict
-from ..parity.references import References
+from .engine_references import EngineReferences
 
 
 class JudgedEngine(NamedTuple):
@@ -32,11 +32,11 @@ class JudgedEngine(NamedTuple):
     cases: Sequence[Case]
 
 
-def verify_whole(bundle: Bundle, references: References, engine: EngineEntry) -> Iterator[EngineVerdict]:
+def verify_whole(bundle: Bundle, references: EngineReferences, engine: EngineEntry) -> Iterator[EngineVerdict]:
     """A whole engine of a written bundle against its submodel."""
-    submodel = references.universal.spec.parse(engine.submodel)
-    replay = partial(references.replayed, submodel, engine.bucket)
-    yield whole_verdict(bundle, references.universal, engine, references.cases[engine.bucket], replay)
+    own = references.of(bundle, engine)
+    replay = partial(own.replayed, own.universal.spec.parse(engine.submodel), engine.bucket)
+    yield whole_verdict(bundle, own.universal, engine, own.cases[engine.bucket], replay)
 
 
 def whole_verdict(
@@ -84,11 +84,12 @@ def _as_loaded(
 
 
 def judge_whole(
-    bundle: Bundle, references: References, engine: EngineEntry, task: TaskTensors
+    bundle: Bundle, references: EngineReferences, engine: EngineEntry, task: TaskTensors
 ) -> Iterator[JudgedEngine]:
     """A whole engine with the tensors of ``task``, as inputs or merged into its weights, on the cases of its bucket."""
-    universal = references.universal
-    cases, limit = references.cases[engine.bucket], tolerance_of(engine, universal)
+    own = references.of(bundle, engine)
+    universal = own.universal
+    cases, limit = own.cases[engine.bucket], tolerance_of(engine, universal)
     names = [spec.name for spec in bundle.manifest.outputs] + [entry.name for entry in engine.routing or ()]
     # Merged ones are always packed; the others are opened so by `verify`.
     residency: Residency = "shared" if bundle.merged is None else "packed"
@@ -97,7 +98,7 @@ def judge_whole(
         found: list[Arrays] = [dict(zip(names, runner.run(case.feeds, True), strict=True)) for case in cases]
     submodel = universal.spec.parse(engine.submodel)
     try:
-        expected = references.replayed(submodel, engine.bucket, engine.routing, found, limit.atol)
+        expected = own.replayed(submodel, engine.bucket, engine.routing, found, limit.atol)
     except ParityError as failure:
         raise ParityError(f"task {task.name}, engine {engine.id}: {failure}") from failure
     yield JudgedEngine(engine, judge_engine(bundle.manifest, universal, engine, cases, expected, found), cases)

@@ -59,6 +59,15 @@ class Edit:
             )
         return name
 
+    def decoded_int4(self, integers: str, scales: str) -> str:
+        """The float32 numbers ``[..., blocks, 16, 2]`` of bytes ``[..., blocks, 16]`` with ``scales``
+        ``[..., blocks]``: a byte is looked up as the two numbers in it."""
+        low, high = np.arange(256) % 16 - 8, np.arange(256) // 16 - 8
+        pairs = self.constant(np.stack([low, high], axis=1).astype(np.float32))
+        numbers = self.add("Gather", [pairs, self.add("Cast", [integers], to=onnx.TensorProto.INT32)], axis=0)
+        last = self.constant(np.array([-2, -1], np.int64))
+        return self.add("Mul", [numbers, self.add("Unsqueeze", [scales, last])])
+
     def done(self) -> onnx.ModelProto:
         """The graph with the new nodes, without what none of them leads to an output."""
         graph = self._model.graph

@@ -25,19 +25,17 @@ import torch
 from safetensors import safe_open
 
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ParityError
 from ...exporters.checkpoints.tensor_file import METADATA, Unmade, map_file, release_pages, write_tensors
 from ...exporters.universal import PREFIX, UniversalModel, permuted_steps
 from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
-from .encodings import DTYPES, PER_OUTPUT, decoded, encode, parts_of, split_encoding, unpacked
+from .encodings import DTYPES, PER_OUTPUT, beyond_rounding, decoded, encode, parts_of, split_encoding, unpacked
 from .passes.contract import TRANSPOSED
 
 # In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone.
 _ROWS = "rows"
 # Weights that are encoded at once, so that what choosing scales takes, several times their bytes, stays in caches.
 _BLOCK = 2**18
-# How many times the squared error of plain rounding 4-bit weights that examples chose may have; they had up to 1.44.
-_CHOSEN_ERROR = 4.0
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
@@ -160,10 +158,14 @@ def _blocks(
         found = []
         for rows in (slice(first, first + step) for first in range(0, len(data), step)):
             own = None if scale is None or encoding not in (INT4, INT4_SCALE) else scale[rows]
-            if integers is not None and own is not None:
-                yield unpacked(integers[rows], own) if decode else integers[rows]
-                continue
-            made = make(np.ascontiguousarray(data[rows]), part, own)
+            if integers is None or own is None:
+                made = make(np.ascontiguousarray(data[rows]), part, own)
+            else:
+                made = unpacked(integers[rows], own)[..., : data.shape[-1]] if decode else integers[rows]
+            if decode and beyond_rounding(made, data[rows], part).any():
+                raise ParityError(
+                    f"weight {part}: its numbers are further from the model's than rounding can leave them"
+                )
             found += [made] if encoding == INT4_SCALE and own is None else []
             yield made
         if found:
@@ -236,14 +238,10 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
             for name, cut in chosen:
                 weight = split_encoding(name)[0]
                 ranked = permuted_steps(torch.from_numpy(laid_out(of_model, weight)), cut, orders[order.name]).numpy()
-                held = unpacked(file.get_tensor(name), file.get_tensor(weight + INT4_SCALE))
-                if _error(held, ranked) > _CHOSEN_ERROR * _error(decoded(ranked, INT4), ranked):
+                held = unpacked(file.get_tensor(name), file.get_tensor(weight + INT4_SCALE))[..., : ranked.shape[-1]]
+                if beyond_rounding(held, ranked, name).any():
                     raise _other_model(model, f"{weight} is not that in {path}")
     return orders
-
-
-def _error(rounded: np.ndarray, weight: np.ndarray) -> float:
-    return float(np.square(rounded - weight).sum())
 
 
 def _other_model(model: UniversalModel, problem: str) -> CheckpointError:

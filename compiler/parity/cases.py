@@ -26,6 +26,8 @@ _SENTENCES = (
 # Shapes of a range, beside its ends and the powers of two.
 _RANDOM_SHAPES = 4
 _MOST_TOKENS = 512
+# The cases whose rows may end before their bucket does.
+_PADDED, _TEXT = "padded", "text"
 # Cases of one bucket; a range has twice as many.
 _FEW = 8
 # Tokens of what is asked again of a written engine.
@@ -43,13 +45,16 @@ class Case:
     """One set of inputs at a shape of a bucket, by input name, in the signature's order.
 
     ``rows`` are those of the request (None: all); what follows them is how the runtime fills a bucket, and nobody reads
-    its answers. With ``picks``, ``judged_places`` alone are compared of outputs that have something of each position.
+    its answers. With ``picks``, ``judged_places`` alone are compared of outputs that have something of each position,
+    and of these the ones ``in_text`` ``[B, S]``: a model without a mask answers behind the end of a text too, which
+    nobody reads.
     """
 
     name: str
     feeds: Mapping[str, np.ndarray]
     rows: int | None = None
     picks: bool = False
+    in_text: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:
@@ -75,11 +80,19 @@ class Case:
         found, rows = dict(outputs), len(next(iter(self.feeds.values())))  # of the filled bucket, whoever answered
         for spec in specs if self.picks else ():
             if spec.name in found and spec.dims[:2] == ("batch", "sequence"):
-                _, tokens, *rest = found[spec.name].shape
-                places = judged_places(tokens, rows * math.prod(rest))
-                if len(places) < tokens:
-                    found[spec.name] = found[spec.name][:, list(places)]
+                found[spec.name] = self._picked(found[spec.name], rows)
         return found
+
+    def _picked(self, array: np.ndarray, rows: int) -> np.ndarray:
+        """``array`` ``[B, S, ...]`` of ``rows`` at the positions that are compared, 0 at those that nobody reads; of
+        what was picked already the same."""
+        tokens, numbers = array.shape[1], rows * math.prod(array.shape[2:])
+        places = judged_places(tokens, numbers)
+        picked = array[:, list(places)] if len(places) < tokens else array
+        if self.in_text is None:
+            return picked
+        kept = self.in_text[: len(array), list(judged_places(self.in_text.shape[1], numbers))]
+        return np.where(kept.reshape(*kept.shape, *[1] * (array.ndim - 2)), picked, 0)
 
 
 def judged_places(tokens: int, numbers: int) -> Sequence[int]:
@@ -115,9 +128,8 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
     Every row has a token, since without one no answer is defined (``TensorSpec.row_needs``). The padded case has rows
     that end early and, in a static bucket, lacks its last row: what fills it must not reach the others.
     """
-    picks = signature.mask is None  # else which positions count is each case's own
     if bucket.is_static:
-        return [replace(case, picks=picks) for case in _cases_at(signature, bucket, encoder)]
+        return [_judged(signature, case.name, case) for case in _cases_at(signature, bucket, encoder)]
     found: dict[str, Case] = {}
     kinds: set[str] = set()
     *shapes, last = shapes_to_prove(bucket, weights)
@@ -128,11 +140,24 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
         found[f"{case.name} at {shape}"] = case
     own = _cases_at(signature, last, encoder if last.sequence >= _LEAST_TEXT else None, bucket)
     for case in [own[0], *(case for case in own[1:] if case.name not in kinds)]:  # and the kinds that no other had
-        found[f"{case.name} {'within' if case.name == 'text' else 'at'} {last}"] = case
+        found[f"{case.name} {'within' if case.name == _TEXT else 'at'} {last}"] = case
     least = bucket.smallest
     filled = _cases_at(signature, least, None) if bucket.min_batch is not None else []
     found |= {f"{case.name}, filled to {least}": case for case in filled if case.rows is not None}
-    return [replace(case, name=name, picks=picks) for name, case in found.items()]
+    return [_judged(signature, name, case) for name, case in found.items()]
+
+
+def _judged(signature: Signature, name: str, case: Case) -> Case:
+    """``case`` under ``name``; of a model without a mask, which says what counts, with the positions that are read."""
+    if signature.mask is not None:
+        return replace(case, name=name)
+    ids = [spec for spec in signature.inputs if spec.pad is not None and spec.dims[:2] == ("batch", "sequence")]
+    in_text = None
+    if len(ids) == 1 and case.name in (_PADDED, _TEXT):
+        array = case.feeds[ids[0].name]
+        places = np.arange(1, array.shape[1] + 1)
+        in_text = places <= np.where(array != ids[0].pad, places, 0).max(axis=1, keepdims=True)
+    return replace(case, name=name, picks=True, in_text=in_text)
 
 
 def few(cases: Sequence[Case]) -> list[int]:
@@ -190,10 +215,10 @@ def _cases_at(
         cases.append(Case("whole", whole[0]))
     if has_sequence or lacks_row:
         padded, rows = _padded(signature, bucket, whole[1]), bucket.batch - 1 if lacks_row else None
-        cases.append(Case("padded", padded if rows is None else _without_last_row(signature, padded), rows))
+        cases.append(Case(_PADDED, padded if rows is None else _without_last_row(signature, padded), rows))
     if encoder is not None:
         texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
-        cases.append(Case("text", text_at_bucket(encoder, signature.inputs, texts, own or bucket)[0]))
+        cases.append(Case(_TEXT, text_at_bucket(encoder, signature.inputs, texts, own or bucket)[0]))
     return cases
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,8 @@ from ...bundle.entries.tensor_spec import TensorSpec
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Comparison, Rounding, Roundings, Tolerance, comparable, compare, counted, explainable
+
+_NO_LIMIT = Tolerance(math.inf, 0.0, -math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,12 @@ def judge(
     first = next(case.name for case in cases if case.name in verdict.broken_cases)
     alone = explained(verdict, frozenset((first,)))
     return alone if first in alone.broken_cases else explained(verdict, frozenset(case.name for case in cases))
+
+
+def distance(reference: Replayed, found: Sequence[Arrays], cases: Sequence[Case], outputs: JudgedOutputs) -> Verdict:
+    """The figures of the outputs ``found`` of an engine on ``cases``, and of its routes; no rule is asked."""
+    got = [case.read(arrays, outputs.specs) for case, arrays in zip(cases, found, strict=True)]
+    return replace(_judge(reference, got, cases, outputs, _NO_LIMIT), broken=None, broken_cases=frozenset())
 
 
 def _judge(

@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import RoutingEntry
@@ -44,11 +45,18 @@ class References:
     """The references of ``universal``'s submodels on the ``cases`` of each bucket, or where they are not ``of_all`` on
     some of them.
 
-    Their modules, which have their weights in common, are made one at a time; what they answered is cached.
+    Their modules, which have their weights in common, are made one at a time, by ``narrow`` where it is not the model's
+    own; what they answered is cached.
     """
 
-    def __init__(self, universal: UniversalModel, cases: Mapping[Bucket, Sequence[Case]]) -> None:
+    def __init__(
+        self,
+        universal: UniversalModel,
+        cases: Mapping[Bucket, Sequence[Case]],
+        narrow: Callable[[Submodel], torch.nn.Module] | None = None,
+    ) -> None:
         self.universal, self.cases = universal, cases
+        self._narrow = narrow
         self._last: tuple[Submodel, Reference] | None = None
         self.of_all = True
         self._passes: dict[_Pass, Replayed] = {}
@@ -59,7 +67,7 @@ class References:
         """The module of ``submodel``, which is the same in every precision."""
         key = self._in_torch(submodel)
         if self._last is None or self._last[0] != key:
-            source, module = self.universal.source, self.universal.narrow(submodel)
+            source, module = self.universal.source, (self._narrow or self.universal.narrow)(submodel)
             if source.tasks is not None and source.tasks.reference is not None:
                 module = source.tasks.reference(module)
             self._last = key, Reference(source.architecture.routing, module, source.signature.outputs)
@@ -112,7 +120,8 @@ class References:
     def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> References:
         """The same on ``some`` of the cases of each bucket, by number; what was passed is not passed again."""
         numbers = {bucket: some(cases) for bucket, cases in self.cases.items()}
-        fewer = References(self.universal, {b: [self.cases[b][n] for n in kept] for b, kept in numbers.items()})
+        cases = {bucket: [self.cases[bucket][number] for number in kept] for bucket, kept in numbers.items()}
+        fewer = References(self.universal, cases, self._narrow)
         fewer._passes = {key: passed.at(numbers[key.bucket]) for key, passed in self._passes.items()}
         fewer._texts, fewer.of_all = self._texts, False
         fewer._last, self._last = self._last, None

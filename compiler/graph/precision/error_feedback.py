@@ -3,9 +3,9 @@
 GPTQ (Frantar et al., 2023, algorithm 1): an output of a product is wrong by ``e.T H e``, with ``e`` the errors of its
 weights and ``H = x.T x`` the second moments of the product's inputs. Inputs are rounded in their order, each block of
 32 by the scale that it would have without examples (encodings.py), and each error is spread over the inputs behind it
-so that least is left. Outputs know nothing of each other: the first of them are those of a submodel. A weight whose
-chosen numbers are further from it than those of plain rounding, by that measure, is rounded plainly: what is chosen
-cannot be the numbers of another weight, which no proof of an engine would tell, since it goes by what is chosen.
+so that least is left. Outputs know nothing of each other: the first of them are those of a submodel. An output whose
+numbers are further from it than rounding can leave them (``beyond_rounding``) is rounded plainly: what is chosen cannot
+be the numbers of another, which no proof of an engine would tell, since it goes by what is chosen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from ....profiles.precision import INT4, INT4_BLOCK, INT4_SCALE
 from ....runtime.inputs.arrays import Arrays
-from ..encodings import decoded, int4_scale, packed, parts_of, unpacked
+from ..encodings import beyond_rounding, encode, int4_scale, packed, parts_of, unpacked
 from .calibrate import counted_rows, observe, require_finite
 from .quantize import products
 
@@ -73,7 +73,7 @@ def rounded(
     seen: Iterable[_Seen], stored: Callable[[str], torch.Tensor], tick: Callable[[int], None]
 ) -> dict[str, np.ndarray]:
     """The encodings INT4 and INT4_SCALE of all weights that were ``seen``, made of what is ``stored``; of one whose
-    inputs are 0 in every example, or that plain rounding leaves nearer, none. ``tick`` is told how many were done."""
+    inputs are 0 in every example, none. ``tick`` is told how many were done."""
     found: dict[str, np.ndarray] = {}
     done = 0
     for weights, moments in seen:
@@ -83,23 +83,23 @@ def rounded(
             damping = _DAMPING * float(np.diagonal(moments).mean(dtype=np.float64))
             factor = _factor(moments, damping)
             for name in weights:
-                if (made := _rounded_by(stored(name).numpy(), moments, damping, factor)) is not None:
-                    found[name + INT4], found[name + INT4_SCALE] = made
+                found[name + INT4], found[name + INT4_SCALE] = _rounded_by(stored(name).numpy(), factor)
     return found
 
 
-def _rounded_by(weight: np.ndarray, moments: np.ndarray, damping: float, factor: np.ndarray) -> _Encoded | None:
-    """``weight`` ``[out, in]`` by the ``moments`` of its inputs and their ``factor``; None where plain rounding leaves
-    a smaller sum of ``e.T H e`` over the outputs."""
-    step, made, more = max(1, _AT_ONCE // weight.shape[1]), list[_Encoded](), 0.0
+def _rounded_by(weight: np.ndarray, factor: np.ndarray) -> _Encoded:
+    """``weight`` ``[out, in]`` by the ``factor`` of its inputs' moments; outputs that are off by more than rounding can
+    leave are rounded plainly."""
+    step, made = max(1, _AT_ONCE // weight.shape[1]), list[_Encoded]()
     for rows in (weight[first : first + step] for first in range(0, len(weight), step)):
-        integers, scales = _rows(rows, factor)
-        made.append((packed(integers), scales))
-        chosen, plain = unpacked(*made[-1]), decoded(rows, INT4)
-        apart = plain - chosen  # by which the two errors differ: of squares the difference is that times their sum
-        more += float(((apart @ moments + damping * apart) * (2 * rows - chosen - plain)).sum())
-    integers, scales = (np.concatenate(parts) for parts in zip(*made, strict=True))
-    return (integers, scales) if more <= 0 else None
+        numbers, scales = _rows(rows, factor)
+        integers = packed(numbers)
+        if (far := beyond_rounding(unpacked(integers, scales), rows, INT4)).any():
+            scales[far] = encode(rows[far], INT4_SCALE)
+            integers[far] = encode(rows[far], INT4, scales[far])
+        made.append((integers, scales))
+    whole, scales = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    return whole, scales
 
 
 def _rows(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.manifest import WEIGHTS_NAME, Manifest
 from ....bundle.open_bundle import Bundle
 from ....profiles.backends import BACKENDS, ONNXRUNTIME
-from ....profiles.precision import PRECISIONS, Precision
+from ....profiles.precision import INT4_BLOCK, PRECISIONS, Precision
 from ..edit import Edit
 from .fp32_nodes import MOVEMENT, element_types
 
@@ -100,9 +100,18 @@ def exact(graph: bytes) -> bytes:
             largest = edit.add("ReduceMax", node.input)
             edit.add("Max", [largest, edit.constant(_LEAST_UNIT)], node.output)
             continue
-        for attribute in node.attribute:
-            if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
-                attribute.i = 0  # products of float32
+        if node.op_type == "MatMulNBits":  # which sums many tokens in one chain in float32, where Gemm sums in blocks
+            (width,) = (attribute.i for attribute in node.attribute if attribute.name == "K")
+            shape = edit.constant(np.array([0, -1], np.int64))
+            numbers = edit.add("Reshape", [edit.decoded_int4(*node.input[1:3]), shape])
+            if edit.initializers[node.input[1]].dims[1] * INT4_BLOCK != width:
+                first, last = (edit.constant(np.array([at], np.int64)) for at in (0, width))
+                numbers = edit.add("Slice", [numbers, first, last, edit.constant(np.array([1], np.int64))])
+            weight, bias = edit.add("Transpose", [numbers], perm=[1, 0]), node.input[5:6]
+            product = edit.add("MatMul", [node.input[0], weight], *([] if bias else [node.output]))
+            if bias:
+                edit.add("Add", [product, *bias], node.output)
+            continue
         if node.op_type == "Gemm":
             node.input[0] = before(node.input[0])
         edit.nodes.append(node)

@@ -167,19 +167,13 @@ def _rows(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
 def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
     """The value that ``gather`` takes, from the bytes ``[rows, blocks, 16]`` that a product reads.
 
-    A byte is looked up as the two numbers in it. ``GatherBlockQuantized`` would be one node, but wants bytes and scales
+    ``GatherBlockQuantized`` would be one node, but wants bytes and scales
     of other dimensions than the product, which a view of the store cannot have beside them.
     """
     ids, width = gather.input[1], edit.initializers[table].dims[1]
-    low, high = np.arange(256) % 16 - 8, np.arange(256) // 16 - 8
-    pairs = edit.constant(np.stack([low, high], axis=1).astype(np.float32))
-    taken = edit.add("Cast", [edit.add("Gather", [table + INT4, ids], axis=0)], to=TensorProto.INT32)
-    numbers = edit.add("Gather", [pairs, taken], axis=0)  # [..., blocks, 16, 2]
-    scales = edit.add("Gather", [table + INT4_SCALE, ids], axis=0)
-    last = edit.constant(np.array([-2, -1], np.int64))
-    scaled = edit.add("Mul", [numbers, edit.add("Unsqueeze", [scales, last])])
+    bytes_of, scales = (edit.add("Gather", [table + encoding, ids], axis=0) for encoding in (INT4, INT4_SCALE))
     shape = edit.add("Concat", [edit.add("Shape", [ids]), edit.constant(np.array([width], np.int64))], axis=0)
-    edit.add("Reshape", [scaled, shape], gather.output)
+    edit.add("Reshape", [edit.decoded_int4(bytes_of, scales), shape], gather.output)
 
 
 def _by_kernels(

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nestforge.bundle.entries.engine_entry import ParityOutput, ParityReceipt
 from nestforge.bundle.figures import FIGURES, cell, heading, meanings, present, quality_warnings, recall_in, shortfall
 from nestforge.bundle.manifest import Manifest, Quality
+from nestforge.profiles.precision import Precision
 from nestforge.runtime.request import Request
 from support.three_submodels import BUCKETS, SIZES, dispatcher, make
 
@@ -99,6 +101,24 @@ def test_quality_that_was_not_measured_is_said_with_the_setting_that_measures_it
     assert warning.endswith("compile with `text` to measure it")
     assert quality_warnings(replace(three, text=None))[0].endswith("compile with `data` to measure it")
     assert quality_warnings(replace(three, trained_nested=True)) == []
+
+
+@pytest.mark.parametrize(("precision", "chosen"), [("int8", ""), ("int4", ", and 4 bits are chosen by them")])
+def test_integers_that_turn_an_answer_far_are_said_where_nobody_measured_what_it_costs(
+    three: Manifest, precision: Precision, chosen: str
+) -> None:
+    figures = [ParityOutput("logits", 1.0, 1.0, cosine, 1.0, 0.0, 0.0) for cosine in (0.95, 0.4321)]
+    receipt = ParityReceipt("", "", 1.0, 0.1, 0.85, ("text",), tuple(figures), "0" * 64, "0" * 64, 1.1)
+    whole = replace(three, trained_nested=True)
+    engines = tuple(replace(engine, precision=precision, parity=receipt) for engine in whole.engines)
+    (warning,) = quality_warnings(replace(whole, engines=engines))
+    assert warning.startswith(f"{precision} leaves a cosine of 0.43 to the model's answers on an input of the gate")
+    assert warning.endswith(f"compile with `text` to measure it{chosen}")
+    near = tuple(replace(engine, parity=replace(receipt, outputs=(figures[0],))) for engine in engines)
+    assert quality_warnings(replace(whole, engines=near)) == []
+    halves = tuple(replace(engine, precision="fp16") for engine in engines)
+    assert quality_warnings(replace(whole, engines=halves)) == [], "which the gate itself judges"
+    assert quality_warnings(keeping(replace(whole, engines=engines), small=0.9, medium=0.95, large=1.0)) == []
 
 
 def test_of_precisions_alone_nothing_is_said_of_nesting(three: Manifest) -> None:

@@ -20,7 +20,7 @@ from nestforge.compiler.engines.templates import Templates
 from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.engine_verdict import judge_engine, tolerance_of
 from nestforge.compiler.parity.judge import Replayed, Verdict
-from nestforge.compiler.parity.reference import Reference, replayed
+from nestforge.compiler.parity.reference import replayed
 from nestforge.compiler.work.staging import Stage
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
@@ -133,8 +133,8 @@ def in_half_weights(one: Subject, folder: Path) -> Subject:
     profile = board(buckets=[template.bucket.label], budgets={"full": {}}, precision="fp16-weights")
     half = emitted(builder_in(folder, universal, template, profile))
     assert half.engine.entry.precision == "fp16-weights"
-    stored = half.builder.prove_exact.module(half.engine, universal.spec.universal(), {})
-    reference = replayed(Reference(None, stored, universal.source.signature.outputs), half.cases)
+    stored = half.builder.engine_references.rounded(half.builder.proofs, half.engine.entry)
+    reference = replayed(stored.of(universal.spec.universal()), half.cases)
     entry = replace(half.engine.entry, precision="fp32")
     return replace(half, engine=replace(half.engine, entry=entry), reference=reference)
 

@@ -22,6 +22,7 @@ from nestforge.bundle.entries.generation_entry import GenerationEntry
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.compiler.engines.cached import judge_generating
 from nestforge.compiler.engines.cached_gate import judge_cached
+from nestforge.compiler.engines.engine_references import EngineReferences
 from nestforge.compiler.parity import references as references_module
 from nestforge.compiler.parity.cached_cases import Batch, cached_batches, run_batches
 from nestforge.compiler.parity.cases import Case, few
@@ -158,7 +159,7 @@ def test_the_gate_finds(bundle: Bundle, references: References, fault: Callable[
 
 
 def test_texts_are_passed_once_and_a_compile_verifies_what_it_wrote_on_a_few(
-    bundle: Bundle, folder: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: list[list[str]] = []
 
@@ -167,7 +168,8 @@ def test_texts_are_passed_once_and_a_compile_verifies_what_it_wrote_on_a_few(
         return replayed(reference, cases, **options)
 
     monkeypatch.setattr(references_module, "replayed", counted)
-    references = References(load_universal(replace(open_source(folder), generates=True)), {})
+    of_model = References(load_universal(replace(open_source(folder), generates=True)), {})
+    references = EngineReferences(of_model, tmp_path)
     _, engine, _ = parts(bundle)
     (every,) = judge_generating(bundle, references, engine)
     (some,) = judge_generating(bundle, references.on(few), engine)

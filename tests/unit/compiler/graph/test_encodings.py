@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -7,7 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.compiler.graph.encodings import PER_OUTPUT, decoded, encode, split_encoding, stored_stack, table_name
+from nestforge.compiler.graph.encodings import (
+    PER_OUTPUT,
+    beyond_rounding,
+    decoded,
+    encode,
+    split_encoding,
+    stored_stack,
+    table_name,
+)
 from nestforge.profiles.precision import ENCODINGS, INT4, INT4_SCALE, Encoding, encoded_bytes, encoded_shape
 
 
@@ -149,3 +158,32 @@ def test_equal_tables_have_one_name() -> None:
     array = weights(8)
     assert table_name(array) == table_name(array.copy())
     assert len({table_name(array), table_name(array[:4]), table_name(array.reshape(2, 4))}) == 3
+
+
+_ROUNDED = ["w.int8", "w.T.int8", "w.int4"]
+
+
+@given(name=st.sampled_from(_ROUNDED), seed=st.integers(0, 999), outputs=st.integers(1, 9), inputs=st.integers(1, 70))
+@settings(max_examples=60)
+def test_what_an_encoding_makes_of_weights_is_a_rounding_of_them(
+    name: str, seed: int, outputs: int, inputs: int
+) -> None:
+    array = weights(outputs, inputs, seed=seed) * 10.0 ** (seed % 9 - 4)
+    array[seed % outputs] = 0
+    assert not beyond_rounding(decoded(array, name), array, name).any()
+    assert not beyond_rounding(0 * array, array, "w.fp16").any(), "which is no rounding to integers"
+
+
+@pytest.mark.parametrize("name", _ROUNDED)
+@pytest.mark.parametrize(
+    "fault",
+    [np.negative, np.zeros_like, lambda w: 2 * w, lambda w: w / 2, lambda w: np.roll(w, 1, 0), lambda w: w[:, ::-1]],
+    ids=["negated", "zeros", "twice", "half", "rows of others", "reversed"],
+)
+def test_numbers_of_other_weights_are_no_rounding_of_them(name: str, fault: Callable[[np.ndarray], np.ndarray]) -> None:
+    array = weights(64, 64)
+    assert beyond_rounding(fault(decoded(array, name)), array, name).all()
+    one = decoded(array, name)
+    line = (slice(None), 5) if ".T" in name else 5
+    one[line] = fault(decoded(array, name))[line]
+    assert np.flatnonzero(beyond_rounding(one, array, name)).tolist() == [5]

@@ -31,7 +31,7 @@ from nestforge.compiler.graph.store import (
     write_store,
 )
 from nestforge.elastic import ElasticSpec, PrefixSlice
-from nestforge.errors import CheckpointError
+from nestforge.errors import CheckpointError, ParityError
 from nestforge.exporters.architecture import Task, TaskSpec
 from nestforge.exporters.checkpoints.tensor_file import write_tensors
 from nestforge.exporters.source import open_source
@@ -323,6 +323,18 @@ def test_rounded_weights_are_read_from_a_file_and_are_those_that_are_stored(tmp_
     turned = decoded(np.ascontiguousarray(plain[second].numpy().T), second + ".T" + INT8)
     assert np.array_equal(rounded[second].numpy(), turned.T)
     assert {name for name in plain if not rounded[name].equal(plain[name])} == {first, second}
+
+
+def test_4_bits_of_another_weight_are_refused_before_anything_is_held_against_them(tmp_path: Path) -> None:
+    universal = load_universal(open_source(save_tiniest(tmp_path / "model")))
+    name = "encoder.layer.0.intermediate.dense.weight"
+    weight = universal.parameters()[name].numpy()
+    chosen = {name + form: encode(weight, name + form) for form in (INT4, INT4_SCALE)}
+    names, other = [name + INT4, name + INT4_SCALE], {name + INT4: np.roll(chosen[name + INT4], 1, axis=0)}
+    with_stored_weights(universal, names, tmp_path / "rounded", chosen)
+    with pytest.raises(ParityError, match=rf"weight {name}.int4: its numbers are further from the model's than"):
+        with_stored_weights(universal, names, tmp_path / "other", chosen | other)
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_an_axis_cuts_or_puts_in_order_is_not_joined(builder: EngineBuilder) -> None:

@@ -144,6 +144,23 @@ def test_the_positions_that_are_judged_are_those_of_the_filled_bucket(monkeypatc
     assert np.array_equal(reference["logits"], answered["logits"])
 
 
+def test_without_a_mask_nothing_is_compared_behind_the_end_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases_module, "MOST_JUDGED", 4 * 20)
+    ids = TensorSpec("input_ids", "int64", ("batch", "sequence"), high=50, pad=0)
+    outputs = [TensorSpec("logits", "float32", ("batch", "sequence", 4)), TensorSpec("pooled", "float32", ("batch", 4))]
+    signature = Signature((ids,), tuple(outputs))
+    assert signature.mask is None
+    cases = {case.name: case for case in parity_cases(signature, Bucket(1, 30), None)}
+    numbers = {"logits": np.ones((1, 30, 4)), "pooled": np.ones((1, 4))}
+    read = {name: case.read(numbers, outputs) for name, case in cases.items()}
+    places = cases_module.judged_places(30, 4)
+    assert np.array_equal(read["padded"]["logits"][0, :, 0], [place < 20 for place in places])
+    assert read["whole"]["logits"].all()
+    assert all(found["pooled"].all() for found in read.values())
+    again = cases["padded"].read(read["padded"], outputs)
+    assert np.array_equal(again["logits"], read["padded"]["logits"]), "of what was read already the same"
+
+
 def test_few_cases_are_the_smaller_ones_and_the_largest_that_is_not_long(model: UniversalModel) -> None:
     signature, encoder = model.source.signature, model.source.encoder
     static = parity_cases(signature, Bucket(2, 8), encoder)

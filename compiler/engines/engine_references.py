@@ -1,0 +1,103 @@
+"""The references of engines: PyTorch's model, or with the numbers that an engine's integers stand for.
+
+Rounding weights to a few bits moves the answers of some models by more than any fault would: a language model's logits
+on a token that nothing precedes, or on one that repeats, may turn by half a right angle. So an integer engine is held
+against PyTorch with the very numbers that its integers stand for, which are held against the model's weights one by one
+(``with_stored_weights``), and how far they leave its answers is stated, not judged (docs/decisions/0058).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx
+import torch
+
+from ...bundle.entries.engine_entry import EngineEntry
+from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.open_bundle import Bundle
+from ...elastic import Submodel
+from ...profiles.precision import INT4, INT4_SCALE, PRECISIONS
+from ..graph.encodings import parts_of, stored_stack
+from ..graph.store import StoredModel, stored_arrays, with_stored_weights
+from ..parity.cases import Case
+from ..parity.references import References
+
+# Names of what engines read of the weight store, and the variants in which they do.
+_Key = tuple[frozenset[str], tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class EngineReferences:
+    """Those of engines of the model of ``references``; rounded numbers lie in files of ``folder``.
+
+    They are rounded anew from the model's weights, or stand for integers of 4 bits that were ``chosen`` already.
+    """
+
+    references: References
+    folder: Path
+    chosen: Mapping[str, np.ndarray] = field(default_factory=dict)
+    _models: dict[frozenset[str], StoredModel] = field(default_factory=dict)
+    _known: dict[_Key, References] = field(default_factory=dict)
+
+    def of(self, bundle: Bundle, *engines: EngineEntry) -> References:
+        """The references of ``engines`` of ``bundle``, of one precision, that answer together, such as a chain."""
+        return self.rounded(bundle, *engines) if PRECISIONS[engines[0].precision].is_integer else self.references
+
+    def rounded(self, bundle: Bundle, *engines: EngineEntry) -> References:
+        """Those with the numbers that ``engines`` read in the place of the model's weights. Raises ParityError where
+        one cannot be a rounding of the model's."""
+        names, first = frozenset(_read_by(bundle, engines)), engines[0]
+        source = self.references.universal.source
+        variants = (first.variants or {}) if first.segment is None else source.parts[first.segment].variants
+        key = names, tuple(sorted(variants.items()))
+        if key not in self._known:
+            model = self._model(names)
+            narrow = partial(model.narrow, variants=variants)
+            self._known[key] = References(model.universal, self.references.cases, narrow)
+        return self._known[key]
+
+    def form(self, bundle: Bundle, engine: EngineEntry, submodel: Submodel) -> torch.nn.Module | None:
+        """``submodel`` in the variants of ``engine``, without any rounding; None where it reads no folded tensor."""
+        universal = self.references.universal
+        lower = universal.source.architecture.lower
+        if lower is None or not self._model(frozenset(_read_by(bundle, [engine]))).folded:
+            return None
+        part = engine.segment
+        variants = (engine.variants or {}) if part is None else universal.source.parts[part].variants
+        return lower(universal.narrow(submodel), variants)
+
+    def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> EngineReferences:
+        """The same on ``some`` of the cases of each bucket; see ``References.on``."""
+        known = {key: references.on(some) for key, references in self._known.items()}
+        return EngineReferences(self.references.on(some), self.folder, self.chosen, self._models, known)
+
+    def _model(self, names: frozenset[str]) -> StoredModel:
+        if names not in self._models:
+            path = self.folder / f"rounded{len(self._models)}.safetensors"
+            self._models[names] = with_stored_weights(self.references.universal, names, path, self.chosen)
+        return self._models[names]
+
+
+@contextmanager
+def written_references(bundle: Bundle, references: References) -> Iterator[EngineReferences]:
+    """Those of a written ``bundle``, whose integers of 4 bits are taken as they are; what others stand for lies in a
+    temporary folder."""
+    spec, store = references.universal.spec, bundle.file(WEIGHTS_NAME)
+    with TemporaryDirectory(prefix="nestforge-verify-") as folder:
+        yield EngineReferences(references, Path(folder), stored_arrays(store, spec, INT4, INT4_SCALE))
+
+
+def _read_by(bundle: Bundle, engines: Sequence[EngineEntry]) -> Iterator[str]:
+    """The tensors of the weight store that the graphs of ``engines`` name, row by row where these are joined."""
+    for engine in engines:
+        graph = onnx.load(bundle.file(engine.file), load_external_data=False).graph
+        for tensor in graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                yield from parts_of(stored_stack(tensor.name)[0])
