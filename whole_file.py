@@ -52,7 +52,7 @@ def write_whole(
                 write(stream)
             os.fsync(descriptor)
             if new:
-                _link(beside, path)
+                name_new(beside, path)
             else:
                 beside.replace(path)
         sync_folder(path.parent)
@@ -190,7 +190,7 @@ def _folder_of(claim: Path) -> Path:
     return claim.with_suffix(".folder")
 
 
-def _link(beside: Path, path: Path) -> None:
+def name_new(beside: Path, path: Path) -> None:
     """Gives ``beside`` a second name, never over another file."""
     try:
         os.link(beside, path)

@@ -16,7 +16,7 @@ COMPILING = (
     "unit/parity",
     *("unit/runtime/engines/test_openvino.py", "unit/runtime/generation/test_drafting.py", "unit/test_traces.py"),
     *("unit/runtime/generation/test_source_plans.py", "unit/tools/test_bundle_bench.py", "unit/tools/test_console.py"),
-    *(f"unit/tools/commands/test_{name}.py" for name in ("bench", "checks", "commands", "compile")),
+    *(f"unit/tools/commands/test_{name}.py" for name in ("bench", "checks", "commands", "compile", "export")),
 )
 COMPILED = {"compiled"}
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "calibrate": "calibrate",
     "verify": "checks",
     "parity": "parity",
+    "export": "export",
     "consistency": "checks",
     "run": "run",
     "generate": "generate",

@@ -32,6 +32,7 @@ from ...runtime.device.device import Device
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.device_cache import prompt_read
+from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array, random_feeds
 from ..parity.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs, read_prompts, run_batches
 from ..parity.cases import Case, shapes_to_prove, unjudged
@@ -65,10 +66,15 @@ class Answers(Protocol):
 
 
 def check_plan(
-    here: Bundle, engine: EngineEntry, plan: Answers, shapes: Sequence[Bucket] | None = None, what: str = PLAN
+    here: Bundle,
+    engine: EngineEntry,
+    plan: Answers,
+    shapes: Sequence[Bucket] | None = None,
+    what: str = PLAN,
+    task: TaskTensors | None = None,
 ) -> PlanParity:
-    """How the open ``plan`` of ``engine`` compares with its graph in the bundle as this host runs it, ``here``, at
-    these ``shapes``, or at some all over its bucket.
+    """How the open ``plan`` of ``engine`` compares with its graph in the bundle as this host runs it, ``here``, with
+    the tensors of ``task`` or the base's, at these ``shapes``, or at some all over its bucket.
 
     A decision between equals may fall otherwise in each, and the outputs behind it then differ rightly: such a case is
     left out, and another one takes its place. ``what`` is named where it differs. Raises ParityError if a case breaks
@@ -86,7 +92,8 @@ def check_plan(
     kept: list[ParityOutput] = []
     left_out = 0
     shapes = shapes or shapes_of(engine.bucket)
-    with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as graph:
+    with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as opened:
+        graph: Answers = opened if task is None else opened.for_task(task)
         for seed in range(len(shapes) + _MAX_NEAR_TIES):
             feeds = case_feeds(inputs, shapes[seed - left_out], seed)
             expected, found = (

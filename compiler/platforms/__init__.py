@@ -1,0 +1,1 @@
+"""Bundles in the forms of other platforms."""

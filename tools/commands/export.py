@@ -1,0 +1,62 @@
+"""``nestforge export``: a bundle, or one submodel of it, in the form of another platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...bundle.open_bundle import open_bundle
+from ...runtime.inputs.options import SUBMODEL, TASK
+from ...runtime.summary import ShortNames
+from ..console import print_facts, print_json, say, working
+from ..options import BUCKET, bundle_argument, json_option
+
+_EXAMPLES = """\b
+Examples:
+  nestforge export my.bundle --format onnx -o small.onnx --submodel S
+  nestforge export my.bundle --format onnx -o reviews.onnx --bucket 1x128 --task reviews
+"""
+
+
+@click.command("export", epilog=_EXAMPLES)
+@bundle_argument
+@click.option("--format", "form", type=click.Choice(["onnx"]), required=True, help="Form to write.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Path to write; must not exist.")
+@click.option("--submodel", metavar="ID", help=f"{SUBMODEL.metadata['help']} Default: the largest.")
+@click.option("--bucket", type=BUCKET, help="Bucket of the submodel, where it has several.")
+@click.option("--task", metavar="NAME", help=TASK.metadata["help"])
+@json_option
+def export_command(bundle: Path, form: str, output: Path, as_json: bool, **settings: Any) -> None:
+    """Write a bundle, or a submodel, for another platform.
+
+    onnx: one submodel as one ONNX file for anyone's ONNX Runtime, its weights inside, or above 2 GB in one file beside
+    it. What was written is asked and compared with the bundle's engine before it gets its name.
+    """
+    _FORMS[form](bundle, output, as_json, **settings)
+
+
+def _onnx(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
+    from ...compiler.platforms.onnx_file import export_onnx
+
+    with working() as progress:
+        found = export_onnx(bundle, output, progress=progress, **settings)
+    if as_json:
+        print_json(found)
+        return
+    manifest = open_bundle(bundle).manifest
+    left_out = [name for name, entry in (("early exits", manifest.exits), ("KV cache", manifest.generation)) if entry]
+    print_facts(
+        [
+            ("submodel", f"{ShortNames.of(manifest)(found.submodel)}, {found.precision}, {found.bucket}"),
+            *([("task", found.task)] if found.task else []),
+            ("with the engine's kernels", "equal to the bit"),
+            ("with ONNX Runtime's own options", f"max abs {found.parity.max_abs:.1e}, {found.parity.cases} cases"),
+            *([("not in the file", ", ".join(left_out))] if left_out else []),
+        ]
+    )
+    say(f"\nwrote {', '.join(found.files)}, {found.bytes / 1e6:.1f} MB")
+
+
+_FORMS = {"onnx": _onnx}
