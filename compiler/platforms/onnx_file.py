@@ -140,10 +140,10 @@ def _write(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None, path: 
             tensor = by_name[one.name]
             del tensor.external_data[:]
             if apart:
-                key = one.offset, one.bytes
-                if key not in places:
-                    places[key] = _append(store, *key, beside)
-                place = {"location": beside.name, "offset": str(places[key]), "length": str(one.bytes)}
+                view = one.offset, one.bytes
+                if view not in places:
+                    places[view] = _append(store, *view, beside)
+                place = {"location": beside.name, "offset": str(places[view]), "length": str(one.bytes)}
                 for name, value in place.items():
                     tensor.external_data.add(key=name, value=value)
             else:
