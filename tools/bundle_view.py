@@ -57,16 +57,19 @@ def bundle_warnings(bundle: Bundle) -> list[str]:
     return [*quality_warnings(bundle.manifest), *latency_warnings(_here(bundle).latencies)]
 
 
+def here_facts(bundle: Bundle) -> list[tuple[str, str]]:
+    """Name and value of what holds for all of the bundle, latencies as on this host."""
+    facts = bundle_facts(bundle.manifest, measured_build(bundle))
+    return [*facts, *common_details(bundle.manifest).items(), *_measured_facts(bundle, _here(bundle))]
+
+
 def print_bundle(bundle: Bundle) -> None:
     """Facts, submodels, engines with what they decide, plans, and files of a bundle."""
-    here = _here(bundle)
-    facts = [*bundle_facts(bundle.manifest, _build(bundle, here)), *common_details(bundle.manifest).items()]
-    facts = [(name, in_options(value)) for name, value in facts]
-    print_facts([("bundle", str(bundle.path)), *facts, *_measured_facts(bundle, here)])
+    print_facts([("bundle", str(bundle.path)), *((name, in_options(value)) for name, value in here_facts(bundle))])
     click.echo()
     print_submodels(bundle)
     click.echo()
-    engines = engine_table(bundle.manifest, _build(bundle, here))
+    engines = engine_table(bundle.manifest, measured_build(bundle))
     print_table(engines.columns, engines.rows)
     for table in detail_tables(bundle.manifest).values():
         click.echo()
@@ -140,7 +143,7 @@ def print_cpu_seconds(bundle: Bundle, total: float) -> None:
 
 def print_submodels(bundle: Bundle) -> None:
     """One row a submodel: size, quality, and the latency at the shape of budgets."""
-    submodels = submodel_table(bundle.manifest, _build(bundle, _here(bundle)))
+    submodels = submodel_table(bundle.manifest, measured_build(bundle))
     print_table(submodels.columns, submodels.rows, submodels.chosen)
     click.echo()
     print_ids(ShortNames.of(bundle.manifest))
@@ -151,13 +154,13 @@ def print_ids(names: ShortNames) -> None:
     print_table(names.ids.columns, names.ids.rows)
 
 
+def measured_build(bundle: Bundle) -> BuildRecord:
+    """The build record with the latencies that this host chooses by."""
+    return replace(bundle.build, latencies=_here(bundle).latencies)
+
+
 def _here(bundle: Bundle) -> HostLatencies:
     return host_latencies(bundle, threads_or_default(None))
-
-
-def _build(bundle: Bundle, here: HostLatencies) -> BuildRecord:
-    """The build record with the latencies that this host chooses by."""
-    return replace(bundle.build, latencies=here.latencies)
 
 
 def _measured_facts(bundle: Bundle, here: HostLatencies) -> list[tuple[str, str]]:

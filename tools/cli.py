@@ -27,6 +27,7 @@ from .interruption import EXIT_CODE, LINE, was_interrupted
 COMMANDS = {
     "doctor": "host",
     "inspect": "models",
+    "report": "models",
     "plan": "models",
     "mixnmatch": "nesting",
     "nest": "nesting",

@@ -1,4 +1,4 @@
-"""``nestforge inspect`` and ``plan``: a model or bundle as it is, and the submodel of each budget."""
+"""``nestforge inspect``, ``report`` and ``plan``: a model or bundle as it is, and the submodel of each budget."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ...bundle.open_bundle import open_bundle
 from ...profiles.compile_request import CompileRequest
 from ...runtime.summary import CacheSize, ShortNames, cache_facts, describe_axes
 from ...strict import unstructure
+from ...whole_file import require_new, write_whole
 from ..bundle_view import bundle_data, print_bundle, print_ids
 from ..console import in_options, print_facts, print_json, print_table, say, working
-from ..options import field_options, given_settings, json_option, model_argument
+from ..options import field_options, given_settings, json_option, model_argument, path_option
 
 if TYPE_CHECKING:
     from ...compiler.model_view import ModelView
@@ -63,6 +64,30 @@ def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> No
         print_json(view)
     else:
         _print_model(view)
+
+
+_REPORT_EXAMPLES = """\b
+Examples:
+  nestforge report my.bundle --html my.html
+  nestforge report a.bundle b.bundle --html both.html
+"""
+
+
+@click.command("report", epilog=_REPORT_EXAMPLES)
+@click.argument("bundles", metavar="BUNDLE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@path_option("--html", "Page to write; there must be none.", "page", required=True)
+def report_command(bundles: tuple[Path, ...], page: Path) -> None:
+    """Write a page about one bundle, or several compared.
+
+    One HTML file that needs no other and no network: quality over latency and memory, submodels, engines and their
+    parity, exits, host and versions. Latencies are those of this host where `measure` has run here.
+    """
+    from ..html_report import render
+
+    require_new(page)
+    text = render([open_bundle(bundle) for bundle in bundles])
+    write_whole(page, lambda stream: stream.write(text.encode()), "the report", new=True)
+    say(f"wrote {page}")
 
 
 def _print_model(view: ModelView) -> None:

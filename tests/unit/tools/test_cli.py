@@ -74,7 +74,7 @@ def test_every_command_has_help_with_an_example_and_json(name: str) -> None:
     result = CliRunner().invoke(cli.main, [name, "--help"])
     assert result.exit_code == 0
     assert re.search(rf"Examples:\n +nestforge {name}\b", result.output)
-    assert "--json" in result.output or name == "serve"  # whose stdout is JSON in any case
+    assert "--json" in result.output or name in ("serve", "report")  # whose results are a log in JSON and a page
 
 
 @click.command
@@ -191,6 +191,7 @@ def test_installed_script_keeps_stdout_for_json(tmp_path: Path) -> None:
 REFUSED = {
     "doctor": None,
     "inspect": "nowhere",
+    "report": "nowhere --html page.html",
     "plan": "nowhere",
     "mixnmatch": "nowhere --text t.txt --budget ffn_parameters<=1M",
     "nest": "nowhere --text t.txt --output out",
@@ -250,7 +251,7 @@ def test_wrong_usage_is_2_and_a_refusal_1(name: str, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.txt").write_text("a text\n")
     require_usage(ran(name, "--no-such-option"))
-    if name != "serve":  # which takes any number of bundles
+    if name not in ("serve", "report"):  # which take any number of bundles
         require_usage(ran(name, f"{REFUSED[name] or ''} one too many"))
     if name in MISUSED:
         require_usage(ran(name, MISUSED[name]))
