@@ -24,7 +24,7 @@ from ..runtime.request import Request, Texts
 from .scheduler import Job, Run
 
 _LIMITS, _NAMES = ("latency_ms", "deadline_ms", "memory_mb"), ("budget", "submodel", "task")
-_HEADERS = {name: f"nestforge-{name.replace('_', '-')}" for name in (*_LIMITS, *_NAMES)}
+HEADERS = {name: f"nestforge-{name.replace('_', '-')}" for name in (*_LIMITS, *_NAMES)}
 # Runs of each submodel before the first request: one that is not counted, and as many as the estimate wants.
 _WARM_UPS, _WARM_UP_PROMPT = 4, 8
 # What a decoder shows of a part of a letter.
@@ -78,7 +78,7 @@ def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any
     (``deadline_ms``). Raises InputError for what is none, or stands in both."""
     found: dict[str, Any] = {}
     own = {name: value for name, value in headers.items() if name.startswith("nestforge-")}
-    for name, header_name in _HEADERS.items():
+    for name, header_name in HEADERS.items():
         header, value = own.get(header_name), body.get(name)
         if header is not None and value is not None:
             raise InputError(f"{name}: stands in a header and in the body; expected once")

@@ -17,12 +17,13 @@ _EXAMPLES = """\b
 Examples:
   nestforge export my.bundle --format onnx -o small.onnx --submodel S
   nestforge export my.bundle --format onnx -o reviews.onnx --bucket 1x128 --task reviews
+  nestforge export my.bundle --format triton -o models
 """
 
 
 @click.command("export", epilog=_EXAMPLES)
 @bundle_argument
-@click.option("--format", "form", type=click.Choice(["onnx"]), required=True, help="Form to write.")
+@click.option("--format", "form", type=click.Choice(["onnx", "triton"]), required=True, help="Form to write.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Path to write; must not exist.")
 @click.option("--submodel", metavar="ID", help=f"{SUBMODEL.metadata['help']} Default: the largest.")
 @click.option("--bucket", type=BUCKET, help="Bucket of the submodel, where it has several.")
@@ -33,6 +34,8 @@ def export_command(bundle: Path, form: str, output: Path, as_json: bool, **setti
 
     onnx: one submodel as one ONNX file for anyone's ONNX Runtime, its weights inside, or above 2 GB in one file beside
     it. What was written is asked and compared with the bundle's engine before it gets its name.
+
+    triton: a model repository with one model for the whole bundle, whose Python backend runs nestforge.
     """
     _FORMS[form](bundle, output, as_json, **settings)
 
@@ -59,4 +62,17 @@ def _onnx(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
     say(f"\nwrote {', '.join(found.files)}, {found.bytes / 1e6:.1f} MB")
 
 
-_FORMS = {"onnx": _onnx}
+def _triton(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
+    from ...compiler.platforms.triton_repository import export_triton
+
+    if any(value is not None for value in settings.values()):
+        raise click.UsageError("--submodel, --bucket and --task are for onnx; a request of Triton names them")
+    with working() as progress:
+        found = export_triton(bundle, output, progress)
+    if as_json:
+        print_json(found)
+    else:
+        say(f"wrote {found.repository} with model {found.model}; tritonserver --model-repository {found.repository}")
+
+
+_FORMS = {"onnx": _onnx, "triton": _triton}

@@ -225,7 +225,7 @@ MISUSED = {
     "add-task": "nowhere a --against nowhere",
     "measure": "nowhere --threads 0",
     "calibrate": "nowhere --data d.npz",
-    "export": "nowhere --format onnx -o out.onnx --bucket 1y8",
+    "export": "nowhere --format triton -o out --bucket 1x8",
     "consistency": "nowhere --text t.txt --data d.npz",
     "run": "nowhere --text a --budget b --submodel c",
     "generate": "nowhere --prompt a --temperature -1",

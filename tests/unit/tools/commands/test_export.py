@@ -31,3 +31,14 @@ def test_json_and_usage(compiled: Any, tmp_path: Path) -> None:
     failed = nestforge("export", compiled.bundle, "--format", "onnx", "-o", tmp_path / "b.onnx", "--bucket", "4x8")
     assert "has 1x8; got 4x8" in failed.stderr.splitlines()[-1]
     assert not (tmp_path / "b.onnx").exists()
+
+
+def test_a_repository_for_triton(compiled: Any, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    says = shown("export", compiled.bundle, "--format", "triton", "-o", models)
+    assert says == f"wrote {models} with model tiny; tritonserver --model-repository {models}\n"
+    assert (models / "tiny" / "1" / "bundle" / "manifest.json").samefile(compiled.bundle / "manifest.json")
+    assert json_of("export", compiled.bundle, "--format", "triton", "-o", tmp_path / "again")["model"] == "tiny"
+    assert "exists already" in error_of("export", compiled.bundle, "--format", "triton", "-o", models)
+    line = usage_of("export", compiled.bundle, "--format", "triton", "-o", tmp_path / "c", "--submodel", "L")
+    assert "--submodel, --bucket and --task are for onnx" in line
