@@ -73,7 +73,7 @@ async def _generated(service: Service, request: Request, is_chat: bool) -> Respo
     terms = service.terms(request, found.get("deadline_ms"), document.get("user"))
     choice = {name: found[name] for name in _CHOICE if name in found}
     asked = _asked(document, found.get("task"), is_chat)
-    given = asked.prompt if asked.messages is None else [one.get("content") for one in asked.messages]
+    given = asked.prompt if asked.messages is None else [value for one in asked.messages for value in one.values()]
     letters = service.letters("messages" if is_chat else "prompt", map(str, given or ()))
     with service.counted(request, served):
         generation = await service.generating[served.name].begin(asked, letters, choice, terms)
@@ -271,7 +271,9 @@ def _asked(document: Mapping[str, Any], task: str | None, is_chat: bool) -> Gene
 
 def _message(given: Any) -> Any:
     """A message, whose content may be texts in parts; the chat template checks it."""
-    parts = given.get("content") if isinstance(given, dict) else None
+    if not isinstance(given, dict):
+        raise InputError(f"messages: expected objects with role and content, got {given!r:.80}")
+    parts = given.get("content")
     if not isinstance(parts, list):
         return given
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):

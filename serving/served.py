@@ -125,10 +125,12 @@ class Served:
     def written(self, token: int) -> tuple[str, list[int] | None]:
         """The text of one token with its bytes; of a part of a letter the vocabulary's name for it, and None."""
         tokenizer = self._texts.encoder().tokenizer
-        text = tokenizer.decode([token], skip_special_tokens=False)
-        if _INCOMPLETE in text:
+        before = tokenizer.encode("a", add_special_tokens=False).ids  # a text's first token may lose its space
+        head, text = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (before, [*before, token]))
+        if _INCOMPLETE in text or not text.startswith(head):
             return str(tokenizer.id_to_token(token)), None
-        return text, list(text.encode())
+        own = text[len(head) :]
+        return own, list(own.encode())
 
     def work(
         self,

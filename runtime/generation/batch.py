@@ -56,7 +56,9 @@ class Batch:
         left = 0 if row.source is not None else session.unknown(prompt, engine)
         is_whole = left <= MOST_READ
         read = prompt if is_whole else prompt[: len(prompt) - left + MOST_READ]
-        logits, kept = session.prefill(place, read, engine, place + 1, source=row.source)
+        # As one of several from the first row on: a cache that is laid out for one loses it when the second comes.
+        rows = min(max(place + 1, 2), session.rows)
+        logits, kept = session.prefill(place, read, engine, rows, source=row.source)
         took = 1e3 * (perf_counter() - started)
         self._times.ran_prompt(engine, (len(read) if row.source is None else len(row.source)) - kept, took)
         if not row.prompt_ms:

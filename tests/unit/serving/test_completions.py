@@ -182,6 +182,7 @@ def test_what_a_chat_does_not_serve_is_refused_by_name(client: openai.OpenAI) ->
     image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     for options, said in (
         ({"messages": image}, "messages: expected content that is a text, or parts of type text alone"),
+        ({"messages": ["hi"]}, "messages: expected objects with role and content, got 'hi'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: not served but for []"),
         ({"top_logprobs": 3}, "top_logprobs: is of logprobs"),
     ):

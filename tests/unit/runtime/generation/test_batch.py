@@ -46,6 +46,8 @@ def test_rows_come_and_go_between_steps(
         while waiting or batch.rows:
             if waiting and len(batch.rows) < 3:
                 join(batch, waiting.pop(0))
+            held = [batch.session._tokens.at(place) for place in range(len(batch.rows))]
+            assert held == [tuple(one.tokens[:-1].tolist()) for one in batch.rows], "no row loses its keys"
             if batch.rows:
                 steps += 1
                 batch.step(batch.engines[0], batch.reason)
