@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import BundleIncompatibleError, InputError, NestforgeError
 from ..outside_file import parse_json
+from ..runtime.exits.policy import read_exits
 from ..runtime.inputs.arrays import Array
 from ..runtime.load import load
 from ..strict import nearest
@@ -114,12 +115,5 @@ def options_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in parameters.items() if not isinstance(value, str)}
     found = stated(texts, rest) | {name: parameters[name] for name in _OTHERS if name in parameters}
     if isinstance(found.get("exits"), str):
-        found["exits"] = _exits(found["exits"])
+        found["exits"] = read_exits(found["exits"])
     return found
-
-
-def _exits(text: str) -> str | float:
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -18,7 +18,7 @@ from ..profiles.budget import BudgetSpec, parse_budget
 from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import PRECISIONS, Precision
-from ..runtime.exits.policy import ExitPolicy
+from ..runtime.exits.policy import ExitPolicy, read_exits
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNIONS = (Union, UnionType)
@@ -60,15 +60,6 @@ def _precisions(text: str) -> tuple[Precision, ...]:
     return tuple(precision for name in names for precision in PRECISIONS if precision == name)
 
 
-def _exits(text: str) -> str | float | tuple[float, ...]:
-    """Thresholds where ``text`` reads as numbers, else a name."""
-    try:
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        return text
-    return numbers if len(numbers) > 1 else numbers[0]
-
-
 def _pair(expected: str, read: Callable[[str], Any]) -> Callable[[str], tuple[str, Any]]:
     """Reads ``NAME=VALUE``, both of them something."""
 
@@ -97,7 +88,7 @@ TASK = Written("NAME=FOLDER", _pair("the name of a task and its folder, such as 
 EXPORT_NAME = Written("EXPORT=MODEL", _pair("a name of the export and the model's, such as tokens=input_ids", str))
 NUMBERS = Written("N,N,...", _numbers)
 PRECISION_LIST = Written("P,P,...", _precisions)
-EXITS = Written("off|NAME|TAU[,TAU...]", _exits)
+EXITS = Written("off|NAME|TAU[,TAU...]", read_exits)
 _PATH = click.Path(path_type=Path)
 # By the type of a field, or one of its alternatives; others are read as click does.
 _TYPES: Mapping[Any, click.ParamType] = {  # type: ignore[type-arg]

@@ -70,7 +70,9 @@ def export_triton(
             verify_bytes(there)
             put_in_place(repository, path, None)
     except OSError as failure:
-        raise OutputError(f"{path}: cannot be written ({failure.strerror}); nothing was exported") from failure
+        raise OutputError(
+            f"{path}: cannot be written ({failure.strerror or failure}); nothing was exported"
+        ) from failure
     return TritonExport(str(path), name)
 
 

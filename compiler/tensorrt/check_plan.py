@@ -30,6 +30,7 @@ from ...errors import BuildError, ParityError
 from ...profiles.precision import PRECISIONS
 from ...runtime.device.device import Device
 from ...runtime.device.threads import threads_or_default
+from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.device_cache import prompt_read
 from ...runtime.graphs.task_tensors import TaskTensors
@@ -72,6 +73,7 @@ def check_plan(
     shapes: Sequence[Bucket] | None = None,
     what: str = PLAN,
     task: TaskTensors | None = None,
+    residency: Residency = "shared",
 ) -> PlanParity:
     """How the open ``plan`` of ``engine`` compares with its graph in the bundle as this host runs it, ``here``, with
     the tensors of ``task`` or the base's, at these ``shapes``, or at some all over its bucket.
@@ -92,7 +94,7 @@ def check_plan(
     kept: list[ParityOutput] = []
     left_out = 0
     shapes = shapes or shapes_of(engine.bucket)
-    with OnnxRuntimeRunner(here, own, "shared", threads_or_default(None)) as opened:
+    with OnnxRuntimeRunner(here, own, residency, threads_or_default(None)) as opened:
         graph: Answers = opened if task is None else opened.for_task(task)
         for seed in range(len(shapes) + _MAX_NEAR_TIES):
             feeds = case_feeds(inputs, shapes[seed - left_out], seed)

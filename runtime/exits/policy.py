@@ -82,6 +82,15 @@ def thresholds_for(requested: float | Sequence[float], exits: int) -> tuple[floa
     return tuple(float(value) for value in ExitPolicy(given).thresholds)
 
 
+def read_exits(text: str) -> str | float | tuple[float, ...]:
+    """Thresholds where ``text`` reads as numbers with commas between, else a name."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
 def check_count(thresholds: Sequence[object], exits: int) -> None:
     """Raises SelectionError unless there is one threshold for every exit but the last."""
     if len(thresholds) != exits - 1:

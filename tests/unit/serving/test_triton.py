@@ -12,6 +12,7 @@ def test_parameters_of_a_request() -> None:
     assert options_of({"deadline_ms": 20, "dimensions": 8}) == {"deadline_ms": 20.0, "dimensions": 8}
     assert options_of({"exits": "0.3", "truncate": True}) == {"exits": 0.3, "truncate": True}
     assert options_of({"exits": "off"}) == {"exits": "off"}
+    assert options_of({"exits": "0.3,0.5"}) == {"exits": (0.3, 0.5)}
     for wrong, says in (
         ({"latency": 1}, "no parameter 'latency'; did you mean 'latency_ms'"),
         ({"latency_ms": "soon"}, "latency_ms: expected a positive number, got 'soon'"),

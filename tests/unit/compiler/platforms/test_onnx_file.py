@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.platforms import onnx_file
 from nestforge.compiler.platforms.onnx_file import export_onnx
-from nestforge.errors import BundleCorruptError, OutputError, ParityError, SelectionError
+from nestforge.errors import BundleCorruptError, BundleIncompatibleError, OutputError, ParityError, SelectionError
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
+from support.generating import generating_folder
 from support.tiny_compile import board
 
 BERT = Path(__file__).parents[3] / "golden" / "peft" / "bert"
@@ -71,6 +73,7 @@ def test_a_file_answers_as_the_engine(bundle: Path, tmp_path: Path, submodel: st
     path = folder / "model.onnx"
     found = export_onnx(bundle, path, submodel=submodel, bucket=Bucket.parse(bucket))
     assert [*folder.iterdir()] == [path]
+    assert found.parity.max_abs < 1e-4, "with packed weights and ONNX Runtime's own options"
     assert (found.files, found.bytes) == ((str(path),), path.stat().st_size)
     manifest = open_bundle(bundle).manifest
     (engine,) = (
@@ -157,6 +160,22 @@ def test_each_refusal_leaves_nothing(bundle: Path, with_task: Path, tmp_path: Pa
             export_onnx(bundle, out, bucket=Bucket(2, 8))
         assert (out.parent / name).read_text() == "mine"
         (out.parent / name).unlink()
+
+
+def test_engines_for_other_back_ends(bundle: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those for TensorRT are proven as graphs, and written; what no kernel of ONNX Runtime proved is refused."""
+    graphs = generating_folder(tmp_path_factory) / "graphs"
+    found = export_onnx(graphs, tmp_path / "graph.onnx")
+    assert found.parity.max_abs < 1e-4
+    opened = open_bundle(bundle)
+    for change, title in (
+        ({"backend": "openvino"}, "OpenVINO"),
+        ({"backend": "tensorrt", "precision": "bf16"}, "TensorRT"),
+    ):
+        engines = tuple(replace(one, **change) for one in opened.manifest.engines)
+        other = replace(opened, manifest=replace(opened.manifest, engines=engines))
+        with pytest.raises(BundleIncompatibleError, match=rf"was proven for {title}, never by ONNX Runtime's own"):
+            onnx_file._chosen(other, None, Bucket(2, 8))
 
 
 def test_a_file_that_answers_otherwise_is_not_left(
