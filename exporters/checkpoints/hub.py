@@ -51,20 +51,23 @@ def open_hub(text: str, with_weights: bool = True) -> Checkpoint:
     with _online(text, name, is_pinned) as hub:
         endpoint = os.environ.get("HF_ENDPOINT")
         wanted = {"endpoint": endpoint, "allow_patterns": list(patterns), "ignore_patterns": list(_OTHERS)}
-        if not (is_pinned and _is_cached(hub, name, revision, wanted)):
+        folder = _cached(hub, name, revision, wanted) if is_pinned else None
+        if folder is None:
             # Without a network this fails at once, where each file would be tried several times.
             revision = hub.HfApi(endpoint=endpoint).model_info(name, revision=revision).sha
-        folder = hub.snapshot_download(name, revision=revision, **wanted)
-    return replace(open_checkpoint(Path(folder), untrained=not with_weights), hub=f"{name}@{revision}")
+            folder = Path(hub.snapshot_download(name, revision=revision, **wanted))
+    return replace(open_checkpoint(folder, untrained=not with_weights), hub=f"{name}@{revision}")
 
 
-def _is_cached(hub: Any, name: str, commit: str, wanted: Mapping[str, Any]) -> bool:
-    """Whether nothing that is ``wanted`` of this commit is known to be missing from the cache."""
+def _cached(hub: Any, name: str, commit: str, wanted: Mapping[str, Any]) -> Path | None:
+    """The cache's folder of this commit, where nothing that is ``wanted`` is known to be missing from it."""
     try:
-        hub.snapshot_download(name, revision=commit, local_files_only=True, **wanted)
+        folder = Path(hub.snapshot_download(name, revision=commit, local_files_only=True, **wanted))
     except hub.errors.LocalEntryNotFoundError:
-        return False
-    return True
+        return None
+    # What fetched files one by one, as transformers does, left no list of those that the commit has.
+    needed = {"config.json", *_WEIGHTS} & {"config.json", *wanted["allow_patterns"]}
+    return folder if all(any(folder.glob(pattern)) for pattern in needed) else None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,11 +77,15 @@ def test_without_a_network_a_commit_of_the_cache_is_left(
         open_hub(f"hub:{NAME}")
 
 
+@pytest.mark.parametrize("has_list", [True, False])
 def test_a_commit_whose_weights_the_cache_lacks_is_refused_by_one_question(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], has_list: bool
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("tried again"))
     open_hub(text := f"hub:{NAME}@{COMMIT}", with_weights=False)
+    if not has_list:  # which no other call than snapshot_download leaves
+        shutil.rmtree(tmp_path / "cache" / f"models--{NAME.replace('/', '--')}" / "trees")
+        monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
     hub.shutdown()
     hub.server_close()
     assert not open_hub(text, with_weights=False).has_weights  # which needs nothing more
