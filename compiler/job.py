@@ -177,7 +177,7 @@ def resolve(request: CompileRequest) -> Job:
             pairs=source.pairs,
             left_out=source.left_out,
         ),
-        notes=_notes(source, wanted, profile, has_buckets=request.buckets is not None),
+        notes=_notes(source, wanted, profile, (*of_levels, *by_id), has_buckets=request.buckets is not None),
         tasks=tasks,
         lora_rank=request.lora_rank,
         examples=None if examples is None else Path(examples),
@@ -231,9 +231,15 @@ def _whole_along(spec: ElasticSpec, submodels: Sequence[Submodel]) -> frozenset[
     )
 
 
-def _notes(source: ModelSource, wanted: DeviceProfile, profile: DeviceProfile, has_buckets: bool) -> tuple[str, ...]:
+def _notes(
+    source: ModelSource,
+    wanted: DeviceProfile,
+    profile: DeviceProfile,
+    submodels: Sequence[Submodel],
+    has_buckets: bool,
+) -> tuple[str, ...]:
     """Settings of the model's folder and of the profile ``wanted`` that engines cannot follow: of generation, of
-    ranges, and the shape at which budgets are judged."""
+    ranges, exit layers at which none of ``submodels`` ends, and the shape at which budgets are judged."""
     notes: list[str | None] = []
     if (stated := source.generation_defaults) is not None and source.cached is not None:
         notes += [*stated.notes(source.cached.vocabulary), BACKENDS[profile.backend].generation_note]
@@ -249,6 +255,10 @@ def _notes(source: ModelSource, wanted: DeviceProfile, profile: DeviceProfile, h
         shape_wanted = Bucket(shape_wanted.batch, 1)  # of such a model only batches differ
     if shape_wanted not in (None, shape):
         notes.append(f"budgets limit latency and FLOPs at {shape}, the nearest to {shape_wanted} that engines run at")
+    last = source.spec.depth
+    early = [layer for layer in source.cut_at or () if layer < last]
+    if early and source.exits is None and all(submodel[DEPTH] == last for submodel in submodels):
+        notes.append(f"no submodel ends after layers {early}: `levels` leaves depth out, so that it stays whole")
     static = source.signature_for(profile).static
     if static is not None and not has_buckets and not all(bucket.is_static for bucket in wanted.buckets):
         notes.append(f"static buckets {', '.join(map(str, profile.buckets))}, to which inputs are padded: {static}")

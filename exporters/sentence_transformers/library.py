@@ -3,6 +3,7 @@ against."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -66,6 +67,17 @@ def asked(ask: Callable[..., Answer], outputs: Sequence[TensorSpec]) -> dict[str
     return {spec.name: ask(dimensions=None if spec.name == whole else spec.dims[1])[whole] for spec in outputs}
 
 
+def _opened(library: Any, folder: Path) -> Any:
+    """The library's own encoder of ``folder``, without its remark on a default prompt, which cases state anyway."""
+    logger = logging.getLogger(library.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    finally:
+        logger.setLevel(level)
+
+
 class Library(torch.nn.Module):
     """The library on ``folder``, in float32. It cuts texts to ``longest`` tokens as the bundle does, and vectors to
     each of ``outputs``, as ``encode`` with ``truncate_dim``, and ``normalize_embeddings`` where the model normalises.
@@ -75,7 +87,7 @@ class Library(torch.nn.Module):
         super().__init__()
         library = needed("sentence_transformers", "texts", "sentence-transformers", "leave them out")
         with library_errors(lambda said: CheckpointError(f"{folder}: the library does not load it ({said})")):
-            encoder = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+            encoder = _opened(library, folder)
         self.encoder: Any = encoder.float().eval()
         self.encoder.max_seq_length = min(self.encoder.max_seq_length or longest, longest)
         self.version = f"sentence-transformers {library.__version__}"

@@ -252,3 +252,16 @@ def test_no_exits_are_told_from_every_exit(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model")
     every, last = (resolve(CompileRequest(folder, board(), exits=exits)) for exits in (None, ()))
     assert (every.options.exits, last.options.exits) == (None, ())
+
+
+def test_exit_layers_that_levels_leave_out_are_noted(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path / "model")
+    levels = {"ffn": [0.5, 1]}
+    note = "no submodel ends after layers [1]: `levels` leaves depth out, so that it stays whole"
+    for further, is_noted in (
+        ({"levels": levels}, True),
+        ({"levels": levels | {"depth": [0.5, 1]}}, False),
+        ({}, False),
+    ):
+        job = resolve(CompileRequest(folder, board(), exits=[1], **further))
+        assert (note in job.notes, job.levels[0].submodel["depth"] == 1) == (is_noted, not is_noted)
