@@ -35,7 +35,7 @@ _MOST_AGAIN = 128
 # Numbers that are judged of an output that has some of every position, 32 MB in float64, but of no fewer positions.
 MOST_JUDGED, _LEAST_PLACES = 2**22, 16
 # Weights from which a model is large: of such a one no shape of a range of more tokens but its largest and its longest.
-_LARGE, _MOST_BETWEEN = 2**26, 64
+LARGE, _MOST_BETWEEN = 2**26, 64
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8
 
@@ -186,7 +186,7 @@ def shapes_to_prove(bucket: Bucket, weights: int = 0) -> list[Bucket]:
         shapes.append(Bucket(batch, min(int(length), _longest(bucket, batch))))
     last = largest_proven(bucket)
     found = [*dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)])]
-    if weights >= _LARGE:
+    if weights >= LARGE:
         limit = max(_MOST_BETWEEN, least.tokens)
         found = [shape for shape in found if shape.tokens <= limit or shape.sequence == most.sequence]
     return [*(shape for shape in found if shape != last), last]

@@ -20,7 +20,7 @@ from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
-from ....profiles.precision import HALF_ENCODINGS, PRECISIONS
+from ....profiles.precision import HALF_ENCODINGS, INT4, PRECISIONS
 from ...device.layout import layout_of, routes_of
 from ...graphs.task_tensors import TaskTensors, merged_weights
 from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
@@ -174,8 +174,9 @@ class OnnxRuntimeRunner:
 
     def _options(self, level: Any, packed: bool) -> Any:
         options = session_options(self._threads, level, packed, self._affinity)
-        if PRECISIONS[self.engine.precision].encoding in HALF_ENCODINGS:
-            # In the order of the graph a half is widened where it is read; by default all are, at the beginning.
+        if PRECISIONS[self.engine.precision].encoding in (*HALF_ENCODINGS, INT4):
+            # In the order of the graph a half, or 4 bits of a proof, are widened where they are read; by default all
+            # are, at the beginning.
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         return options
 
