@@ -25,10 +25,11 @@ from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
+from ...whole_file import link
 from ...workload import Op
 from ..graph.emit import emit, private_bytes, weight_bytes
 from ..graph.precision.derive import wide_products
-from ..graph.precision.proof_graphs import in_onnx_runtime, link, link_shared_files, proof_graph, with_proof_graphs
+from ..graph.precision.proof_graphs import in_onnx_runtime, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
 from ..graph.template import Template, without_pairs
 from ..parity.cases import Case, unjudged

@@ -18,8 +18,7 @@ from ...errors import InputError, OutputError
 from ...progress import Progress, silent
 from ...runtime.load import verify_bytes
 from ...serving.triton import BUNDLE_FOLDER, EXIT, REASON, SUBMODEL, TEXT
-from ...whole_file import folder_beside, put_in_place, require_new
-from ..graph.precision.proof_graphs import link
+from ...whole_file import folder_beside, link, put_in_place, require_new
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = "1"

@@ -8,8 +8,6 @@ without the rounding of their activations.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +23,7 @@ from ....bundle.manifest import WEIGHTS_NAME, Manifest
 from ....bundle.open_bundle import Bundle
 from ....profiles.backends import BACKENDS, ONNXRUNTIME
 from ....profiles.precision import INT4_BLOCK, PRECISIONS, Precision
+from ....whole_file import link
 from ..edit import Edit
 from .fp32_nodes import MOVEMENT, element_types
 
@@ -143,15 +142,6 @@ def link_shared_files(bundle: Bundle, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for file in (WEIGHTS_NAME, *((bundle.manifest.text.file,) if bundle.manifest.text else ())):
         link(bundle.file(file), folder / file)
-
-
-def link(source: Path, target: Path) -> None:
-    """Makes ``target`` the same file as ``source``, or a copy where the file system has no hard links."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def proof_bundle_in(bundle: Bundle, folder: Path) -> Bundle:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.precision.proof_graphs import (
     emulated,
     exact,
-    link,
     proof_bundle,
     proof_graph,
     with_proof_graphs,
@@ -69,24 +67,6 @@ def test_emulations_lie_in_a_folder_that_is_gone_afterwards(builder: EngineBuild
         assert folder != bundle.path
         assert {engine.file for engine in here.manifest.engines} <= {path.name for path in folder.iterdir()}
     assert not folder.exists()
-
-
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_link_replaces_what_an_interrupted_run_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
-) -> None:
-    source, target = tmp_path / "weights", tmp_path / "link"
-    source.write_bytes(b"weights")
-    target.write_bytes(b"wei")
-    if not has_links:
-
-        def refuse(*_paths: Path) -> None:
-            raise PermissionError
-
-        monkeypatch.setattr(os, "link", refuse)
-    link(source, target)
-    assert target.read_bytes() == b"weights"
-    assert target.samefile(source) == has_links
 
 
 def test_proof_graphs_never_lie_in_the_bundle(builder: EngineBuilder) -> None:
