@@ -409,6 +409,7 @@ class Guard:
             "ms": round(now_ms() - started, 3),
         }
         if reply is not None:
-            self._service.desk.scheduler.sent(now_ms() - reply.ended)
+            if reply.ended is not None:
+                self._service.desk.scheduler.sent(now_ms() - reply.ended)
             line |= {"model": model, "submodel": reply.submodel, "shared": reply.shared}
         self._log.add(json.dumps(line))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -21,7 +20,7 @@ from ..runtime.generation.row import Piece, Row
 from .app import Handler, Service
 from .embeddings import OPENAI, flag, texts_of
 from .generating import Generation
-from .served import Reply, Served, now_ms, stated
+from .served import Reply, Served, stated
 
 _PASSED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "task")
 _CHOICE = ("budget", "submodel", "memory_mb", "task")
@@ -51,7 +50,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "store": False,
 }
 # As OpenAI has it of a completion that states none; a chat has what the runtime gives.
-_COMPLETION_TOKENS = 16
+_COMPLETION_TOKENS, _MOST_PROMPTS = 16, 64
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
 
 
@@ -159,9 +158,6 @@ class _Answer:
     def end(self) -> None:
         """It is over, whether all of it was sent or its client went away."""
         self._generation.close()
-        reply = self._request.scope.get("nestforge.reply")
-        if reply is not None:
-            self._request.scope["nestforge.reply"] = replace(reply, ended=now_ms())
 
     async def _each(self) -> AsyncIterator[tuple[Row, Piece]]:
         """The tokens of all rows, and then what is counted of them; headers say who generated the first one."""
@@ -172,13 +168,13 @@ class _Answer:
                 async for row, piece in generation.each():
                     if reply is None:
                         reason = row.result().runs[0].reason
-                        reply = Reply({}, piece.submodel, reason, None, 1, now_ms())
+                        reply = Reply({}, piece.submodel, reason, None, 1, None)
                         request.scope["nestforge.reply"] = reply
                     yield row, piece
         finally:
             self.end()
         assert reply is not None
-        service.answered(request, served, replace(reply, ended=now_ms()), generation.terms)
+        service.answered(request, served, reply, generation.terms)
 
     @property
     def _usage(self) -> dict[str, int]:
@@ -266,6 +262,8 @@ def _asked(document: Mapping[str, Any], task: str | None, is_chat: bool) -> Gene
             raise InputError("top_logprobs: is of logprobs; state logprobs: true, or leave it out")
     else:
         options["prompt"], options["logprobs"] = texts_of("prompt", document.get("prompt")), document.get("logprobs")
+        if len(options["prompt"]) > _MOST_PROMPTS:
+            raise InputError(f"prompt: {len(options['prompt'])} texts; expected at most {_MOST_PROMPTS} in a request")
     return GenerationRequest(**options)
 
 

@@ -22,8 +22,9 @@ from .desk import Desk
 from .scheduler import Job, Run
 from .served import now_ms
 
-# Rows that step together, tokens of each with its prompt, and batches of one bundle, each by a choice of its own.
-_MOST_ROWS, _MOST_TOKENS, _MOST_BATCHES = 8, 4096, 4
+# Rows that step together, tokens of each with its prompt, batches of one bundle, each by a choice of its own, and rows
+# that wait for them beyond which no request is taken.
+_MOST_ROWS, _MOST_TOKENS, _MOST_BATCHES, _MOST_WAITING = 8, 4096, 4, 256
 _SOME_MS = 1.0
 
 
@@ -83,6 +84,9 @@ class Generating:
     ) -> Generation:
         """Takes a request of so many ``letters`` with what it states of a submodel. Raises InputError for what does not
         fit, and OverloadError where there is no room for one more choice."""
+        waiting = sum(queue.waiting for queue in self._queues.values())
+        if waiting >= _MOST_WAITING:
+            raise OverloadError(f"{waiting} texts wait to be continued; ask again later", 1e3)
         rows = await self._desk.aside(letters, self._generator.rows, request, _MOST_TOKENS)
         stated = dict(choice) if terms.deadline_ms is None else {**choice, "deadline_ms": _SOME_MS}
         queue = self._queue(tuple(sorted(stated.items())), GenerationRequest(**stated))
@@ -119,6 +123,10 @@ class _Queue:
     @property
     def rows(self) -> int:
         return len(self._of)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def is_busy(self) -> bool:
@@ -199,10 +207,8 @@ class _Queue:
 
     async def _join(self, batch: Batch, row: Row, generation: Generation) -> None:
         """The prompt of a row, which is read where it leaves time for all tokens of the smallest submodel."""
-        terms, steps_ms = generation.terms, 0.0
-        timed = terms.deadline_ms is not None
-        if timed:
-            steps_ms = (row.tokens_left - 1) * min(ms for _, ms in batch.to_step(len(self._of) + 1))
+        terms, timed = generation.terms, generation.terms.deadline_ms is not None
+        steps_ms = _steps_ms(batch, row, len(self._of) + 1) if timed else 0.0
         due = terms.due - steps_ms
         job = Job(None, 1, row.prompt_tokens, terms.client, terms.arrived, due, _candidates(batch.to_read(row)), timed)
         self._of[row] = generation
@@ -220,11 +226,14 @@ class _Queue:
                 generation.pieces.put_nowait((row, failure))
 
     async def _read_on(self, batch: Batch, row: Row) -> None:
-        """The next part of a prompt."""
-        terms, now = self._of[row].terms, now_ms()
-        due = now + terms.patience_ms if terms.deadline_ms is None else terms.due
-        engines, timed = _candidates(batch.to_read(row, MOST_READ)), terms.deadline_ms is not None
-        await self._run(row, Job(None, 1, MOST_READ, terms.client, now, due, engines, timed, continues=True))
+        """The next part of a prompt. Under a deadline it has its share of the time that is left to read in."""
+        terms, now, part = self._of[row].terms, now_ms(), batch.to_read(row, MOST_READ)
+        timed, left_ms = terms.deadline_ms is not None, terms.patience_ms
+        if timed:
+            part_ms, all_ms = (min(ms for _, ms in each) for each in (part, batch.to_read(row)))
+            left_ms = max(0.0, terms.due - _steps_ms(batch, row, len(self._of)) - now) * part_ms / max(all_ms, part_ms)
+        job = Job(None, 1, MOST_READ, terms.client, now, now + left_ms, _candidates(part), timed, continues=True)
+        await self._run(row, job)
 
     async def _step(self, batch: Batch, rows: Sequence[Row]) -> None:
         """One more token of ``rows``. Under deadlines it is due with what is left of the shortest."""
@@ -245,6 +254,11 @@ class _Queue:
             if not isinstance(found, Piece) or found.finish is not None:
                 del self._of[one]
             generation.pieces.put_nowait((one, found))
+
+
+def _steps_ms(batch: Batch, row: Row, rows: int) -> float:
+    """What the tokens behind the first one of ``row`` take at least, beside so many ``rows``."""
+    return (row.tokens_left - 1) * min(ms for _, ms in batch.to_step(rows))
 
 
 # Of figures that steps correct themselves.

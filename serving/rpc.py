@@ -35,6 +35,8 @@ _CONTENTS = {
 }
 # Beside a call's tensors: names, shapes, and what gRPC adds.
 _HEAD_BYTES = 1 << 20
+# Calls at once, and numbers of a tensor that is not raw: they become JSON.
+_MOST_CALLS, _MOST_VALUES = 512, 1 << 16
 
 
 class _Refused(Exception):
@@ -68,7 +70,11 @@ class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated c
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         path = f"{_model(request.model_name, request.model_version)}/infer"
-        head = json.dumps(_document(request)).encode()
+        try:
+            head = json.dumps(_document(request)).encode()
+        except _Refused as refusal:
+            await _abort(context, refusal)
+            raise
         found, rest = await self._asked(context, "POST", path, head, *request.raw_input_contents)
         outputs, raw, start = [], [], 0
         for tensor in found.pop("outputs"):
@@ -159,7 +165,10 @@ def _document(request: Any) -> dict[str, Any]:
         if raw:
             found["parameters"] = {"binary_data_size": len(raw[number]) if number < len(raw) else 0}
         else:
-            found["data"] = list(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "fp32_contents")))
+            values = getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "fp32_contents"))
+            if len(values) > _MOST_VALUES:
+                raise _Refused(400, f"{tensor.name[:80]}: {len(values)} values; send more than {_MOST_VALUES} raw", {})
+            found["data"] = list(values)
         inputs.append(found)
     parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
     outputs = [{"name": one.name} for one in request.outputs]
@@ -171,7 +180,8 @@ async def start(app: ASGIApp, host: str, port: int, body_bytes: int) -> tuple[in
     """Binds ``port`` (0: any that is free) and answers calls by ``app``; gives back the port, and what ends it within
     so many seconds. Raises InputError for a port that is taken."""
     most = ("grpc.max_receive_message_length", body_bytes + _HEAD_BYTES)
-    server = grpc.aio.server(options=[most, ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
+    options = [most, ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
     add_GRPCInferenceServiceServicer_to_server(_Calls(app), server)
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

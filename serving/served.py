@@ -61,15 +61,15 @@ class Work:
 @dataclass(eq=False, frozen=True)
 class Reply:
     """Outputs by name, which submodel gave them and why; ``exits`` are the layers after which rows left, None without
-    exits; ``shared`` is how many requests the run answered, which ``ended`` then (``now_ms``). Where ``whole`` is
-    stated, which takes several runs, it is of the first of them alone."""
+    exits; ``shared`` is how many requests the run answered, which ``ended`` then (``now_ms``; None where it is sent
+    while more runs). Where ``whole`` is stated, which takes several runs, it is of the first of them alone."""
 
     outputs: Mapping[str, Array]
     submodel: str
     reason: str
     exits: list[int] | None
     shared: int
-    ended: float
+    ended: float | None
     whole: Candidate | None = None
 
 

@@ -164,6 +164,7 @@ def test_a_deadline_is_kept_by_smaller_submodels_or_refused(client: openai.OpenA
         ({"temperature": -1}, "temperature: expected a number, 0 or above, got -1"),
         ({"prompt": [[5, 6]]}, "prompt: expected a text or a list of texts"),
         ({"prompt": ""}, "prompt 0: empty; there is nothing to continue"),
+        ({"prompt": ["a"] * 65}, "prompt: 65 texts; expected at most 64 in a request"),
         ({"stream_options": {"include_usage": True}}, "stream_options: is of a stream"),
         ({"extra_body": {"submodel": "S", "deadline_ms": 9}}, "expected a budget, or a submodel, or limits"),
         ({"extra_body": {"task": "no"}}, "no task 'no'"),

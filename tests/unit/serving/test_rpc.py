@@ -100,6 +100,11 @@ def test_values_in_place_of_bytes(server: Running) -> None:
     expected = reference(32, feeds["input_ids"], feeds["attention_mask"])["total"]
     total = next(raw for one, raw in zip(found.outputs, found.raw_output_contents, strict=True) if one.name == "total")
     np.testing.assert_allclose(np.frombuffer(total, np.float32), expected[0], atol=1e-4, rtol=1e-5)
+    given[0].contents.int64_contents.extend([1] * 2**16)
+    with grpc.insecure_channel(server.rpc) as channel, pytest.raises(grpc.RpcError) as refusal:
+        GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(model_name="tiny", inputs=given))
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert "65540 values; send more than 65536 raw" in refusal.value.details()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
