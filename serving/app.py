@@ -381,12 +381,15 @@ class Guard:
                 del self._busy[client]
             self._note(scope, started, sent)
 
+    def knows(self, authorization: bytes) -> bool:
+        """Whether it is the token, where there is one."""
+        return self._wanted is None or hmac.compare_digest(authorization, self._wanted)
+
     def _problem(self, path: str, headers: Mapping[bytes, bytes], client: str) -> Problem | None:
         most = self._service.limits.requests
         if path in _HEALTH:
             return None
-        given = headers.get(b"authorization", b"")
-        if self._wanted is not None and not hmac.compare_digest(given, self._wanted):
+        if not self.knows(headers.get(b"authorization", b"")):
             return Problem("unauthorized", "expected the token as Authorization: Bearer TOKEN")
         # There is always a part left for one more.
         own = most // (len(self._busy.keys() | {client}) + 1)

@@ -1,5 +1,6 @@
 """The Open Inference Protocol over gRPC: each call is brought to the HTTP routes of ``kserve.py`` in this process, so
-that token, limits, the queue, errors and the access log are theirs; tensors stay binary."""
+that token, limits, the queue, errors and the access log are theirs; tensors stay binary. The message of a call without
+the token is not read."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 from ..errors import InputError
+from .app import Guard
 from .kserve import LENGTH
 
 _CODES = {
@@ -35,8 +37,10 @@ _CONTENTS = {
 }
 # Beside a call's tensors: names, shapes, and what gRPC adds.
 _HEAD_BYTES = 1 << 20
-# Calls at once, and numbers of a tensor that is not raw: they become JSON.
+# Calls at once, and numbers of a call that are not raw: they become JSON.
 _MOST_CALLS, _MOST_VALUES = 512, 1 << 16
+# What is asked without the token.
+_HEALTH = frozenset({"ServerLive", "ServerReady"})
 
 
 class _Refused(Exception):
@@ -48,7 +52,7 @@ class _Refused(Exception):
 class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
     """Each method is a call of the protocol; ``app`` has the routes."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: Guard) -> None:
         self._app = app
 
     async def ServerLive(self, _: Any, context: Any) -> Any:
@@ -84,6 +88,10 @@ class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated c
             start += size
         said = {name: pb.InferParameter(string_param=value) for name, value in found.pop("parameters").items()}
         return pb.ModelInferResponse(**found, parameters=said, outputs=outputs, raw_output_contents=raw)
+
+    async def refuse(self, method: str, context: Any) -> None:
+        """Ends a call without the token, which the routes refuse and note."""
+        await self._asked(context, "POST", f"/v2{method}")
 
     async def _is(self, context: Any, path: str) -> bool:
         try:
@@ -140,6 +148,23 @@ class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated c
         return headers, found
 
 
+class _Token(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Calls without the token end before their message is read."""
+
+    def __init__(self, app: Guard, calls: _Calls) -> None:
+        self._app, self._calls = app, calls
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        given = dict(details.invocation_metadata).get("authorization", "")
+        if details.method.rpartition("/")[2] in _HEALTH or self._app.knows(given.encode()):
+            return await continuation(details)
+
+        async def refuse(_: Any, context: Any) -> None:
+            await self._calls.refuse(details.method, context)
+
+        return grpc.stream_unary_rpc_method_handler(refuse)  # as a stream, which waits for no message
+
+
 def _is_passed(name: str) -> bool:
     return name == "authorization" or name.startswith("nestforge-")
 
@@ -157,18 +182,22 @@ def _model(name: str, version: str) -> str:
     return f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
 
 
+def _contents(tensor: Any) -> Any:
+    return getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "fp32_contents"))
+
+
 def _document(request: Any) -> dict[str, Any]:
     """A call's head as HTTP has it. Tensors are raw bytes, or values for a request without any."""
     inputs, raw = [], request.raw_input_contents
+    values = sum(len(tensor.shape) + (0 if raw else len(_contents(tensor))) for tensor in request.inputs)
+    if values > _MOST_VALUES:
+        raise _Refused(400, f"inputs: {values} values and sizes; send more than {_MOST_VALUES} values raw", {})
     for number, tensor in enumerate(request.inputs):
         found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if raw:
             found["parameters"] = {"binary_data_size": len(raw[number]) if number < len(raw) else 0}
         else:
-            values = getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "fp32_contents"))
-            if len(values) > _MOST_VALUES:
-                raise _Refused(400, f"{tensor.name[:80]}: {len(values)} values; send more than {_MOST_VALUES} raw", {})
-            found["data"] = list(values)
+            found["data"] = list(_contents(tensor))
         inputs.append(found)
     parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
     outputs = [{"name": one.name} for one in request.outputs]
@@ -176,13 +205,14 @@ def _document(request: Any) -> dict[str, Any]:
     return {**document, "id": request.id} if request.id else document
 
 
-async def start(app: ASGIApp, host: str, port: int, body_bytes: int) -> tuple[int, Callable[[float], Awaitable[None]]]:
+async def start(app: Guard, host: str, port: int, body_bytes: int) -> tuple[int, Callable[[float], Awaitable[None]]]:
     """Binds ``port`` (0: any that is free) and answers calls by ``app``; gives back the port, and what ends it within
     so many seconds. Raises InputError for a port that is taken."""
     most = ("grpc.max_receive_message_length", body_bytes + _HEAD_BYTES)
     options = [most, ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
-    add_GRPCInferenceServiceServicer_to_server(_Calls(app), server)
+    calls = _Calls(app)
+    server = grpc.aio.server(interceptors=[_Token(app, calls)], options=options, maximum_concurrent_rpcs=_MOST_CALLS)
+    add_GRPCInferenceServiceServicer_to_server(calls, server)
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as failure:
