@@ -101,7 +101,12 @@ def shortfall(entry: SubmodelEntry) -> str | None:
 
 
 def quality_warnings(manifest: Manifest) -> list[str]:
-    """One line where submodels keep too little, or where nobody knows: how many, what the budgets chose, what to do."""
+    """One line where submodels keep too little, or where nobody knows: how many, what the budgets chose, what to do.
+    Another where integers turn an answer far and nobody knows what that costs."""
+    return [*_kept(manifest), *_turned(manifest)]
+
+
+def _kept(manifest: Manifest) -> list[str]:
     smaller = [entry for entry in manifest.submodels if entry.id != manifest.largest_first[0].id]
     short = {entry.id: said for entry in smaller if (said := shortfall(entry))}
     if short:
@@ -118,7 +123,7 @@ def quality_warnings(manifest: Manifest) -> list[str]:
             "what its submodels keep of the universal model was not measured, since no examples were given"
             f"{may}: compile with {given} to measure it"
         ]
-    return list(_turned(manifest))
+    return []
 
 
 def _turned(manifest: Manifest) -> Iterator[str]:

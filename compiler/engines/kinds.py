@@ -12,6 +12,7 @@ from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
+from ...errors import ParityError
 from ...profiles.device_profile import DeviceProfile
 from ...runtime.graphs.task_tensors import TaskTensors
 from ..parity.engine_verdict import EngineVerdict
@@ -89,5 +90,12 @@ def verify_engines(bundle: Bundle, references: EngineReferences, clock: Clock) -
     return tuple(
         verdict
         for engine in clock.each(bundle.manifest.every_engine)
-        for verdict in KINDS[engine.kind.name].verify(bundle, references, engine)
+        for verdict in _verified(bundle, references, engine)
     )
+
+
+def _verified(bundle: Bundle, references: EngineReferences, engine: EngineEntry) -> Iterator[EngineVerdict]:
+    try:
+        yield from KINDS[engine.kind.name].verify(bundle, references, engine)
+    except ParityError as failure:  # its numbers are no rounding of the model's
+        yield EngineVerdict(engine.id, (), str(failure))

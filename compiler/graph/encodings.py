@@ -125,8 +125,9 @@ def beyond_rounding(numbers: np.ndarray, array: np.ndarray, name: str) -> np.nda
     """The outputs (bool ``[..., out]``) of the float32 ``array`` of which ``numbers`` cannot be what the encoding of
     ``name`` makes.
 
-    Those are off by more, in the sum of squares, than steps that clip no weight can make them: a sign, a scale of
-    another block and a row of another output are off by several times as much. None in an encoding of no integers.
+    Those are off by more, in the sum of squares, than steps that clip no weight can make them. Another output's
+    numbers, a sign and half or twice a scale are off by several times as much in all of an output; a single block of
+    many may hide. None in an encoding of no integers.
     """
     plain, encoding = split_encoding(name)
     if encoding not in _STEPS:

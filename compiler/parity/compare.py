@@ -71,12 +71,6 @@ class Tolerance:
         """For small angles a cosine is ``1 - angle^2 / 2``."""
         return math.sqrt(2 * (1 - self.min_cosine))
 
-    def wider(self, factor: float) -> Tolerance:
-        """This with errors ``factor`` times as large."""
-        return Tolerance(
-            self.atol * factor, self.rtol * factor, 1 - (1 - self.min_cosine) * factor**2, self.rms * factor
-        )
-
     @property
     def rule(self) -> str:
         return (

@@ -136,6 +136,8 @@ def require_parity(
     case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
     bound = partial(run.reference.run, case.feeds, run.routes, arrays)
     mask = run.outputs.mask_of(case)
+    if mask is None and case.in_text is not None:
+        mask = case.in_text[: case.rows]
     where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound, mask)
     if where == NOWHERE and isinstance(broken, BrokenRoute):
         where = "no module; the route alone is wrong"

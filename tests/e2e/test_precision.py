@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from nestforge.tools.cli import main
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from support.tiny_compile import board, save_tiniest
 from support.tiny_mixer import save_tiny_mixer
 
@@ -75,6 +77,21 @@ def test_texts_choose_the_integers_of_4_bits(every: Bundle, wide: Path) -> None:
         chosen = unpacked(integers, bundle.get_tensor(name + INT4_SCALE))
     assert (integers != encode(weight, name + INT4)).any()
     assert np.corrcoef(chosen.ravel(), weight.ravel())[0, 1] > 0.98
+
+
+def test_another_models_weights_are_a_verdict_on_every_engine(every: Bundle, wide: Path, tmp_path: Path) -> None:
+    """Of integers it is the weight that says so, before any answer is compared."""
+    other = Path(shutil.copytree(wide, tmp_path / "other"))
+    tensors = load_file(other / "model.safetensors")
+    tensors["pooler.dense.weight"] *= -1
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    report = verify_bundle(every.path, other)
+    problems = {one.id: verdict.problem for one, verdict in zip(every.manifest.engines, report.engines, strict=True)}
+    assert all(problems.values())
+    (four,) = {problems[engine.id] for engine in every.manifest.engines if engine.precision == "int4"}
+    assert (
+        four == "weight pooler.dense.weight.int4: its numbers are further from the model's than rounding can leave them"
+    )
 
 
 @pytest.mark.parametrize("low", LOWER)

@@ -82,6 +82,8 @@ def commands_in(work: Path) -> list[list[str]]:
         ("calibrate", work / "bundle-fewer-heads"),
         ("verify", bundle, "--against", base),
         ("parity", bundle, "--against", base),
+        ("report", bundle, "--html", work / "page.html"),
+        ("export", bundle, "--format", "onnx", "-o", work / "small.onnx"),
         ("consistency", bundle, "--text", text),
         ("run", bundle, "--text", "the fox", "--residency", "mapped"),
         ("generate", work / "bundle-fewer-heads", "--prompt", "the fox", "--max-tokens", "2"),

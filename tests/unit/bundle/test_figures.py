@@ -114,6 +114,8 @@ def test_integers_that_turn_an_answer_far_are_said_where_nobody_measured_what_it
     (warning,) = quality_warnings(replace(whole, engines=engines))
     assert warning.startswith(f"{precision} leaves a cosine of 0.43 to the model's answers on an input of the gate")
     assert warning.endswith(f"compile with `text` to measure it{chosen}")
+    both = quality_warnings(replace(three, engines=engines))
+    assert len(both) == 2, "beside the line that nothing was measured of smaller submodels"
     near = tuple(replace(engine, parity=replace(receipt, outputs=(figures[0],))) for engine in engines)
     assert quality_warnings(replace(whole, engines=near)) == []
     halves = tuple(replace(engine, precision="fp16") for engine in engines)
