@@ -44,8 +44,8 @@ class Terms(NamedTuple):
 
 @dataclass(eq=False)
 class Generation:
-    """The rows of one request: an iterator of their tokens, which ends when all have ended. ``submodel`` and ``reason``
-    are of the first one, ``shared`` is how many rows its batch had then."""
+    """The rows of one request in the ``queue`` of their choice, which puts each token, or why there is none, into
+    ``pieces``."""
 
     rows: Sequence[Row]
     terms: Terms
