@@ -53,9 +53,7 @@ class EngineReferences:
     def rounded(self, bundle: Bundle, *engines: EngineEntry) -> References:
         """Those with the numbers that ``engines`` read in the place of the model's weights. Raises ParityError where
         one cannot be a rounding of the model's."""
-        names, first = frozenset(_read_by(bundle, engines)), engines[0]
-        source = self.references.universal.source
-        variants = (first.variants or {}) if first.segment is None else source.parts[first.segment].variants
+        names, variants = frozenset(_read_by(bundle, engines)), self._variants(engines[0])
         key = names, tuple(sorted(variants.items()))
         if key not in self._known:
             model = self._model(names)
@@ -69,14 +67,16 @@ class EngineReferences:
         lower = universal.source.architecture.lower
         if lower is None or not self._model(frozenset(_read_by(bundle, [engine]))).folded:
             return None
-        part = engine.segment
-        variants = (engine.variants or {}) if part is None else universal.source.parts[part].variants
-        return lower(universal.narrow(submodel), variants)
+        return lower(universal.narrow(submodel), self._variants(engine))
 
     def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> EngineReferences:
         """The same on ``some`` of the cases of each bucket; see ``References.on``."""
         known = {key: references.on(some) for key, references in self._known.items()}
         return EngineReferences(self.references.on(some), self.folder, self.chosen, self._models, known)
+
+    def _variants(self, engine: EngineEntry) -> Mapping[str, str]:
+        parts = self.references.universal.source.parts
+        return (engine.variants or {}) if engine.segment is None else parts[engine.segment].variants
 
     def _model(self, names: frozenset[str]) -> StoredModel:
         if names not in self._models:
