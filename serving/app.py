@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import BundleError, InputError, NestforgeError, OverloadError, SelectionError
 from ..outside_file import parse_json
 from ..runtime.answering import joined
-from .desk import Desk
+from .desk import Desk, own_part
 from .generating import Generating, Terms
 from .scheduler import Job
 from .served import Reply, Served, Work, now_ms
@@ -391,8 +391,7 @@ class Guard:
             return None
         if not self.knows(headers.get(b"authorization", b"")):
             return Problem("unauthorized", "expected the token as Authorization: Bearer TOKEN")
-        # There is always a part left for one more.
-        own = most // (len(self._busy.keys() | {client}) + 1)
+        own = own_part(most, self._busy, client)
         if path != "/metrics" and (self._busy[client] >= own or self._busy.total() >= most):
             return Problem("overloaded", "too many requests in progress; ask again later")
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -18,6 +18,11 @@ _Found = TypeVar("_Found", covariant=True)
 T = TypeVar("T")
 # What takes a millisecond or so is done at once; threads for what is larger, of which each may hold 600 bytes a letter.
 _SMALL, _TEXTS = 1024, 2
+
+
+def own_part(most: int, clients: Iterable[str], client: str) -> int:
+    """How many of ``most`` a client may have beside ``clients``: there is always a part left for one more."""
+    return max(1, most // (len({client, *clients}) + 1))
 
 
 class Answers(Protocol[_Given, _Found]):

@@ -1,4 +1,4 @@
-"""Text that a bundle generates for many clients: one batch of rows for each choice of submodel, whose steps are jobs of
+"""Text that a bundle generates for many clients: one batch of rows for each choice of engines, whose steps are jobs of
 the queue like any other, so that runs of other requests go between them."""
 
 from __future__ import annotations
@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 from ..bucket import Bucket
@@ -18,24 +19,31 @@ from ..runtime.generation.generator import Generator
 from ..runtime.generation.options import GenerationRequest
 from ..runtime.generation.row import Piece, Row
 from ..runtime.running_estimate import RunningEstimate
-from .desk import Desk
+from .desk import Desk, own_part
 from .scheduler import Job, Run
 from .served import now_ms
 
-# Rows that step together, tokens of each with its prompt, batches of one bundle, each by a choice of its own, and rows
+# Rows that step together, tokens of each with its prompt, batches of one bundle, each by engines of its own, and rows
 # that wait for them beyond which no request is taken.
 _MOST_ROWS, _MOST_TOKENS, _MOST_BATCHES, _MOST_WAITING = 8, 4096, 4, 256
-_SOME_MS = 1.0
+# An engine, and what it is expected to take (ms), which steps correct themselves.
+_Expected = tuple[EngineEntry, float]
+_UNUSED = RunningEstimate(lambda: None).of("", Bucket(1, 1))
+# A step, or a part of a prompt, runs within so many times what it takes, whatever else waits: others wait for it.
+_SLOWER = 4.0
 
 
 class Terms(NamedTuple):
-    """Who asks, when that came, and what it states; without a deadline it waits for ``patience_ms`` at most, and so
-    does each of its steps."""
+    """Who asks, when that came, and what it states; without a deadline it waits for ``patience_ms`` at most."""
 
     client: str
     arrived: float
     patience_ms: float
     deadline_ms: float | None
+
+    @property
+    def is_timed(self) -> bool:
+        return self.deadline_ms is not None
 
     @property
     def due(self) -> float:
@@ -44,13 +52,24 @@ class Terms(NamedTuple):
 
 @dataclass(eq=False)
 class Generation:
-    """The rows of one request in the ``queue`` of their choice, which puts each token, or why there is none, into
-    ``pieces``."""
+    """The rows of one request in the ``queue`` of their engines, which are chosen for ``reason``. The queue puts each
+    token, or why there is none, into ``pieces``; ``moved`` is when it last did."""
 
     rows: Sequence[Row]
     terms: Terms
     queue: _Queue
+    reason: str
+    moved: float = -inf
     pieces: asyncio.Queue[tuple[Row, Piece | BaseException]] = field(default_factory=asyncio.Queue)
+
+    @property
+    def due(self) -> float:
+        """When those of its rows are refused that wait: without a deadline they are patient while others go on."""
+        return self.terms.due if self.terms.is_timed else max(self.terms.arrived, self.moved) + self.terms.patience_ms
+
+    def put(self, row: Row, found: Piece | BaseException) -> None:
+        self.moved = now_ms()
+        self.pieces.put_nowait((row, found))
 
     async def each(self) -> AsyncIterator[tuple[Row, Piece]]:
         """Raises OverloadError where a row cannot be in time, or as a call of the model does."""
@@ -68,7 +87,8 @@ class Generation:
 
 
 class Generating:
-    """The batches of one bundle. Everything but its runs is done on the event loop of ``desk``."""
+    """The batches of one bundle, each by engines of its own. Everything but its runs is done on the event loop of
+    ``desk``."""
 
     def __init__(self, generator: Generator, desk: Desk) -> None:
         self._generator, self._desk = generator, desk
@@ -83,37 +103,56 @@ class Generating:
         self, request: GenerationRequest, letters: int, choice: Mapping[str, Any], terms: Terms
     ) -> Generation:
         """Takes a request of so many ``letters`` with what it states of a submodel. Raises InputError for what does not
-        fit, and OverloadError where there is no room for one more choice."""
-        waiting = sum(queue.waiting for queue in self._queues.values())
-        if waiting >= _MOST_WAITING:
-            raise OverloadError(f"{waiting} texts wait to be continued; ask again later", 1e3)
-        rows = await self._desk.aside(letters, self._generator.rows, request, _MOST_TOKENS)
-        stated = dict(choice) if terms.deadline_ms is None else {**choice, "deadline_ms": _SOME_MS}
-        queue = self._queue(tuple(sorted(stated.items())), GenerationRequest(**stated))
-        generation = Generation(rows, terms, queue)
+        fit, and OverloadError where there is no room for more texts, or for one more choice."""
+        self._require_room(terms.client)
+        stated = dict(choice) if terms.deadline_ms is None else {**choice, "deadline_ms": terms.deadline_ms}
+        rows, (engines, reason) = await self._desk.aside(letters, self._rows, request, GenerationRequest(**stated))
+        self._require_room(terms.client)
+        queue = self._queue(_Key(request.task, terms.is_timed, tuple(one.id for one in engines)), engines, terms.client)
+        generation = Generation(rows, terms, queue, reason)
         queue.add(generation)
         return generation
 
-    def _queue(self, key: tuple[Any, ...], choice: GenerationRequest) -> _Queue:
-        """That of a choice; where it is one too many, in the place of one that nobody uses."""
+    def _rows(
+        self, request: GenerationRequest, choice: GenerationRequest
+    ) -> tuple[Sequence[Row], tuple[Sequence[EngineEntry], str]]:
+        rows = self._generator.rows(request, _MOST_TOKENS)
+        return rows, self._generator.batch_engines(choice, _MOST_ROWS, _MOST_TOKENS)
+
+    def _require_room(self, client: str) -> None:
+        waiting = Counter(one.terms.client for queue in self._queues.values() for _, one in queue.waiting)
+        if waiting.total() >= _MOST_WAITING or waiting[client] >= own_part(_MOST_WAITING, waiting, client):
+            raise OverloadError(f"{waiting.total()} texts wait, {waiting[client]} of this client; ask again later", 1e3)
+
+    def _queue(self, key: _Key, engines: Sequence[EngineEntry], client: str) -> _Queue:
+        """That of these engines; where it is one too many, in the place of one that nobody uses. The last place is for
+        a client that has none."""
         queue = self._queues.pop(key, None)
         if queue is None or queue.is_broken:
-            idle = [name for name, one in self._queues.items() if not one.is_busy]
-            if len(self._queues) >= _MOST_BATCHES and not idle:
+            busy = [one for one in self._queues.values() if one.is_busy]
+            if len(busy) + any(client in one.clients for one in busy) >= _MOST_BATCHES:
                 raise OverloadError("submodels of other requests generate; ask again later", 1e3)
             if len(self._queues) >= _MOST_BATCHES:
-                self._queues.pop(idle[0]).close()
-            queue = _Queue(self._generator, self._desk, choice)
+                self._queues.pop(next(name for name, one in self._queues.items() if not one.is_busy)).close()
+            queue = _Queue(self._generator, self._desk, key, engines)
         self._queues[key] = queue  # the last one used is the last
         return queue
+
+
+class _Key(NamedTuple):
+    """Whose rows step together: of one task by the same engines, with deadlines or without."""
+
+    task: str | None
+    is_timed: bool
+    engines: tuple[str, ...]
 
 
 class _Queue:
     """The rows of one choice: those that wait, and the batch of those that step, which ``_drive`` moves on."""
 
-    def __init__(self, generator: Generator, desk: Desk, choice: GenerationRequest) -> None:
-        self._generator, self._desk, self._choice = generator, desk, choice
-        self._waiting: deque[tuple[Row, Generation]] = deque()
+    def __init__(self, generator: Generator, desk: Desk, key: _Key, engines: Sequence[EngineEntry]) -> None:
+        self._generator, self._desk, self._key, self._engines = generator, desk, key, engines
+        self.waiting: deque[tuple[Row, Generation]] = deque()
         self._of: dict[Row, Generation] = {}
         self._gone: list[Row] = []
         self._driver: asyncio.Task[None] | None = None
@@ -125,21 +164,21 @@ class _Queue:
         return len(self._of)
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def clients(self) -> set[str]:
+        return {one.terms.client for one in (*self._of.values(), *(one for _, one in self.waiting))}
 
     @property
     def is_busy(self) -> bool:
         return self._driver is not None
 
     def add(self, generation: Generation) -> None:
-        self._waiting += [(row, generation) for row in generation.rows]
+        self.waiting += [(row, generation) for row in generation.rows]
         if self._driver is None:
             self._driver = asyncio.create_task(self._drive())
 
     def leave(self, generation: Generation) -> None:
         """Its rows wait no more, and those in the batch leave it before the next step."""
-        self._waiting = deque(each for each in self._waiting if each[1] is not generation)
+        self.waiting = deque(each for each in self.waiting if each[1] is not generation)
         for row in generation.rows:
             if self._of.pop(row, None) is not None:
                 self._gone.append(row)
@@ -148,17 +187,20 @@ class _Queue:
         if self._batch is not None:
             self._batch.close()
 
-    def replies(self, works: Sequence[Row | None], run: Run, /) -> Sequence[list[tuple[Row, Piece | InputError]]]:
-        """What a run gives: the first token of a row, or for None one more of all that are there."""
-        (row,), batch, engine = works, self._batch, run.candidate.engine
+    def replies(
+        self, works: Sequence[tuple[Row, str] | None], run: Run, /
+    ) -> Sequence[list[tuple[Row, Piece | InputError]]]:
+        """What a run gives: the first token of a row, whose engine was chosen for a reason, or for None one more of all
+        that are there."""
+        (work,), batch, engine = works, self._batch, run.candidate.engine
         assert batch is not None
         while self._gone:
             batch.leave(self._gone.pop())
-        reason = run.reason or batch.reason
-        if row is None:
-            return [batch.step(engine, reason) if batch.rows else []]
+        if work is None:
+            return [batch.step(engine, run.reason) if batch.rows else []]
+        row, reason = work
         try:
-            piece = batch.join(row, engine, reason)
+            piece = batch.join(row, engine, run.reason or reason)
         except InputError as failure:
             return [[(row, failure)]]
         return [[] if piece is None else [(row, piece)]]
@@ -167,53 +209,82 @@ class _Queue:
         """A part of a prompt and a step in turn, while there are any."""
         try:
             if self._batch is None:
-                self._batch = await asyncio.to_thread(self._generator.batch, self._choice, _MOST_ROWS, _MOST_TOKENS)
+                self._batch = await asyncio.to_thread(
+                    self._generator.batch, self._engines, self._key.task, _MOST_ROWS, _MOST_TOKENS
+                )
             joining: Any = None
-            while self._waiting or self._of:
+            while self.waiting or self._of:
                 if joining in self._of and joining not in self._batch.rows:
-                    await self._read_on(self._batch, joining)
-                elif self._waiting and len(self._of) < self._batch.session.rows:
+                    await self._read(self._batch, joining, self._of[joining])
+                elif self.waiting and self._has_place(self._batch):
                     joining, generation = self._next()
-                    await self._join(self._batch, joining, generation)
+                    self._of[joining] = generation
+                    await self._read(self._batch, joining, generation)
                 self._refuse_late()
                 if rows := [row for row in self._batch.rows if row in self._of]:
                     await self._step(self._batch, rows)
         except Exception as failure:  # noqa: BLE001  (every client hears of it)
             self.is_broken = True
-            for row, generation in [*self._of.items(), *self._waiting]:
-                generation.pieces.put_nowait((row, failure))
+            for row, generation in [*self._of.items(), *self.waiting]:
+                generation.put(row, failure)
             self._of.clear()
-            self._waiting.clear()
+            self.waiting.clear()
         finally:
             self._driver = None
             if self.is_broken:
                 self.close()
 
+    def _has_place(self, batch: Batch) -> bool:
+        """Whether one more may join. Where all places are taken and a client that waits has less than its share of
+        them, a row of the one with the most makes place, which goes on later, unless it was promised to be in time."""
+        if len(self._of) < batch.session.rows:
+            return True
+        rows = Counter(one.terms.client for one in self._of.values())
+        waiting = {one.terms.client for _, one in self.waiting}
+        share = max(1, batch.session.rows // len(waiting | rows.keys()))
+        ((client, most),) = rows.most_common(1)
+        own = [row for row in batch.rows if row in self._of and self._of[row].terms.client == client]
+        if self._key.is_timed or most <= share or not own or all(rows[one] >= share for one in waiting):
+            return False
+        shortest = min(own, key=lambda row: len(row.tokens))  # all of it is read again
+        self.waiting.appendleft((shortest, self._of.pop(shortest)))
+        self._gone.append(shortest)
+        return True
+
     def _next(self) -> tuple[Row, Generation]:
         """The first that waits, of the client with the fewest rows in the batch."""
         rows = Counter(generation.terms.client for generation in self._of.values())
-        found = min(self._waiting, key=lambda each: rows[each[1].terms.client])
-        self._waiting.remove(found)
+        found = min(self.waiting, key=lambda each: rows[each[1].terms.client])
+        self.waiting.remove(found)
         return found
 
     def _refuse_late(self) -> None:
-        """Those that found no room in time."""
+        """Those that found no room in time; who made place for others waits until it has one again."""
         now = now_ms()
-        for row, generation in [each for each in self._waiting if each[1].terms.due <= now]:
-            self._waiting.remove((row, generation))
-            waited = now - generation.terms.arrived
-            failure = OverloadError(f"deadline passed while it waited, {waited:.3g} ms; ask again later", 0.0)
-            generation.pieces.put_nowait((row, failure))
+        for row, generation in [each for each in self.waiting if each[1].due <= now]:
+            if self._key.is_timed or not row.has_begun:
+                self.waiting.remove((row, generation))
+                waited = now - generation.terms.arrived
+                failure = OverloadError(f"deadline passed while it waited, {waited:.3g} ms; ask again later", 0.0)
+                generation.put(row, failure)
 
-    async def _join(self, batch: Batch, row: Row, generation: Generation) -> None:
-        """The prompt of a row, which is read where it leaves time for all tokens of the smallest submodel."""
-        terms, timed = generation.terms, generation.terms.deadline_ms is not None
-        steps_ms = _steps_ms(batch, row, len(self._of) + 1) if timed else 0.0
-        due = terms.due - steps_ms
-        job = Job(None, 1, row.prompt_tokens, terms.client, terms.arrived, due, _candidates(batch.to_read(row)), timed)
-        self._of[row] = generation
+    async def _read(self, batch: Batch, row: Row, generation: Generation) -> None:
+        """The next part of what a row has. Under a deadline it has its share of the time that is left to read in, and
+        the first one is refused where the smallest submodel would be late with all that is asked for."""
+        terms, engines = generation.terms, batch.to_read(row, MOST_READ)
+        left_ms, steps_ms, part_ms = terms.patience_ms, 0.0, _least_ms(engines)
+        is_asked = self._key.is_timed and not row.prompt_ms
+        if self._key.is_timed:
+            whole = batch.to_read(row)
+            steps_ms = (row.tokens_left - 1) * _least_ms(batch.to_step(len(self._of)))
+            left_ms = max(0.0, terms.due - now_ms() - steps_ms)
+            if is_asked:
+                engines = whole
+            else:
+                left_ms *= part_ms / max(_least_ms(whole), part_ms)
+        job = self._job(generation, 1, row.prompt_tokens, engines, left_ms, part_ms)
         try:
-            await self._run(row, job)
+            await self._run((row, generation.reason), replace(job, continues=not is_asked))
         except OverloadError as failure:
             needs_ms = failure.needs_ms + steps_ms
             failure = OverloadError(
@@ -223,48 +294,33 @@ class _Queue:
                 needs_ms,
             )
             if self._of.pop(row, None) is not None:
-                generation.pieces.put_nowait((row, failure))
-
-    async def _read_on(self, batch: Batch, row: Row) -> None:
-        """The next part of a prompt. Under a deadline it has its share of the time that is left to read in."""
-        terms, now, part = self._of[row].terms, now_ms(), batch.to_read(row, MOST_READ)
-        timed, left_ms = terms.deadline_ms is not None, terms.patience_ms
-        if timed:
-            part_ms, all_ms = (min(ms for _, ms in each) for each in (part, batch.to_read(row)))
-            left_ms = max(0.0, terms.due - _steps_ms(batch, row, len(self._of)) - now) * part_ms / max(all_ms, part_ms)
-        job = Job(None, 1, MOST_READ, terms.client, now, now + left_ms, _candidates(part), timed, continues=True)
-        await self._run(row, job)
+                generation.put(row, failure)
 
     async def _step(self, batch: Batch, rows: Sequence[Row]) -> None:
         """One more token of ``rows``. Under deadlines it is due with what is left of the shortest."""
-        now, terms = now_ms(), self._of[rows[0]].terms
-        timed, left_ms = terms.deadline_ms is not None, terms.patience_ms
-        if timed:
+        first, now, engines = self._of[rows[0]], now_ms(), batch.to_step(len(rows))
+        left_ms = first.terms.patience_ms
+        if self._key.is_timed:
             left_ms = max(0.0, min((self._of[row].terms.due - now) / max(1, row.tokens_left) for row in rows))
-        engines = _candidates(batch.to_step(len(rows)))
-        job = Job(None, len(rows), 1, terms.client, now, now + left_ms, engines, timed, continues=True)
-        await self._run(None, job)
+        await self._run(None, self._job(first, len(rows), 1, engines, left_ms, _least_ms(engines)))
 
-    async def _run(self, row: Row | None, job: Job) -> None:
-        for one, found in await self._desk.answer(self, row, job):
-            generation = self._of.get(one)
+    def _job(
+        self, of: Generation, rows: int, steps: int, engines: Sequence[_Expected], left_ms: float, takes_ms: float
+    ) -> Job:
+        now, within, timed = now_ms(), min(left_ms, _SLOWER * takes_ms), self._key.is_timed
+        found = [Candidate(one, ms, f"expected {ms:.3g} ms", 0, ms, ms, _UNUSED, is_noisy=False) for one, ms in engines]
+        return Job(None, rows, steps, of.terms.client, now, now + left_ms, found, timed, continues=True, within=within)
+
+    async def _run(self, work: tuple[Row, str] | None, job: Job) -> None:
+        for row, found in await self._desk.answer(self, work, job):
+            generation = self._of.get(row)
             if generation is None:  # its client is gone, perhaps before it joined
-                self._gone.append(one)
+                self._gone.append(row)
                 continue
             if not isinstance(found, Piece) or found.finish is not None:
-                del self._of[one]
-            generation.pieces.put_nowait((one, found))
+                del self._of[row]
+            generation.put(row, found)
 
 
-def _steps_ms(batch: Batch, row: Row, rows: int) -> float:
-    """What the tokens behind the first one of ``row`` take at least, beside so many ``rows``."""
-    return (row.tokens_left - 1) * min(ms for _, ms in batch.to_step(rows))
-
-
-# Of figures that steps correct themselves.
-_UNUSED = RunningEstimate(lambda: None).of("", Bucket(1, 1))
-
-
-def _candidates(engines: Sequence[tuple[EngineEntry, float]]) -> list[Candidate]:
-    """As the queue chooses among them."""
-    return [Candidate(one, ms, f"expected {ms:.3g} ms", 0.0, ms, ms, _UNUSED, is_noisy=False) for one, ms in engines]
+def _least_ms(engines: Sequence[_Expected]) -> float:
+    return min(ms for _, ms in engines)

@@ -47,7 +47,8 @@ class Job:
     """Rows of one request, answered together: ``rows`` of at most ``steps``. Jobs of equal keys may share a run; one
     whose key is None runs alone. It came at ``arrived`` and is ``due`` (milliseconds); ``timed`` is one whose request
     stated that. ``alone`` are the engines that may answer it, the largest submodel first, one where its request leaves
-    no choice. One that ``continues`` what was admitted is never refused, late or not."""
+    no choice. One that ``continues`` what was admitted is never refused, late or not. One that others wait for has its
+    place as if it were due ``within`` so many milliseconds."""
 
     key: Hashable
     rows: int
@@ -58,6 +59,7 @@ class Job:
     alone: Sequence[Candidate]
     timed: bool = False
     continues: bool = False
+    within: float | None = None
 
 
 @dataclass(eq=False, frozen=True)
@@ -115,7 +117,7 @@ class Scheduler:
         """
         own = sum(_least(one.job.alone).p95_ms for one in self._waiting if one.job.client == job.client)
         behind = own / self._workers
-        own_place = now + behind + job.due - job.arrived
+        own_place = now + (behind + job.due - job.arrived if job.within is None else job.within)
         last = max(own_place, self._waiting[-1].order) if self._waiting else own_place
         self._number += 1
         self._note(job.client, now)
@@ -154,8 +156,9 @@ class Scheduler:
         """The run to start now; None where nothing waits, or all workers have one.
 
         It is of the first job and of those behind it that share its key, as long as together they take no longer than
-        one after the other. Of its submodels the largest answers with which all in the run are in time, and as few
-        that wait behind it late as with the one that takes least; that one while jobs are refused.
+        one after the other. Of its submodels the largest answers with which all in the run are in time, and no more of
+        those behind it late, if it answered them too, than with the one that takes least; that one while jobs are
+        refused.
         """
         if not self._waiting or self.running >= self._workers:
             return None
@@ -169,7 +172,7 @@ class Scheduler:
                 jobs, one = self._together(self._waiting, now, submodel)
                 ends = now + one.p95_ms
                 if all(ends <= self._planned(entry) for entry in jobs) and (
-                    self._late(self._behind(jobs), now, ends) <= bar
+                    self._late(self._behind(jobs), now, ends, submodel) <= bar
                 ):
                     together, candidate = jobs, one
                     break
@@ -217,15 +220,25 @@ class Scheduler:
             return True
         return False
 
-    def _late(self, entries: Sequence[_Waiting], now: float, busy_until: float | None = None) -> int:
-        """How many of ``entries`` end after their deadlines if what takes least answers them, with one more worker
-        ``busy_until`` then."""
-        return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, busy_until))
+    def _late(
+        self,
+        entries: Sequence[_Waiting],
+        now: float,
+        busy_until: float | None = None,
+        submodel: str | None = None,
+    ) -> int:
+        """How many of ``entries`` end after their deadlines if what takes least answers them, or ``submodel`` what it
+        can, with one more worker ``busy_until`` then."""
+        return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, busy_until, submodel))
 
     def _ends(
-        self, entries: Sequence[_Waiting], now: float, busy_until: float | None = None
+        self,
+        entries: Sequence[_Waiting],
+        now: float,
+        busy_until: float | None = None,
+        submodel: str | None = None,
     ) -> list[tuple[_Waiting, float]]:
-        """The time at which each of ``entries`` ends if what takes least answers them."""
+        """The time at which each of ``entries`` ends, as ``_late`` says."""
         busy = [max(now, end) for end in self._running.values()]
         busy += [busy_until] if busy_until is not None else []
         free = [*busy, *[now] * (self._workers - len(busy))]
@@ -233,7 +246,7 @@ class Scheduler:
         found: list[tuple[_Waiting, float]] = []
         left = list(entries)
         while left:
-            together, candidate = self._together(left, free[0], None)
+            together, candidate = self._together(left, free[0], submodel)
             end = free[0] + candidate.p95_ms
             heapreplace(free, end)
             found += [(entry, end) for entry in together]

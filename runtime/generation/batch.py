@@ -10,7 +10,6 @@ from time import perf_counter
 from ...bundle.entries.engine_entry import EngineEntry
 from ...errors import InputError
 from ...ownership import Owner
-from .pace import Chosen
 from .row import Piece, Row
 from .session import Session
 from .step_times import StepTimes
@@ -22,16 +21,13 @@ MOST_READ = 128
 class Batch:
     """Up to ``session.rows`` rows in a session of their own. One thread at a time uses it.
 
-    ``engines`` may generate, the largest first, all with heads alike, so that one continues what another computed;
-    ``reason`` says why the first of them. What rows have in common with those that are there, or were, is not computed
-    again.
+    ``engines`` may generate, the largest first, all with heads alike, so that one continues what another computed. What
+    rows have in common with those that are there, or were, is not computed again.
     """
 
-    def __init__(
-        self, session: Session, engines: Sequence[EngineEntry], reason: str, times: StepTimes, owner: Owner
-    ) -> None:
+    def __init__(self, session: Session, engines: Sequence[EngineEntry], times: StepTimes, owner: Owner) -> None:
         """``owner`` has the session, and what else was taken for it, until ``close``."""
-        self.session, self.engines, self.reason = session, engines, reason
+        self.session, self.engines = session, engines
         self.rows: list[Row] = []
         self._times, self._owner, self._taker = times, owner, Owner()
         session.take(self._taker)
@@ -39,10 +35,10 @@ class Batch:
             session.bind(engine, session.rows)
 
     def to_read(self, row: Row, most: float = inf) -> list[tuple[EngineEntry, float]]:
-        """The engines with the milliseconds that each is expected to take for what is left of the prompt of ``row``, or
-        for ``most`` tokens of it."""
+        """The engines with the milliseconds that each is expected to take for what is left to read of ``row``, or for
+        ``most`` tokens of it."""
         session, times = self.session, self._times
-        left = [min(most, session.unknown(row.prompt, one, row.source)) for one in self.engines]
+        left = [min(most, session.unknown(row.tokens, one, row.source)) for one in self.engines]
         return [(one, times.expected_prompt_ms(one, int(n))) for one, n in zip(self.engines, left, strict=True)]
 
     def to_step(self, rows: int) -> list[tuple[EngineEntry, float]]:
@@ -50,12 +46,13 @@ class Batch:
         return [(one, self._times.expected_ms(one, rows)) for one in self.engines]
 
     def join(self, row: Row, engine: EngineEntry, reason: str) -> Piece | None:
-        """The first token of ``row``, which steps with the others from now on; None while more than ``MOST_READ``
-        tokens of its prompt are left, of which so many are read. There is room for it, and no other joins between."""
-        session, place, started, prompt = self.session, len(self.rows), perf_counter(), row.prompt
-        left = 0 if row.source is not None else session.unknown(prompt, engine)
+        """The next token of ``row``, which steps with the others from now on, perhaps again after it left; None while
+        more than ``MOST_READ`` of its tokens are left to read, of which so many are. There is room for it, and no other
+        joins between."""
+        session, place, started, tokens = self.session, len(self.rows), perf_counter(), row.tokens
+        left = 0 if row.source is not None else session.unknown(tokens, engine)
         is_whole = left <= MOST_READ
-        read = prompt if is_whole else prompt[: len(prompt) - left + MOST_READ]
+        read = tokens if is_whole else tokens[: len(tokens) - left + MOST_READ]
         # As one of several from the first row on: a cache that is laid out for one loses it when the second comes.
         rows = min(max(place + 1, 2), session.rows)
         logits, kept = session.prefill(place, read, engine, rows, source=row.source)
@@ -66,7 +63,7 @@ class Batch:
         row.prompt_ms += took
         if not is_whole:
             return None
-        piece = row.pick(logits, Chosen(engine, reason))
+        piece = row.pick(logits, row.continued_by(engine, reason))
         if piece.finish is None:
             self.rows.append(row)
         return piece

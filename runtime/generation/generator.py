@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from ...argument_types import checked, number_within, with_fields_of
 from ...bundle.device_files.device_file import this_host
+from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
@@ -119,20 +120,34 @@ class Generator:
         room = replace(request, capacity=min(most_tokens, entry.most_tokens))
         return requested_rows(self._prompts(entry), entry, room).each
 
-    def batch(self, request: GenerationRequest, most_rows: int, most_tokens: int) -> Batch:
-        """Room for rows that come and go, of ``most_tokens`` each with the prompt, or as many of either as engines
-        take, by the submodels that ``request`` leaves, which has no prompt. Raises as a call does before any work."""
+    def batch_engines(
+        self, request: GenerationRequest, most_rows: int, most_tokens: int
+    ) -> tuple[Sequence[EngineEntry], str]:
+        """The engines of a ``batch`` by what ``request``, which has no prompt, leaves, the largest first, and why that
+        one. Raises as a call does before any work."""
         if (merged := self._of_task(request.task)) is not self:
-            return merged.batch(request, most_rows, most_tokens)
-        manifest, entry, owner = self._bundle.manifest, self._entry(), Owner()
-        rows = min(most_rows, max(engine.bucket.batch for engine in entry.engines))
-        capacity = min(most_tokens, entry.most_tokens)
-        prompt_tokens = 0 if entry.encoder is None else min(most_tokens, entry.encoder.positions)
+            return merged.batch_engines(request, most_rows, most_tokens)
+        entry, user = self._entry(), Owner()
+        rows, capacity, prompt_tokens = _room(entry, most_rows, most_tokens)
+        size = session_bytes(entry, rows, capacity, prompt_tokens) + longer_prompt_bytes(entry, prompt_tokens)
         try:
-            admission = self._admit(owner, entry, request, rows, capacity, prompt_tokens)
+            self._engines.use(user)
+            admitted = self._engines.admit(entry, size)
             proven = None if request.task is None else self._tensors(request.task).submodels
-            engines, reason = candidates(manifest, request, admission.admitted, rows, admission.bytes, proven)
-            return Batch(admission.session, engines, reason, self._times, owner)
+            return candidates(self._bundle.manifest, request, admitted, rows, size, proven)
+        finally:
+            user.is_over = True
+
+    def batch(self, engines: Sequence[EngineEntry], task: str | None, most_rows: int, most_tokens: int) -> Batch:
+        """Room for rows that come and go, of ``most_tokens`` each with the prompt, or as many of either as engines
+        take, by the ``engines`` that were chosen for it. Raises as a call does before any work."""
+        if (merged := self._of_task(task)) is not self:
+            return merged.batch(engines, task, most_rows, most_tokens)
+        entry, owner = self._entry(), Owner()
+        rows, capacity, prompt_tokens = _room(entry, most_rows, most_tokens)
+        try:
+            admission = self._admit(owner, entry, GenerationRequest(task=task), rows, capacity, prompt_tokens)
+            return Batch(admission.session, engines, self._times, owner)
         except BaseException:
             owner.is_over = True
             raise
@@ -326,6 +341,13 @@ class _Admission(NamedTuple):
     admitted: Set[str]
     bytes: int
     may_draft: bool
+
+
+def _room(entry: GenerationEntry, most_rows: int, most_tokens: int) -> tuple[int, int, int]:
+    """Rows, capacity of each and tokens of a prompt that an encoder reads, of a batch."""
+    prompt_tokens = 0 if entry.encoder is None else min(most_tokens, entry.encoder.positions)
+    rows = min(most_rows, max(engine.bucket.batch for engine in entry.engines))
+    return rows, min(most_tokens, entry.most_tokens), prompt_tokens
 
 
 def _named(task: str | None) -> str:

@@ -159,6 +159,11 @@ class Row:
         return int(self._history[len(self.prompt) + self._count - 1])
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a token was picked."""
+        return self._count > 0
+
+    @property
     def tokens_left(self) -> int:
         """How many more tokens may be picked."""
         return self._options.max_tokens - self._count

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -27,6 +30,7 @@ DISPATCHER = dispatcher(
 TIMED, UNTIMED = Request(deadline_ms=1.0), Request()
 
 
+@lru_cache
 def options(key: Any, rows: int, steps: int) -> Any:
     try:
         return DISPATCHER.candidates(key, rows, steps)
@@ -153,7 +157,32 @@ def test_two_workers_run_two_jobs() -> None:
         scheduler.submit(job(0.0, 4.0, key=None), 0.0)
     runs = [started(scheduler, 0.0), started(scheduler, 0.0)]
     assert scheduler.start(0.0) is None
-    assert [run.candidate.engine.submodel for run in runs] == ["large", "medium"], "the third is in time behind one"
+    assert [run.candidate.engine.submodel for run in runs] == ["medium", "medium"], "the third is in time behind one"
+
+
+def test_who_comes_first_leaves_time_for_the_same_submodel_behind() -> None:
+    scheduler, found = queue(), []
+    for _ in range(2):
+        scheduler.submit(job(0.0, 5.0, key=None), 0.0)
+    for now in (0.0, 2.0):
+        run = started(scheduler, now)
+        found.append(run.candidate.engine.submodel)
+        scheduler.end(run, now + 2.0)
+    assert found == ["medium", "medium"], "large and small would be in time too"
+
+
+def test_what_others_wait_for_runs_before_deadlines_behind_it() -> None:
+    scheduler = queue()
+    for number in range(6):
+        scheduler.submit(job(0.0, 8.0, str(number), key=None), 0.0)
+    for within in (7.0, 9.0):
+        scheduler.submit(job(0.0, None, "0", key=None, continues=True, within=within), 0.0)
+    dues = []
+    for now in range(8):
+        run = started(scheduler, float(now))
+        dues.append(run.jobs[0].due)
+        scheduler.end(run, now + 1.0)
+    assert dues == [1000.0, *[8.0] * 6, 1000.0]
 
 
 def test_who_floods_stands_behind_who_does_not() -> None:
@@ -334,16 +363,16 @@ ARRIVALS = st.lists(
 
 def played(
     arrivals: Any, workers: int, took: Callable[[float], float]
-) -> tuple[list[tuple[Job, float]], list[Job], list[Job]]:
-    """Jobs with the time at which each was answered, those whose deadline passed before, and all that were admitted; a
-    run takes ``took(p95)``."""
+) -> tuple[list[tuple[Job, float, str]], list[Job], list[Job]]:
+    """Jobs with the time at which each was answered and by whom, those whose deadline passed before, and all that were
+    admitted; a run takes ``took(p95)``."""
     scheduler, now = queue(workers=workers), 0.0
     coming = []
     for gap, deadline, client, rows, steps, shares in arrivals:
         now += gap
         coming.append((now, deadline, client, rows if steps <= 32 else 1, steps, shares))
     running: list[tuple[float, Run]] = []
-    done: list[tuple[Job, float]] = []
+    done: list[tuple[Job, float, str]] = []
     late: list[Job] = []
     admitted: list[Job] = []
     while coming or running or scheduler.waiting:
@@ -361,7 +390,7 @@ def played(
             for end, run in [each for each in running if each[0] == now]:
                 running.remove((end, run))
                 scheduler.end(run, now)
-                done += [(each, now) for each in run.jobs]
+                done += [(each, now, run.candidate.engine.submodel) for each in run.jobs]
         late += scheduler.expired(now)
         while run := scheduler.start(now):
             assert len({each.key for each in run.jobs}) == 1
@@ -376,14 +405,27 @@ def played(
 def test_whoever_is_admitted_is_in_time_where_runs_take_what_is_stated(arrivals: Any, workers: int) -> None:
     done, late, admitted = played(arrivals, workers, lambda stated: stated)
     assert not late
-    assert all(end <= one.due for one, end in done)
-    assert sorted(id(one) for one, _ in done) == sorted(map(id, admitted))
+    assert all(end <= one.due for one, end, _ in done)
+    assert sorted(id(one) for one, *_ in done) == sorted(map(id, admitted))
 
 
 @given(arrivals=ARRIVALS, workers=st.integers(1, 3))
 def test_every_admitted_job_ends_whatever_runs_take(arrivals: Any, workers: int) -> None:
     done, late, admitted = played(arrivals, workers, lambda stated: 3 * stated)
-    assert sorted(map(id, [*(one for one, _ in done), *late])) == sorted(map(id, admitted))
+    assert sorted(map(id, [*(one for one, *_ in done), *late])) == sorted(map(id, admitted))
+
+
+def test_at_three_times_what_the_largest_sustains_most_are_in_time_and_not_all_by_the_smallest() -> None:
+    """Poisson arrivals, with deadlines of four times the largest's; runs differ, and one of a hundred is slow."""
+    draw = random.Random(0)
+    arrivals = [(draw.expovariate(3 / 4), 16.0, "a", 1, 32, True) for _ in range(4000)]
+    done, _, admitted = played(
+        arrivals, 1, lambda stated: stated * draw.uniform(0.7, 1.0) * (2.5 if draw.random() < 0.01 else 1.0)
+    )
+    assert len(admitted) / len(arrivals) > 0.97
+    assert sum(end <= one.due for one, end, _ in done) / len(admitted) > 0.99
+    by = Counter(submodel for *_, submodel in done)
+    assert by["small"] < 0.2 * len(done) < by["large"], by
 
 
 def test_what_continues_is_taken_however_late_and_runs_by_its_own_time() -> None:
