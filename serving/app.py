@@ -247,7 +247,8 @@ class Service:
         took = now_ms() - terms.arrived
         self.metrics.answers(served.name, reply.submodel).inc()
         self.metrics.latency(served.name).observe(took)
-        self.metrics.shared.observe(reply.shared)
+        if reply.shared:
+            self.metrics.shared.observe(reply.shared)
         if terms.deadline_ms is not None and took > terms.deadline_ms:
             self.metrics.late(served.name).inc()
         request.scope["nestforge.reply"] = reply

@@ -25,14 +25,18 @@ async def predict(service: Service, request: Request) -> Response:
     texts = [_text(one) for one in texts_of("inputs", inputs, list)] if is_batch else [_text(inputs)]
     scores = await _scores(service, request, served, document, texts)
     labels = checked_labels(None, scores.shape[1])
-    found = [
-        sorted(
-            ({"score": score, "label": label} for score, label in zip(row, labels, strict=True)),
-            key=lambda one: -one["score"],
-        )
-        for row in scores.tolist()
-    ]
-    return JSONResponse(found if is_batch else found[0])
+
+    def shown() -> Response:
+        found = [
+            sorted(
+                ({"score": score, "label": label} for score, label in zip(row, labels, strict=True)),
+                key=lambda one: -one["score"],
+            )
+            for row in scores.tolist()
+        ]
+        return JSONResponse(found if is_batch else found[0])
+
+    return await service.desk.aside(scores.size, shown)
 
 
 async def rerank(service: Service, request: Request) -> Response:

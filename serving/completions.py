@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..argument_types import number_within
 from ..errors import InputError
 from ..runtime.generation.options import GenerationRequest
 from ..runtime.generation.row import Piece, Row
@@ -51,6 +52,8 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 # As OpenAI has it of a completion that states none; a chat has what the runtime gives.
 _COMPLETION_TOKENS, _MOST_PROMPTS = 16, 64
+# The most likely tokens that are shown beside each, at most; letters tokenised in the time in which one is written.
+_MOST_LIKELY, _MOST_LIKELY_OF_CHAT, _LETTERS = 5, 20, 4
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
 
 
@@ -79,7 +82,7 @@ async def _generated(service: Service, request: Request, is_chat: bool) -> Respo
     of = _Answer(service, request, served, generation, is_chat)
     try:
         if not streams:
-            return JSONResponse(await service.unless_gone(request, asyncio.ensure_future(of.whole())))
+            return await service.unless_gone(request, asyncio.ensure_future(of.whole()))
         events = of.events(with_usage)
         # What is refused has its status.
         first = asyncio.ensure_future(anext(events))
@@ -123,13 +126,20 @@ class _Answer:
             "model": served.name,
         }
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The answer when all rows have ended. Raises as Generation.each."""
         pieces: dict[Row, list[Piece]] = {row: [] for row in self._generation.rows}
+        size = 0
         async for row, piece in self._each():
             pieces[row].append(piece)
-        choices = [self._choice(row, own, 0, "message") for row, own in pieces.items()]
-        return {**self._head, "choices": choices, "usage": self._usage}
+            if piece.log_probabilities is not None:
+                size += _LETTERS * (1 + len(piece.log_probabilities.top))
+
+        def shown() -> Response:
+            choices = [self._choice(row, own, 0, "message") for row, own in pieces.items()]
+            return JSONResponse({**self._head, "choices": choices, "usage": self._usage})
+
+        return await self._service.desk.aside(size, shown)
 
     async def events(self, with_usage: bool) -> AsyncIterator[bytes]:
         """The answer as it comes. Raises as Generation.each before the first token, and says so in the stream later."""
@@ -168,7 +178,7 @@ class _Answer:
                 async for row, piece in generation.each():
                     if reply is None:
                         reason = row.result().runs[0].reason
-                        reply = Reply({}, piece.submodel, reason, None, 1, None)
+                        reply = Reply({}, piece.submodel, reason, None, 0, None)
                         request.scope["nestforge.reply"] = reply
                     yield row, piece
         finally:
@@ -249,7 +259,7 @@ def _asked(document: Mapping[str, Any], task: str | None, is_chat: bool) -> Gene
     if len(limits := [document[name] for name in ("max_tokens", "max_completion_tokens") if name in document]) > 1:
         raise InputError("max_tokens, max_completion_tokens: expected one of them")
     options["max_tokens"] = limits[0] if limits else None if is_chat else _COMPLETION_TOKENS
-    if "stop" in document:
+    if document.get("stop", []) != []:
         options["stop"] = texts_of("stop", document["stop"])
     if is_chat:
         messages = document.get("messages")
@@ -264,6 +274,9 @@ def _asked(document: Mapping[str, Any], task: str | None, is_chat: bool) -> Gene
         options["prompt"], options["logprobs"] = texts_of("prompt", document.get("prompt")), document.get("logprobs")
         if len(options["prompt"]) > _MOST_PROMPTS:
             raise InputError(f"prompt: {len(options['prompt'])} texts; expected at most {_MOST_PROMPTS} in a request")
+    most, name = (_MOST_LIKELY_OF_CHAT, "top_logprobs") if is_chat else (_MOST_LIKELY, "logprobs")
+    if options.get("logprobs") is not None:
+        options["logprobs"] = number_within(name, options["logprobs"], int, {"min": 0, "max": most})
     return GenerationRequest(**options)
 
 

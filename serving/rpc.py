@@ -199,10 +199,17 @@ def _document(request: Any) -> dict[str, Any]:
         else:
             found["data"] = list(_contents(tensor))
         inputs.append(found)
-    parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
+    parameters = {name: _value(name, one) for name, one in request.parameters.items()}
     outputs = [{"name": one.name} for one in request.outputs]
     document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
     return {**document, "id": request.id} if request.id else document
+
+
+def _value(name: str, parameter: Any) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None:
+        raise _Refused(400, f"parameter {name:.80}: expected a value, got none", {})
+    return getattr(parameter, choice)
 
 
 async def start(app: Guard, host: str, port: int, body_bytes: int) -> tuple[int, Callable[[float], Awaitable[None]]]:

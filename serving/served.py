@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -27,7 +27,8 @@ _LIMITS, _NAMES = ("latency_ms", "deadline_ms", "memory_mb"), ("budget", "submod
 HEADERS = {name: f"nestforge-{name.replace('_', '-')}" for name in (*_LIMITS, *_NAMES)}
 # Runs of each submodel before the first request: one that is not counted, and as many as the estimate wants.
 _WARM_UPS, _WARM_UP_PROMPT = 4, 8
-# What a decoder shows of a part of a letter.
+# Tokens whose text is kept; what a decoder shows of a part of a letter.
+_MOST_WRITTEN = 1 << 16
 _INCOMPLETE = "\ufffd"
 # Stands for any deadline where only that there is one counts.
 _SOME_MS = 1.0
@@ -61,8 +62,8 @@ class Work:
 @dataclass(eq=False, frozen=True)
 class Reply:
     """Outputs by name, which submodel gave them and why; ``exits`` are the layers after which rows left, None without
-    exits; ``shared`` is how many requests the run answered, which ``ended`` then (``now_ms``; None where it is sent
-    while more runs). Where ``whole`` is stated, which takes several runs, it is of the first of them alone."""
+    exits; ``shared`` is how many requests the run answered, which ``ended`` then (``now_ms``); of a text, which takes
+    many, 0 and None. Where ``whole`` is stated, which takes several runs, it is of the first of them alone."""
 
     outputs: Mapping[str, Array]
     submodel: str
@@ -105,6 +106,7 @@ class Served:
         self.name, self.model, self.is_broken = name, model, False
         manifest = model.bundle.manifest
         self.checker, self._texts = InputChecker(manifest.inputs), Texts(model.bundle)
+        self.written = lru_cache(_MOST_WRITTEN)(self._written)
         self._buckets = {engine.bucket for engine in manifest.engines}
         specs = (*manifest.inputs, *manifest.outputs)
         sizes = {dim for spec in specs for dim in spec.dims if isinstance(dim, str)}
@@ -122,7 +124,7 @@ class Served:
         """The output that is the embedding. Raises InputError where there is none."""
         return embedding_output(self.model.bundle.manifest).name
 
-    def written(self, token: int) -> tuple[str, list[int] | None]:
+    def _written(self, token: int) -> tuple[str, list[int] | None]:
         """The text of one token with its bytes; of a part of a letter the vocabulary's name for it, and None."""
         tokenizer = self._texts.encoder().tokenizer
         before = tokenizer.encode("a", add_special_tokens=False).ids  # a text's first token may lose its space

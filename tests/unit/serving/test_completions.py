@@ -144,13 +144,14 @@ def test_who_generates_is_asked_for_as_on_other_routes(client: openai.OpenAI, mo
 
 
 def test_a_deadline_is_kept_by_smaller_submodels_or_refused(client: openai.OpenAI, server: Running) -> None:
-    given: Any = {"model": "bundle", "prompt": PROMPT, "max_tokens": 20}
+    given: Any = {"model": "bundle", "prompt": PROMPT, "max_tokens": 20, "stop": []}
     found = client.completions.create(**given, extra_body={"deadline_ms": 60_000})
     assert [run["submodel"] for run in found.choices[0].model_extra["nestforge"]] == ["ffn32"]  # type: ignore[index]
     with pytest.raises(openai.RateLimitError, match="no submodel generates 20 tokens behind") as refusal:
         client.completions.create(**given, extra_body={"deadline_ms": 0.01})
     assert refusal.value.code == "overloaded"
     assert float(refusal.value.response.headers["nestforge-needs-ms"]) > 0.01
+    assert b"nestforge_run_requests_count 0.0" in server.ask("GET", "/metrics")[2], "no run is a whole text's"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +161,7 @@ def test_a_deadline_is_kept_by_smaller_submodels_or_refused(client: openai.OpenA
         ({"presence_penalty": 0.5}, "presence_penalty: not served but for 0, got 0.5"),
         ({"extra_body": {"guided_json": {}}}, "guided_json: not served; leave it out"),
         ({"extra_body": {"latency_ms": 5}}, "latency_ms: is of one run; a generation takes deadline_ms"),
+        ({"logprobs": 6}, "logprobs: expected a whole number from 0 to 5, got 6"),
         ({"max_tokens": 4000}, "tokens and `max_tokens=4000` are more than the capacity of 256"),
         ({"temperature": -1}, "temperature: expected a number, 0 or above, got -1"),
         ({"prompt": [[5, 6]]}, "prompt: expected a text or a list of texts"),
@@ -186,6 +188,7 @@ def test_what_a_chat_does_not_serve_is_refused_by_name(client: openai.OpenAI) ->
         ({"messages": ["hi"]}, "messages: expected objects with role and content, got 'hi'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: not served but for []"),
         ({"top_logprobs": 3}, "top_logprobs: is of logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs: expected a whole number from 0 to 20, got 21"),
     ):
         given: Any = {"model": "bundle", "messages": CHAT, **options}
         with pytest.raises(openai.BadRequestError, match=re.escape(said)):

@@ -100,6 +100,11 @@ def test_values_in_place_of_bytes(server: Running) -> None:
     expected = reference(32, feeds["input_ids"], feeds["attention_mask"])["total"]
     total = next(raw for one, raw in zip(found.outputs, found.raw_output_contents, strict=True) if one.name == "total")
     np.testing.assert_allclose(np.frombuffer(total, np.float32), expected[0], atol=1e-4, rtol=1e-5)
+    unset = pb.ModelInferRequest(model_name="tiny", inputs=given, parameters={"deadline_ms": pb.InferParameter()})
+    with grpc.insecure_channel(server.rpc) as channel, pytest.raises(grpc.RpcError) as refusal:
+        GRPCInferenceServiceStub(channel).ModelInfer(unset)
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert refusal.value.details() == "parameter deadline_ms: expected a value, got none"  # type: ignore[attr-defined]
     for one in given:  # more in all, not in one of them
         one.contents.int64_contents.extend([1] * 2**15)
     with grpc.insecure_channel(server.rpc) as channel, pytest.raises(grpc.RpcError) as refusal:

@@ -16,5 +16,5 @@ def test_a_token_keeps_the_space_before_it() -> None:
     tokenizer.decoder = decoders.Metaspace()
     served: Any = SimpleNamespace(_texts=SimpleNamespace(encoder=lambda: SimpleNamespace(tokenizer=tokenizer)))
     assert tokenizer.decode([0]) == tokenizer.decode([1]) == "the"
-    assert Served.written(served, 0) == (" the", list(b" the"))
-    assert Served.written(served, 1) == ("the", list(b"the"))
+    assert Served._written(served, 0) == (" the", list(b" the"))
+    assert Served._written(served, 1) == ("the", list(b"the"))
