@@ -12,6 +12,7 @@ import torch
 
 from ..argument_types import takes_request
 from ..errors import InputError
+from ..exporters.checkpoints.tensor_file import release_pages
 from ..exporters.sentence_transformers.library import SENTENCES
 from ..profiles.parity_request import ParityRequest
 from ..runtime.inputs.arrays import Array, Arrays
@@ -152,10 +153,12 @@ def _check(export: Export, model: Model, request: ParityRequest) -> GraphReport:
     else:
         pair = Pair(export, model, match_inputs(export, model.inputs, given))
         trials = _trials(pair, request)
-    export.ready()
     # One side after the other, since either holds all weights.
+    release_pages()
+    export.ready()
     answered, failed = _asked("export", pair.answer, trials, request, InputError)
     export.rest()
+    release_pages()
     # Whatever a model's own code raises on these sizes: nobody can blame an export for it.
     expected, refused = _asked("model", lambda trial: model.wide_answer(trial.feeds), trials, request, Exception)
     if _YOURS in refused:

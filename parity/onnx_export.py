@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..exporters.checkpoints.tensor_file import release_pages
 from ..optional import needed
 from ..outside import library_errors
 from ..outside_file import open_file
@@ -125,6 +126,7 @@ class OnnxExport(Export):
         from ..compiler.parity.inside import open_values
 
         self.rest()
+        release_pages()
         model = self._onnx.ModelProto()
         model.CopyFrom(self.graph)
         self._take_branches(model.graph, feeds)

@@ -119,3 +119,18 @@ def test_pages_that_are_released_are_in_no_memory_and_are_read_again(tmp_path: P
     del pages
     gc.collect()
     assert mapped() is None  # the list of what is mapped holds nothing
+
+
+def test_what_is_free_of_heaps_is_in_no_memory() -> None:
+    blocks = [np.ones(12_500) for _ in range(1000)]  # 100 kB each, less than what glibc maps by itself
+    some, held = blocks[::10], _anonymous()  # between those that are free, which glibc keeps
+    del blocks
+    release_pages()
+    assert held - _anonymous() > 50e6
+    assert all(block.all() for block in some)
+
+
+def _anonymous() -> int:
+    """Bytes of memory that no file holds."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
