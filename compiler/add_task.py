@@ -27,7 +27,7 @@ from ..profiles.compile_request import require_names
 from ..progress import Progress, silent
 from ..runtime.graphs.task_tensors import TaskTensors, task_tensors
 from ..whole_file import require_writable
-from .engines.engine_references import EngineReferences, written_references
+from .engines.engine_references import EngineReferences
 from .engines.whole import JudgedEngine
 from .graph.store import Store, laid_out, stored_name
 from .job import stated_source
@@ -108,8 +108,7 @@ def add_tasks(
         data = task_bytes(of_task, entry)
         tensors = task_tensors(name, data, entry)  # as the runtime reads them
         submodels = _submodels(bundle, universal, name, task)
-        with written_references(bundle, References(of_task, cases)) as references:
-            receipts = prove_task(bundle, references, tensors, submodels, clock)
+        receipts = prove_task(bundle, EngineReferences(References(of_task, cases)), tensors, submodels, clock)
         files = tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in task.files)
         digest = hashlib.sha256(data).hexdigest()
         kept = TaskEntry(name, task_file(name, data), len(data), digest, submodels, task.facts, files, receipts)

@@ -35,9 +35,9 @@ from .job import stated_source
 from .parity.cases import Case, parity_cases
 from .parity.compare import tolerance_for
 from .parity.engine_verdict import EngineVerdict, judged_outputs
-from .parity.judge import judge
+from .parity.judge import Replayed, judge
 from .parity.prove_texts import judged_texts
-from .parity.reference import Reference, replayed
+from .parity.reference import Reference, in_torch, replayed
 from .parity.references import References
 from .work.clock import Clock
 from .write_bundle import stated_entry
@@ -145,28 +145,32 @@ def _verify(
     whole, references = universal.spec.universal(), References(universal, cases_of(bundle, universal))
     as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
     wholes = [one for one in bundle.manifest.engines if one.submodel == whole.id and one.segment is None]
-    integers = [one for one in wholes if orders and PRECISIONS[one.precision].is_integer and not one.routing]
+    integers = [one for one in wholes if orders and PRECISIONS[one.precision].is_integer]
     untouched = [
         whole_verdict(bundle, universal, engine, own, partial(replayed, as_loaded, own), orders)
         for engine in wholes
         if not PRECISIONS[engine.precision].is_integer
         for own in (references.cases[engine.bucket],)
     ]
-    loaded = [replayed(as_loaded, references.cases[engine.bucket]) for engine in integers]
+    buckets = {engine.bucket for engine in integers}
+    loaded = {bucket: in_torch(as_loaded, references.cases[bucket]) for bucket in buckets}
     del as_loaded
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
+    ordered = {bucket: in_torch(references.of(whole), references.cases[bucket]) for bucket in buckets}
     limit = tolerance_for(TRACED, universal.spec.depth)
-    for engine, expected in zip(integers, loaded, strict=True):
-        ordered_outputs, own = references.replayed(whole, engine.bucket).outputs, references.cases[engine.bucket]
-        outputs = judged_outputs(bundle.manifest, universal, engine)
-        untouched.append(EngineVerdict.of(engine, judge(expected, ordered_outputs, own, outputs, limit)))
+    for engine in integers:
+        cases, outputs = references.cases[engine.bucket], judged_outputs(bundle.manifest, universal, engine)
+        expected = Replayed(loaded[engine.bucket], [{} for _ in cases])  # nothing is rounded
+        verdict = judge(expected, ordered[engine.bucket], cases, outputs, limit)
+        untouched.append(EngineVerdict.of(engine, verdict))
+    del loaded, ordered
     with written_references(bundle, references) as own_references:
-        ordered = verify_engines(bundle, own_references, clock)
+        verdicts = verify_engines(bundle, own_references, clock)
         if bundle.manifest.tasks is not None and bundle.manifest.tasks.merged:
-            ordered += verify_engines(bundle.with_merged(BASE), own_references, clock)
+            verdicts += verify_engines(bundle.with_merged(BASE), own_references, clock)
     failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
-    engines = tuple(failed.get(verdict.engine, verdict) for verdict in ordered)
+    engines = tuple(failed.get(verdict.engine, verdict) for verdict in verdicts)
     return (*engines, *verify_tasks(bundle, universal, references.cases, clock), *verify_texts(bundle, universal))
 
 
@@ -184,12 +188,11 @@ def verify_tasks(
     verdicts = []
     for task in read_tasks(bundle):
         tensors = read_task_tensors(bundle, task)
-        references = References(with_stored(universal, tensors), cases)
+        references = EngineReferences(References(with_stored(universal, tensors), cases))
         try:
-            with written_references(bundle, references) as own:
-                for judged in judge_task(bundle, own, tensors, task.submodels, clock):
-                    verdict = EngineVerdict.of(judged.engine, judged.verdict)
-                    verdicts.append(replace(verdict, engine=f"{verdict.engine}, task {task.name}"))
+            for judged in judge_task(bundle, references, tensors, task.submodels, clock):
+                verdict = EngineVerdict.of(judged.engine, judged.verdict)
+                verdicts.append(replace(verdict, engine=f"{verdict.engine}, task {task.name}"))
         except ParityError as failure:
             verdicts.append(EngineVerdict(f"task {task.name}", (), str(failure)))
     return tuple(verdicts)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry, EngineKind, Segment, Whole
+from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import BuildError, ParityError
@@ -31,6 +32,7 @@ from ..graph.emit import emit, private_bytes, weight_bytes
 from ..graph.precision.derive import wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
+from ..graph.stored_numbers import StoredNumbers
 from ..graph.template import Template, without_pairs
 from ..parity.cases import Case, unjudged
 from ..parity.compare import max_difference
@@ -102,7 +104,8 @@ class EngineBuilder:
     @cached_property
     def engine_references(self) -> EngineReferences:
         """What engines are held against, by the numbers that they read."""
-        return EngineReferences(self.references, self.proofs.path, self.templates.rounded)
+        folder, chosen = self.proofs.path, self.templates.rounded
+        return EngineReferences(self.references, StoredNumbers(self.universal, folder / WEIGHTS_NAME, folder, chosen))
 
     @cached_property
     def proofs(self) -> Bundle:

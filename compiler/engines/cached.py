@@ -40,7 +40,7 @@ from ..parity.cached_cases import (
 from ..parity.cases import LARGE, unjudged
 from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
 from ..parity.judge import JudgedOutputs, Verdict, distance
-from ..parity.reference import Reference, replayed
+from ..parity.reference import Reference, in_torch, replayed
 from ..parity.references import References
 from ..planning.cost_model import predict
 from .build_engine import EngineBuilder
@@ -54,7 +54,7 @@ from .cached_gate import (
 )
 from .emitted import Emitted
 from .engine_references import EngineReferences
-from .prove_exact import in_torch, require_form
+from .prove_exact import require_form
 from .whole import JudgedEngine
 
 # Outputs of an encoder for each prompt, by the name of its case; None for a model without one.

@@ -23,9 +23,11 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...profiles.precision import INT4, INT4_SCALE, PRECISIONS
-from ..graph.encodings import parts_of, stored_stack
-from ..graph.store import StoredModel, stored_arrays, with_stored_weights
+from ...profiles.precision import INT4, INT4_BLOCK, INT4_SCALE, PRECISIONS
+from ..graph.encodings import parts_of, split_encoding, stored_stack
+from ..graph.passes.contract import is_table
+from ..graph.store import stored_arrays
+from ..graph.stored_numbers import StoredNumbers
 from ..parity.cases import Case
 from ..parity.references import References
 
@@ -35,15 +37,11 @@ _Key = tuple[frozenset[str], tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class EngineReferences:
-    """Those of engines of the model of ``references``; rounded numbers lie in files of ``folder``.
-
-    They are rounded anew from the model's weights, or stand for integers of 4 bits that were ``chosen`` already.
-    """
+    """Those of engines of the model of ``references``, or with the ``numbers`` of their weight store, which engines of
+    floats alone do without."""
 
     references: References
-    folder: Path
-    chosen: Mapping[str, np.ndarray] = field(default_factory=dict)
-    _models: dict[frozenset[str], StoredModel] = field(default_factory=dict)
+    numbers: StoredNumbers | None = None
     _known: dict[_Key, References] = field(default_factory=dict)
 
     def of(self, bundle: Bundle, *engines: EngineEntry) -> References:
@@ -56,48 +54,48 @@ class EngineReferences:
         names, variants = frozenset(_read_by(bundle, engines)), self._variants(engines[0])
         key = names, tuple(sorted(variants.items()))
         if key not in self._known:
-            model = self._model(names)
-            narrow = partial(model.narrow, variants=variants)
-            self._known[key] = References(model.universal, self.references.cases, narrow)
+            assert self.numbers is not None
+            model = self.numbers.in_model(names)
+            self._known[key] = self.references.narrowed_by(model.universal, partial(model.narrow, variants=variants))
         return self._known[key]
 
     def form(self, bundle: Bundle, engine: EngineEntry, submodel: Submodel) -> torch.nn.Module | None:
         """``submodel`` in the variants of ``engine``, without any rounding; None where it reads no folded tensor."""
         universal = self.references.universal
         lower = universal.source.architecture.lower
-        if lower is None or not self._model(frozenset(_read_by(bundle, [engine]))).folded:
+        if lower is None or not any(split_encoding(n)[0] in universal.spec.folded for n in _read_by(bundle, [engine])):
             return None
         return lower(universal.narrow(submodel), self._variants(engine))
 
     def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> EngineReferences:
         """The same on ``some`` of the cases of each bucket; see ``References.on``."""
         known = {key: references.on(some) for key, references in self._known.items()}
-        return EngineReferences(self.references.on(some), self.folder, self.chosen, self._models, known)
+        return EngineReferences(self.references.on(some), self.numbers, known)
 
     def _variants(self, engine: EngineEntry) -> Mapping[str, str]:
         parts = self.references.universal.source.parts
         return (engine.variants or {}) if engine.segment is None else parts[engine.segment].variants
 
-    def _model(self, names: frozenset[str]) -> StoredModel:
-        if names not in self._models:
-            path = self.folder / f"rounded{len(self._models)}.safetensors"
-            self._models[names] = with_stored_weights(self.references.universal, names, path, self.chosen)
-        return self._models[names]
-
 
 @contextmanager
 def written_references(bundle: Bundle, references: References) -> Iterator[EngineReferences]:
-    """Those of a written ``bundle``, whose integers of 4 bits are taken as they are; what others stand for lies in a
-    temporary folder."""
-    spec, store = references.universal.spec, bundle.file(WEIGHTS_NAME)
+    """Those of a written ``bundle``; the numbers of its integers lie in a temporary folder. Where it was compiled with
+    examples, these may have chosen every matrix of 4 bits that has whole blocks."""
+    universal, store = references.universal, bundle.file(WEIGHTS_NAME)
+    options, chosen, shapes = bundle.manifest.provenance.options, dict[str, np.ndarray](), universal.stored_shapes()
+    if options.text or options.data:
+        for name, array in stored_arrays(store, universal.spec, INT4, INT4_SCALE).items():
+            shape = shapes.get(split_encoding(name)[0], ())
+            if len(shape) == 2 and shape[1] % INT4_BLOCK == 0:
+                chosen[name] = array
     with TemporaryDirectory(prefix="nestforge-verify-") as folder:
-        yield EngineReferences(references, Path(folder), stored_arrays(store, spec, INT4, INT4_SCALE))
+        yield EngineReferences(references, StoredNumbers(universal, store, Path(folder), chosen))
 
 
 def _read_by(bundle: Bundle, engines: Sequence[EngineEntry]) -> Iterator[str]:
-    """The tensors of the weight store that the graphs of ``engines`` name, row by row where these are joined."""
+    """The weights that the graphs of ``engines`` name in the weight store, row by row where these are joined."""
     for engine in engines:
         graph = onnx.load(bundle.file(engine.file), load_external_data=False).graph
         for tensor in graph.initializer:
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_table(tensor.name):
                 yield from parts_of(stored_stack(tensor.name)[0])

@@ -16,8 +16,7 @@ from ..parity.cases import Case
 from ..parity.compare import Tolerance, tolerance_for
 from ..parity.engine_verdict import ProofRun, require_parity
 from ..parity.judge import JudgedOutputs, Replayed, Verdict, judge
-from ..parity.reading import in_float64
-from ..parity.reference import Reference, replayed, rule_of
+from ..parity.reference import Reference, in_torch, replayed, rule_of
 from .emitted import Emitted
 from .engine_references import EngineReferences
 
@@ -86,14 +85,6 @@ class ExactProof:
         graph = exact(engine.graph)
         (self.bundle.path / _GRAPH_FILE).write_bytes(graph)
         return replace(engine.entry, file=_GRAPH_FILE), graph
-
-
-def in_torch(reference: Reference, cases: Sequence[Case]) -> list[Arrays]:
-    """Answers of ``reference``, in float64, to ``cases``: outputs by name."""
-    with in_float64(reference.module):
-        answers = [reference.run(case.feeds)[0] for case in cases]
-    names = [spec.name for spec in reference.specs]
-    return [dict(zip(names, (tensor.numpy() for tensor in tensors), strict=True)) for tensors in answers]
 
 
 def require_form(engine: str, verdict: Verdict, limit: Tolerance) -> None:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -25,11 +24,11 @@ import torch
 from safetensors import safe_open
 
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
-from ...errors import CheckpointError, ParityError
+from ...errors import CheckpointError
 from ...exporters.checkpoints.tensor_file import METADATA, Unmade, map_file, release_pages, write_tensors
-from ...exporters.universal import PREFIX, UniversalModel, permuted_steps
+from ...exporters.universal import UniversalModel
 from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
-from .encodings import DTYPES, PER_OUTPUT, beyond_rounding, decoded, encode, parts_of, split_encoding, unpacked
+from .encodings import DTYPES, PER_OUTPUT, encode, parts_of, split_encoding
 from .passes.contract import TRANSPOSED
 
 # In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone.
@@ -127,49 +126,48 @@ def _unmade(
     shape = (first[0] + sum(other[0] for other in others), *first[1:]) if others else first
     if turned and encoding not in PER_OUTPUT:
         shape = shape[::-1]
-    return Unmade(DTYPES[encoding], shape, partial(_blocks, stored, name, known))
+    return Unmade(DTYPES[encoding], shape, partial(encoded_rows, stored, name, known))
 
 
 def laid_out(stored: Callable[[str], torch.Tensor], name: str) -> np.ndarray:
     """The tensor ``name`` of the store, made from what is ``stored`` under its plain name."""
-    first, *others = _blocks(stored, name, {})
+    first, *others = encoded_rows(stored, name, {})
     return np.concatenate([first, *others]) if others else first
 
 
-def _blocks(
-    stored: Callable[[str], torch.Tensor], name: str, known: dict[str, np.ndarray], decode: bool = False
+def encoded_rows(
+    stored: Callable[[str], torch.Tensor], name: str, known: dict[str, np.ndarray]
 ) -> Iterator[np.ndarray]:
-    """The rows of the tensor ``name``, some at a time where no scale spans them all: encoded, or what they stand for.
+    """The tensor ``name`` of the store, made from what is ``stored``, its ``rows_of`` at a time.
 
     ``known`` are tensors of 4 bits; scales are added to them when they are found, before the integers in a store's
     order, since the search for them takes longer than all else.
     """
-    make = decoded if decode else encode
     for part in parts_of(name):
         plain, encoding = split_encoding(part)
-        data, turned = stored(plain.removesuffix(TRANSPOSED)).numpy(), plain.endswith(TRANSPOSED)
-        if not data.ndim:
-            yield make(data, part, None)
-            continue
-        whole = data.ndim < 2 or (turned and encoding in (INT8, *PER_OUTPUT))
-        data = data.T if turned else data
-        step = max(len(data) if whole else _BLOCK // max(prod(data.shape[1:]), 1), 1)
         scale, integers = known.get(plain + INT4_SCALE), known.get(part) if encoding == INT4 else None
         found = []
-        for rows in (slice(first, first + step) for first in range(0, len(data), step)):
+        for rows, data in rows_of(stored, part):
             own = None if scale is None or encoding not in (INT4, INT4_SCALE) else scale[rows]
-            if integers is None or own is None:
-                made = make(np.ascontiguousarray(data[rows]), part, own)
-            else:
-                made = unpacked(integers[rows], own)[..., : data.shape[-1]] if decode else integers[rows]
-            if decode and beyond_rounding(made, data[rows], part).any():
-                raise ParityError(
-                    f"weight {part}: its numbers are further from the model's than rounding can leave them"
-                )
+            made = encode(data, part, own) if integers is None or own is None else integers[rows]
             found += [made] if encoding == INT4_SCALE and own is None else []
             yield made
         if found:
             known[part] = np.concatenate(found)
+
+
+def rows_of(stored: Callable[[str], torch.Tensor], name: str) -> Iterator[tuple[Any, np.ndarray]]:
+    """The float32 numbers that the tensor ``name`` of the store, no joined one, is made of, as it lays them out: some
+    rows at a time with their slice, or all of them where a scale spans them."""
+    plain, encoding = split_encoding(name)
+    data, turned = stored(plain.removesuffix(TRANSPOSED)).numpy(), plain.endswith(TRANSPOSED)
+    if data.ndim < 2 or (turned and encoding in (INT8, *PER_OUTPUT)):
+        yield ..., np.ascontiguousarray(data.T) if data.ndim else data
+        return
+    data = data.T if turned else data
+    step = max(_BLOCK // max(prod(data.shape[1:]), 1), 1)
+    for rows in (slice(first, first + step) for first in range(0, len(data), step)):
+        yield rows, np.ascontiguousarray(data[rows])
 
 
 def read_store(path: Path, spec: ElasticSpec) -> Store:
@@ -224,8 +222,7 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
             if not stored or (len(stored) < len(cuts) and not made):
                 raise _other_model(model, f"weights of {order.name} have other names in {path}")
             # Integers of 4 bits may be chosen on examples, and are then no function of a step's weights alone.
-            chosen = [pair for pair in stored if split_encoding(pair[0])[1] == INT4]
-            stored = [pair for pair in stored if pair not in chosen] or stored
+            stored = [pair for pair in stored if split_encoding(pair[0])[1] != INT4] or stored
             ours = _step_keys((laid_out(of_model, name), name, cut) for name, cut in stored)
             theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
             places: dict[bytes, list[int]] = {}
@@ -235,12 +232,6 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
                 orders[order.name] = torch.tensor([places[key].pop(0) for key in theirs])
             except (KeyError, IndexError):
                 raise _other_model(model, f"weights of {order.name} are not those in {path}") from None
-            for name, cut in chosen:
-                weight = split_encoding(name)[0]
-                ranked = permuted_steps(torch.from_numpy(laid_out(of_model, weight)), cut, orders[order.name]).numpy()
-                held = unpacked(file.get_tensor(name), file.get_tensor(weight + INT4_SCALE))[..., : ranked.shape[-1]]
-                if beyond_rounding(held, ranked, name).any():
-                    raise _other_model(model, f"{weight} is not that in {path}")
     return orders
 
 
@@ -271,55 +262,12 @@ def _steps(array: np.ndarray, cut: PrefixSlice) -> np.ndarray:
     return steps.reshape(-1, cut.unit, *steps.shape[1:])
 
 
-@dataclass(frozen=True)
-class StoredModel:
-    """``universal`` with the numbers that an engine reads as its parameters, and ``folded`` with the ones that it reads
-    as tensors made of several: those lie in the store as they are, or rounded."""
-
-    universal: UniversalModel
-    folded: Mapping[str, torch.Tensor]
-
-    def narrow(self, submodel: Submodel, variants: Mapping[str, str]) -> torch.nn.Module:
-        """The module narrowed to ``submodel``; where the engine reads folded tensors, in its ``variants``, on those."""
-        module, source = self.universal.narrow(submodel), self.universal.source
-        if not self.folded:
-            return module
-        assert source.architecture.lower is not None
-        lowered = source.architecture.lower(module, variants)
-        parameters = {name.removeprefix(PREFIX): parameter for name, parameter in lowered.named_parameters()}
-        for name, tensor in self.folded.items():
-            for cut in source.spec.slices_of(name):
-                tensor = tensor.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
-            parameters[name].data = tensor.contiguous()
-        return lowered
-
-
-def with_stored_weights(
-    model: UniversalModel, names: Collection[str], path: Path, chosen: Mapping[str, np.ndarray] = _NOTHING
-) -> StoredModel:
-    """``model`` with the numbers that the tensors ``names`` of the store stand for, some of them rounded, in 4 bits as
-    they are ``chosen``: those are written to ``path``, and read from there."""
-    stored, shapes, rounded, known = model.stored(), model.stored_shapes(), dict[str, Unmade](), dict(chosen)
-    for name in chain.from_iterable(map(parts_of, names)):
-        plain, encoding = split_encoding(name)
-        is_rounded = encoding in WEIGHT_BITS and encoding != FP32
-        if is_rounded or (encoding == FP32 and plain not in rounded and plain in model.spec.folded):
-            form = _unmade(stored, shapes, plain, known)
-            rounded[plain] = Unmade(form.dtype, form.shape, partial(_blocks, stored, name, known, decode=True))
-    made = path.with_name(f"{path.name}.writing")  # an earlier one of that name may be mapped
-    write_tensors(rounded, made)
-    made.replace(path)
-    values = _views(path, model.spec)
-    folded = {name: values.pop(name) for name in values.keys() & model.spec.folded.keys()}
-    return StoredModel(model.with_parameters(values), folded)
-
-
 def share_store(model: UniversalModel, path: Path) -> None:
     """Makes the parameters of ``model`` views of a store that was written from it, and frees what they were.
 
     One that has other numbers there stays, for the gate to find; and so does one that has other forms there alone.
     """
-    views = _views(path, model.spec)
+    views = float32_views(path, model.spec)
     for name, parameter in model.parameters().items():
         view = views.get(name)
         # A view of the checkpoint's file would keep all of it in memory.
@@ -334,7 +282,7 @@ def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-def _views(path: Path, spec: ElasticSpec) -> dict[str, torch.Tensor]:
+def float32_views(path: Path, spec: ElasticSpec) -> dict[str, torch.Tensor]:
     """The float32 tensors of a store, by the names of what they are, as views of its file."""
     views = dict[str, torch.Tensor]()
     with warnings.catch_warnings():
@@ -346,10 +294,11 @@ def _views(path: Path, spec: ElasticSpec) -> dict[str, torch.Tensor]:
 
 
 def stored_arrays(path: Path, spec: ElasticSpec, *encodings: Encoding) -> dict[str, np.ndarray]:
-    """The tensors of a store in ``encodings``, by their names, as views of its file; no tables of integers."""
+    """The tensors of a store in ``encodings``, or all, by their names, as views of its file; no tables of integers."""
     pages, arrays = map_file(path), dict[str, np.ndarray]()
     for name, tensor in read_store(path, spec).items():
-        dtype = DTYPES[split_encoding(name)[1]]
-        if split_encoding(name)[1] in encodings and tensor.itemsize == dtype.itemsize:
+        encoding = split_encoding(name)[1]
+        dtype = DTYPES[encoding]
+        if encoding in (encodings or DTYPES) and tensor.itemsize == dtype.itemsize:
             arrays[name] = np.frombuffer(pages, dtype, prod(tensor.shape), tensor.offset).reshape(tensor.shape)
     return arrays

@@ -77,6 +77,12 @@ class Reference:
         return case.read(named, self.specs), routed
 
 
+def in_torch(reference: Reference, cases: Sequence[Case]) -> list[Arrays]:
+    """Outputs of ``reference`` by name, in float64, of what is compared of ``cases``; routes are its own."""
+    with in_float64(reference.module):
+        return [reference.run_judged(case, None, None)[0] for case in cases]
+
+
 def rule_of(limit: Tolerance, routes: Sequence[RoutingEntry] | None) -> str:
     """The rule of the gate in words."""
     if not routes:

@@ -5,7 +5,7 @@ A pass in float64 is the dearest part of the gate, and nothing in it is an engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -29,8 +29,36 @@ from .reference import Reference, replayed
 _MOST_BYTES_CACHED = 2**30
 
 
-# The tokens of a text, and of what an encoder reads before it.
+# The name and the inputs of a case.
 _Inputs = tuple[str | tuple[int, ...] | bytes, ...]
+
+
+class _Passed(NamedTuple):
+    """Which pass it was, on which cases, and what it answered."""
+
+    key: Hashable
+    cases: Sequence[_Inputs]
+    answers: Replayed
+
+
+class Passes:
+    """The latest passes of a model, its numbers rounded or not, as far as their outputs have room."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Passed] = []
+
+    def once(self, key: Hashable, cases: Sequence[Case], make: Callable[[], Replayed]) -> Replayed:
+        """The pass ``key`` on ``cases``: what ``make`` returns, or part of what it did on these and perhaps more."""
+        wanted = [_inputs(case) for case in cases]
+        for number, kept in enumerate(self._kept):
+            if kept.key == key and all(case in kept.cases for case in wanted):
+                self._kept.append(self._kept.pop(number))
+                return kept.answers.at([kept.cases.index(case) for case in wanted])
+        answers = make()
+        self._kept.append(_Passed(key, wanted, answers))
+        while sum(_bytes(kept.answers) for kept in self._kept) > _MOST_BYTES_CACHED:
+            self._kept.pop(0)
+        return answers
 
 
 class _Pass(NamedTuple):
@@ -46,7 +74,7 @@ class References:
     some of them.
 
     Their modules, which have their weights in common, are made one at a time, by ``narrow`` where it is not the model's
-    own; what they answered is cached.
+    own; what they answered is among ``passes``.
     """
 
     def __init__(
@@ -54,13 +82,13 @@ class References:
         universal: UniversalModel,
         cases: Mapping[Bucket, Sequence[Case]],
         narrow: Callable[[Submodel], torch.nn.Module] | None = None,
+        passes: Passes | None = None,
     ) -> None:
         self.universal, self.cases = universal, cases
         self._narrow = narrow
         self._last: tuple[Submodel, Reference] | None = None
         self.of_all = True
-        self._passes: dict[_Pass, Replayed] = {}
-        self._texts: list[tuple[Submodel, list[_Inputs], Replayed]] = []
+        self._passes = passes or Passes()
         self._universal: dict[Bucket, list[Arrays]] = {}
 
     def of(self, submodel: Submodel) -> Reference:
@@ -108,36 +136,28 @@ class References:
 
     def of_texts(self, submodel: Submodel, texts: Sequence[Case], view: Callable[[Reference], Reference]) -> Replayed:
         """``submodel`` on whole ``texts``, by the ``view`` of its reference that returns what its layers keep too."""
-        key, wanted = self._in_torch(submodel), [_inputs(text) for text in texts]
-        for known, passed_texts, passed in self._texts:
-            if known == key and all(text in passed_texts for text in wanted):
-                return passed.at([passed_texts.index(text) for text in wanted])
-        passed = replayed(view(self.of(key)), texts, remade=lambda: view(self.of(key)))
-        if self._has_room(passed):
-            self._texts.append((key, wanted, passed))
-        return passed
+        key = self._in_torch(submodel)
+
+        def make() -> Replayed:
+            return replayed(view(self.of(key)), texts, remade=lambda: view(self.of(key)))
+
+        return self._passes.once((self._narrow, key), texts, make)
+
+    def narrowed_by(self, universal: UniversalModel, narrow: Callable[[Submodel], torch.nn.Module]) -> References:
+        """Those of the same model with other numbers, on the same cases."""
+        return References(universal, self.cases, narrow, self._passes)
 
     def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> References:
         """The same on ``some`` of the cases of each bucket, by number; what was passed is not passed again."""
-        numbers = {bucket: some(cases) for bucket, cases in self.cases.items()}
-        cases = {bucket: [self.cases[bucket][number] for number in kept] for bucket, kept in numbers.items()}
-        fewer = References(self.universal, cases, self._narrow)
-        fewer._passes = {key: passed.at(numbers[key.bucket]) for key, passed in self._passes.items()}
-        fewer._texts, fewer.of_all = self._texts, False
+        cases = {bucket: [cases[number] for number in some(cases)] for bucket, cases in self.cases.items()}
+        fewer = References(self.universal, cases, self._narrow, self._passes)
+        fewer.of_all = False
         fewer._last, self._last = self._last, None
         return fewer
 
     def _once(self, key: _Pass) -> Replayed:
-        if key in self._passes:
-            return self._passes[key]
-        passed = replayed(self._reference(key), self.cases[key.bucket], remade=partial(self._reference, key))
-        if self._has_room(passed):
-            self._passes[key] = passed
-        return passed
-
-    def _has_room(self, passed: Replayed) -> bool:
-        kept = (*self._passes.values(), *(texts for *_, texts in self._texts), passed)
-        return sum(map(_bytes, kept)) <= _MOST_BYTES_CACHED
+        cases, remade = self.cases[key.bucket], partial(self._reference, key)
+        return self._passes.once((self._narrow, key), cases, lambda: replayed(remade(), cases, remade=remade))
 
     def _reference(self, key: _Pass) -> Reference:
         whole, exits = self.of(key.submodel), self.universal.source.exits

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME, Quality, Ranking
+from nestforge.bundle.manifest import WEIGHTS_NAME, JobOptions, Quality, Ranking
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.measure import measure_engines
 from nestforge.compiler.engines.templates import TemplateKey, Templates
@@ -85,7 +85,7 @@ def builder_in(
         store=read_store(folder / WEIGHTS_NAME, universal.spec),
         weights_sha256=sha256_of(folder / WEIGHTS_NAME),
         stage=stage,
-        bundle=partial_bundle(stage, universal.source, Ranking("none"), profile, {}),
+        bundle=partial_bundle(stage, universal.source, Ranking("none"), profile, JobOptions()),
     )
 
 

@@ -3,9 +3,9 @@
 GPTQ (Frantar et al., 2023, algorithm 1): an output of a product is wrong by ``e.T H e``, with ``e`` the errors of its
 weights and ``H = x.T x`` the second moments of the product's inputs. Inputs are rounded in their order, each block of
 32 by the scale that it would have without examples (encodings.py), and each error is spread over the inputs behind it
-so that least is left. Outputs know nothing of each other: the first of them are those of a submodel. An output whose
-numbers are further from it than rounding can leave them (``beyond_rounding``) is rounded plainly: what is chosen cannot
-be the numbers of another, which no proof of an engine would tell, since it goes by what is chosen.
+so that least is left. Outputs know nothing of each other: the first of them are those of a submodel. A block, or all of
+an output, whose numbers are further from it than rounding can leave them (``beyond_rounding``) is rounded plainly: what
+is chosen cannot be the numbers of another, which no proof of an engine would tell, since it goes by what is chosen.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ def rounded(
 
 
 def _rounded_by(weight: np.ndarray, factor: np.ndarray) -> _Encoded:
-    """``weight`` ``[out, in]`` by the ``factor`` of its inputs' moments; outputs that are off by more than rounding can
+    """``weight`` ``[out, in]`` by the ``factor`` of its inputs' moments; blocks that are off by more than rounding can
     leave are rounded plainly."""
     step, made = max(1, _AT_ONCE // weight.shape[1]), list[_Encoded]()
     for rows in (weight[first : first + step] for first in range(0, len(weight), step)):
         numbers, scales = _rows(rows, factor)
         integers = packed(numbers)
         if (far := beyond_rounding(unpacked(integers, scales), rows, INT4)).any():
-            scales[far] = encode(rows[far], INT4_SCALE)
-            integers[far] = encode(rows[far], INT4, scales[far])
+            plain = encode(rows, INT4_SCALE)
+            scales[far], integers[far] = plain[far], encode(rows, INT4, plain)[far]
         made.append((integers, scales))
     whole, scales = (np.concatenate(parts) for parts in zip(*made, strict=True))
     return whole, scales

@@ -100,7 +100,9 @@ def exact(graph: bytes) -> bytes:
             edit.add("Max", [largest, edit.constant(_LEAST_UNIT)], node.output)
             continue
         if node.op_type == "MatMulNBits":  # which sums many tokens in one chain in float32, where Gemm sums in blocks
-            (width,) = (attribute.i for attribute in node.attribute if attribute.name == "K")
+            said = {attribute.name: attribute.i for attribute in node.attribute}
+            form, width = (said.get("bits", 4), said["block_size"], *filter(None, node.input[3:5])), said["K"]
+            assert form == (4, INT4_BLOCK), f"MatMulNBits {node.output[0]}: expected 4 bits in blocks of 32, got {form}"
             shape = edit.constant(np.array([0, -1], np.int64))
             numbers = edit.add("Reshape", [edit.decoded_int4(*node.input[1:3]), shape])
             if edit.initializers[node.input[1]].dims[1] * INT4_BLOCK != width:

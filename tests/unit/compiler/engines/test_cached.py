@@ -159,7 +159,7 @@ def test_the_gate_finds(bundle: Bundle, references: References, fault: Callable[
 
 
 def test_texts_are_passed_once_and_a_compile_verifies_what_it_wrote_on_a_few(
-    bundle: Bundle, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: list[list[str]] = []
 
@@ -169,7 +169,7 @@ def test_texts_are_passed_once_and_a_compile_verifies_what_it_wrote_on_a_few(
 
     monkeypatch.setattr(references_module, "replayed", counted)
     of_model = References(load_universal(replace(open_source(folder), generates=True)), {})
-    references = EngineReferences(of_model, tmp_path)
+    references = EngineReferences(of_model)
     _, engine, _ = parts(bundle)
     (every,) = judge_generating(bundle, references, engine)
     (some,) = judge_generating(bundle, references.on(few), engine)

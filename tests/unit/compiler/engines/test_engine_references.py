@@ -12,13 +12,13 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.engine_references import written_references
 from nestforge.compiler.graph import store
-from nestforge.compiler.graph.encodings import decoded
 from nestforge.compiler.parity.cases import few
 from nestforge.errors import ParityError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.profiles.precision import INT4
 from nestforge.runtime.inputs.arrays import Arrays
+from support.rounding import rounded
 from support.tiny_compile import BUCKET, board, builder_in, save_tiniest, template_of
 
 NAME = "encoder.layer.1.intermediate.dense.weight"
@@ -36,7 +36,7 @@ def test_an_engine_of_integers_is_held_against_its_own_numbers(in_4_bits: Engine
     own = references.of(in_4_bits.proofs, entry)
     held = own.of(whole).module.get_parameter(f"model.{NAME}").detach().numpy()
     weight = in_4_bits.universal.parameters()[NAME].numpy()
-    assert np.array_equal(held, decoded(weight, NAME + INT4))
+    assert np.array_equal(held, rounded(weight, NAME + INT4))
     assert references.of(in_4_bits.proofs, entry) is own, "made once"
     assert references.of(in_4_bits.proofs, replace(entry, precision="fp32")) is in_4_bits.references
     on_few = references.on(few).of(in_4_bits.proofs, entry)

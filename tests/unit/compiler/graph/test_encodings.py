@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from nestforge.compiler.graph.encodings import (
     PER_OUTPUT,
     beyond_rounding,
-    decoded,
     encode,
     split_encoding,
     stored_stack,
     table_name,
 )
 from nestforge.profiles.precision import ENCODINGS, INT4, INT4_SCALE, Encoding, encoded_bytes, encoded_shape
+from support.rounding import rounded
 
 
 def weights(*shape: int, seed: int = 0) -> np.ndarray:
@@ -117,8 +117,8 @@ def test_half_types_are_what_they_say() -> None:
     assert encode(array, "w.fp16").dtype == np.float16
     assert encode(array, "w.bf16").dtype == ml_dtypes.bfloat16
     assert encode(array, "w") is array
-    np.testing.assert_array_equal(decoded(array, "w.fp16"), array.astype(np.float16))
-    assert decoded(array, "w.fp16").dtype == np.float32
+    np.testing.assert_array_equal(rounded(array, "w.fp16"), array.astype(np.float16))
+    assert rounded(array, "w.fp16").dtype == np.float32
 
 
 def test_int4_is_32_inputs_a_block_two_in_a_byte() -> None:
@@ -170,7 +170,7 @@ def test_what_an_encoding_makes_of_weights_is_a_rounding_of_them(
 ) -> None:
     array = weights(outputs, inputs, seed=seed) * 10.0 ** (seed % 9 - 4)
     array[seed % outputs] = 0
-    assert not beyond_rounding(decoded(array, name), array, name).any()
+    assert not beyond_rounding(rounded(array, name), array, name).any()
     assert not beyond_rounding(0 * array, array, "w.fp16").any(), "which is no rounding to integers"
 
 
@@ -182,8 +182,23 @@ def test_what_an_encoding_makes_of_weights_is_a_rounding_of_them(
 )
 def test_numbers_of_other_weights_are_no_rounding_of_them(name: str, fault: Callable[[np.ndarray], np.ndarray]) -> None:
     array = weights(64, 64)
-    assert beyond_rounding(fault(decoded(array, name)), array, name).all()
-    one = decoded(array, name)
+    assert beyond_rounding(fault(rounded(array, name)), array, name).all()
+    one = rounded(array, name)
     line = (slice(None), 5) if ".T" in name else 5
-    one[line] = fault(decoded(array, name))[line]
-    assert np.flatnonzero(beyond_rounding(one, array, name)).tolist() == [5]
+    one[line] = fault(rounded(array, name))[line]
+    assert np.flatnonzero(beyond_rounding(one, array, name).all(axis=-1)).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    "fault", [np.zeros_like, lambda block: 2 * block, np.negative], ids=["zeros", "twice", "negated"]
+)
+def test_one_wrong_block_among_many_of_an_output_is_seen(fault: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Of 4,096 inputs, where it is less than rounding may leave of all of them."""
+    array = weights(4, 4096)
+    array[3, 64:96] = 0
+    array[3, 70] = 1  # the least that a block of zeros is wrong by, in steps of its scale
+    numbers = rounded(array, "w.int4")
+    for row, block in ((1, 77), (3, 2)):
+        place = row, slice(32 * block, 32 * block + 32)
+        numbers[place] = fault(numbers[place])
+    assert np.argwhere(beyond_rounding(numbers, array, "w.int4")).tolist() == [[1, 77], [3, 2]]

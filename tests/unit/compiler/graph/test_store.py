@@ -17,7 +17,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph import store as module
-from nestforge.compiler.graph.encodings import decoded, encode, parts_of, split_encoding
+from nestforge.compiler.graph.encodings import encode, parts_of, split_encoding
 from nestforge.compiler.graph.store import (
     StoredTensor,
     joinable_parameters,
@@ -27,11 +27,10 @@ from nestforge.compiler.graph.store import (
     stored_name,
     transposed_parameters,
     unshared_parameters,
-    with_stored_weights,
     write_store,
 )
 from nestforge.elastic import ElasticSpec, PrefixSlice
-from nestforge.errors import CheckpointError, ParityError
+from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Task, TaskSpec
 from nestforge.exporters.checkpoints.tensor_file import write_tensors
 from nestforge.exporters.source import open_source
@@ -130,18 +129,15 @@ def test_one_step_of_one_tensor_is_enough_to_tell_models_apart(builder: EngineBu
         recover_order(builder.stage.folder / WEIGHTS_NAME, builder.universal)
 
 
-def test_a_weight_in_4_bits_tells_models_apart_too(tmp_path: Path) -> None:
-    """Its integers may be chosen on examples: other tensors say the order, and in that it is near the model's."""
+def test_an_order_is_found_beside_a_weight_in_4_bits(tmp_path: Path) -> None:
+    """Its integers may be chosen on examples: other tensors say the order."""
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     model = load_universal(open_source(save_tiniest(tmp_path / "wide", **sizes)))
     up = "encoder.layer.1.intermediate.dense.weight"
     names = {stored_name(name, model.spec) for name in model.parameters()} - {up} | {up + INT4, up + INT4_SCALE}
     module.write_store(model, names, {}, tmp_path / "w")
+    model.parameters()[up].data.normal_()
     assert len(recover_order(tmp_path / "w", model)) == len(model.spec.orders)
-    weight = model.parameters()[up].data
-    weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(CheckpointError, match=rf"{up} is not that in .*/w; the bundle was made from another model"):
-        recover_order(tmp_path / "w", model)
 
 
 def test_offsets_count_from_the_start_of_the_file(tmp_path: Path) -> None:
@@ -311,30 +307,6 @@ def test_nothing_keeps_the_checkpoint_in_memory_once_the_store_is_written(tmp_pa
     share_store(universal, path)
     gc.collect()
     assert str(tmp_path / "model") not in Path("/proc/self/maps").read_text()
-
-
-def test_rounded_weights_are_read_from_a_file_and_are_those_that_are_stored(tmp_path: Path) -> None:
-    universal = load_universal(open_source(save_tiniest(tmp_path / "model")))
-    first, second = "encoder.layer.0.intermediate.dense.weight", "encoder.layer.0.output.dense.weight"
-    names = [first + INT4, first + INT4_SCALE, second + ".T" + INT8, "pooler.dense.weight"]
-    rounded = with_stored_weights(universal, names, tmp_path / "rounded").universal.parameters()
-    plain = universal.parameters()
-    assert rounded[first].numpy().tobytes() == decoded(plain[first].numpy(), first + INT4).tobytes()
-    turned = decoded(np.ascontiguousarray(plain[second].numpy().T), second + ".T" + INT8)
-    assert np.array_equal(rounded[second].numpy(), turned.T)
-    assert {name for name in plain if not rounded[name].equal(plain[name])} == {first, second}
-
-
-def test_4_bits_of_another_weight_are_refused_before_anything_is_held_against_them(tmp_path: Path) -> None:
-    universal = load_universal(open_source(save_tiniest(tmp_path / "model")))
-    name = "encoder.layer.0.intermediate.dense.weight"
-    weight = universal.parameters()[name].numpy()
-    chosen = {name + form: encode(weight, name + form) for form in (INT4, INT4_SCALE)}
-    names, other = [name + INT4, name + INT4_SCALE], {name + INT4: np.roll(chosen[name + INT4], 1, axis=0)}
-    with_stored_weights(universal, names, tmp_path / "rounded", chosen)
-    with pytest.raises(ParityError, match=rf"weight {name}.int4: its numbers are further from the model's than"):
-        with_stored_weights(universal, names, tmp_path / "other", chosen | other)
-    assert not (tmp_path / "other").exists()
 
 
 def test_what_an_axis_cuts_or_puts_in_order_is_not_joined(builder: EngineBuilder) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nestforge.compiler.graph.encodings import decoded, unpacked
+from nestforge.compiler.graph.encodings import unpacked
 from nestforge.compiler.graph.precision import error_feedback
 from nestforge.compiler.graph.precision.error_feedback import rounded
+from support.rounding import rounded as plainly
 
 RANDOM = np.random.default_rng(0)
 # Inputs that follow from fewer numbers, some of them large, as those of a layer do.
@@ -28,7 +29,7 @@ def error(weight: np.ndarray) -> float:
 def test_products_of_the_examples_are_nearer_than_with_plain_rounding() -> None:
     found = chosen(W)
     assert (found["w.int4"].shape, found["w.int4"].dtype) == ((40, 3, 16), np.uint8)
-    assert error(unpacked(found["w.int4"], found["w.int4-scale"])) < 0.5 * error(decoded(W, "w.int4"))
+    assert error(unpacked(found["w.int4"], found["w.int4-scale"])) < 0.5 * error(plainly(W, "w.int4"))
 
 
 def test_progress_counts_weights() -> None:
@@ -40,7 +41,7 @@ def test_progress_counts_weights() -> None:
 
 def test_inputs_without_relations_are_rounded_plainly() -> None:
     found = chosen(W, np.eye(96, dtype=np.float32))
-    np.testing.assert_array_equal(unpacked(found["w.int4"], found["w.int4-scale"]), decoded(W, "w.int4"))
+    np.testing.assert_array_equal(unpacked(found["w.int4"], found["w.int4-scale"]), plainly(W, "w.int4"))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,21 @@ def test_numbers_of_other_weights_are_not_chosen(fault: Any, monkeypatch: pytest
     honest = error_feedback._rows
     monkeypatch.setattr(error_feedback, "_rows", lambda weight, factor: fault(*honest(weight, factor)))
     found = chosen(W)
-    np.testing.assert_array_equal(unpacked(found["w.int4"], found["w.int4-scale"]), decoded(W, "w.int4"))
+    np.testing.assert_array_equal(unpacked(found["w.int4"], found["w.int4-scale"]), plainly(W, "w.int4"))
+
+
+def test_one_block_of_other_weights_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the output is."""
+    honest, expected = error_feedback._rows, unpacked(*chosen(W).values())
+
+    def faulty(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        integers, scales = honest(weight, factor)
+        integers[7, 1] = 0
+        return integers, scales
+
+    monkeypatch.setattr(error_feedback, "_rows", faulty)
+    expected[7, 32:64] = plainly(W, "w.int4")[7, 32:64]
+    np.testing.assert_array_equal(unpacked(*chosen(W).values()), expected)
 
 
 def test_the_first_outputs_are_those_of_a_submodel(monkeypatch: pytest.MonkeyPatch) -> None:

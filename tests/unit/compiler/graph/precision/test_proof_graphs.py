@@ -10,9 +10,10 @@ import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle
 from nestforge.compiler.engines.build_engine import EngineBuilder
-from nestforge.compiler.graph.encodings import decoded, encode
+from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.precision.proof_graphs import (
     emulated,
@@ -21,10 +22,11 @@ from nestforge.compiler.graph.precision.proof_graphs import (
     proof_graph,
     with_proof_graphs,
 )
-from nestforge.compiler.graph.store import with_stored_weights
+from nestforge.compiler.graph.stored_numbers import StoredNumbers
 from nestforge.profiles.precision import INT4, INT8, Precision
 from onnx import TensorProto, numpy_helper
 from support.derived_engines import encoded_engines, run, run_alone
+from support.rounding import rounded
 from support.tiny_compile import save_tiniest
 
 
@@ -151,7 +153,8 @@ def test_without_the_rounding_of_activations_nothing_is_left_but_that_of_weights
     kinds = {node.op_type for node in left.graph.node}
     assert not kinds & {"QGemm", "QuantizeLinear", "DynamicQuantizeLinear", "MatMulNBits"}
     found, rounded = (run(one, engines.feeds, engines.folder, True) for one in (left, graph))
-    module = with_stored_weights(engines.model, engines.templates[form].weights, tmp_path / "rounded").narrow(whole, {})
+    stored = StoredNumbers(engines.model, engines.folder / WEIGHTS_NAME, tmp_path)
+    module = stored.in_model(engines.templates[form].weights).narrow(whole, {})
     import torch
 
     with torch.no_grad():
@@ -159,6 +162,26 @@ def test_without_the_rounding_of_activations_nothing_is_left_but_that_of_weights
     for name, expected in zip(found, results, strict=True):
         np.testing.assert_allclose(found[name], expected.numpy(), atol=2e-5)
         assert np.abs(rounded[name] - expected.numpy()).max() > 1e-4, "the engine itself rounds"
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"bits": 8}, r"\(8, 32\)"),
+        ({"block_size": 64}, r"\(4, 64\)"),
+        ({"zero_points": "z"}, r"\(4, 32, 'z'\)"),
+        ({"g_idx": "g"}, r"\(4, 32, 'g'\)"),
+    ],
+)
+def test_products_with_4_bits_of_another_kind_are_not_taken_for_ours(change: dict[str, Any], got: str) -> None:
+    said = {"bits": 4, "block_size": 32, "zero_points": "", "g_idx": ""} | change
+    inputs = ["x", "w", "s", said.pop("zero_points"), said.pop("g_idx"), "b"]
+    node = onnx.helper.make_node("MatMulNBits", inputs, ["y"], domain="com.microsoft", K=64, N=32, **said)
+    shapes = {"w": (32, 2, 16), "s": (32, 2), "z": (32, 1), "g": (64,), "b": (32,)}
+    given = [numpy_helper.from_array(np.zeros(shape, np.uint8), name) for name, shape in shapes.items()]
+    graph = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [], given))
+    with pytest.raises(AssertionError, match=rf"MatMulNBits y: expected 4 bits in blocks of 32, got {got}"):
+        exact(graph.SerializeToString())
 
 
 def test_a_largest_number_of_an_input_is_left_alone() -> None:
@@ -176,7 +199,8 @@ def test_a_largest_number_of_an_input_is_left_alone() -> None:
 def test_the_model_itself_is_left_alone(tmp_path: Path) -> None:
     engines = encoded_engines(tmp_path, save_tiniest(tmp_path / "model", **WIDE), BUCKET)
     before = {name: p.detach().clone() for name, p in engines.model.parameters().items()}
-    other = with_stored_weights(engines.model, engines.templates["int8"].weights, tmp_path / "rounded")
+    stored = StoredNumbers(engines.model, engines.folder / WEIGHTS_NAME, tmp_path)
+    other = stored.in_model(engines.templates["int8"].weights)
     changed = {name for name, p in other.universal.parameters().items() if not p.equal(before[name])}
     assert changed
     assert all(p.dim() == 2 for name, p in other.universal.parameters().items() if name in changed)
@@ -186,7 +210,7 @@ def test_the_model_itself_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "steps"), [("w" + INT8, 63), ("w.T" + INT8, 63), ("w" + INT4, 7)])
 def test_decoded_numbers_are_half_a_step_away_at_most(name: str, steps: int) -> None:
     array = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
-    found = decoded(array, name)
+    found = rounded(array, name)
     assert found.shape == array.shape
     assert found.dtype == np.float32
     assert np.abs(found - array).max() <= np.abs(array).max() / steps

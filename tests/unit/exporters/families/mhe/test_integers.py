@@ -16,7 +16,8 @@ from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.encodings import encode
-from nestforge.compiler.graph.store import with_stored_weights
+from nestforge.compiler.graph.store import write_store
+from nestforge.compiler.graph.stored_numbers import StoredNumbers
 from nestforge.errors import ParityError
 from nestforge.exporters.families.mhe import attention as folds
 from nestforge.exporters.source import open_source
@@ -134,8 +135,10 @@ def test_stored_numbers_take_the_place_of_folded_tensors(tmp_path: Path) -> None
     """Integers as they were rounded, of the universal model, and what stays float32 as it was made of its weights."""
     universal = load_universal(open_source(save_tiny_mhe(tmp_path / "m", **SHAPE)))
     at = "layers.0.attention"
-    names = {f"{at}.folded.output.T.int8", f"{at}.folded.query", f"{at}.query.weight.int8"}
-    stored, narrow = with_stored_weights(universal, names, tmp_path / "rounded"), universal.spec.parse(NARROW)
+    integers = {f"{at}.folded.output.T.int8", f"{at}.query.weight.int8"}
+    names = {f"{at}.folded.query", *integers, *(f"{name}-scale" for name in integers)}
+    write_store(universal, names, {}, tmp_path / "w")
+    stored, narrow = StoredNumbers(universal, tmp_path / "w", tmp_path).in_model(names), universal.spec.parse(NARROW)
     assert stored.folded.keys() == {f"{at}.folded.output", f"{at}.folded.query"}
     form = stored.narrow(narrow, {"attention": "normal"})
     attention: Any = form.get_submodule("model.layers.0.attention")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from nestforge.compiler.planning.variants import chosen_variants
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import ExportError, PlanError
+from nestforge.exporters.families.sparse_mixer import family
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.load_profile import load_profile
@@ -96,6 +98,24 @@ def test_mixing_that_serves_shorter_sequences(tmp_path: Path, mixing: str) -> No
 @pytest.mark.parametrize("mixing", ["toeplitz", "hartley_plus", "hartley_separable", "hartley_separable_plus"])
 def test_other_mixing(tmp_path: Path, mixing: str) -> None:
     check_answers(compiled(tmp_path, mixing=mixing, **DENSE), {"sequence16": 16})
+
+
+def test_routed_integers_are_verified_in_the_order_of_the_models_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores that do not follow their experts into the bundle's order: PyTorch and the engine agree there."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "expert_intermediate_size": 32, "mixing": "fourier"}
+    model = save_tiny_mixer(tmp_path / "m", num_hidden_layers=1, attention_layers=(), moe_layers=(0,), **sizes)
+    honest, found = family.elastic_spec, []
+    for spec in (honest, lambda config: replace(honest(config), order_followers=())):
+        monkeypatch.setattr(family, "elastic_spec", spec)
+        bundle = tmp_path / f"b{len(found)}"
+        profile = board(precision="int8-dynamic", budgets={"full": {}})
+        compile_bundle(model, profile, bundle, buckets=[BUCKET], include="budgets", measure=False)
+        found.append(verify_bundle(bundle, model))
+    right, wrong = found
+    assert right
+    assert [str(verdict.problem)[:24] for verdict in wrong.engines] == ["output last_hidden_state"]
 
 
 @pytest.fixture(scope="module")
