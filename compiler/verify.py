@@ -157,14 +157,13 @@ def _verify(
     del as_loaded
     for axis, order in orders.items():
         permute_axis(universal, axis, order)
-    ordered = {bucket: in_torch(references.of(whole), references.cases[bucket]) for bucket in buckets}
     limit = tolerance_for(TRACED, universal.spec.depth)
-    for engine in integers:
-        cases, outputs = references.cases[engine.bucket], judged_outputs(bundle.manifest, universal, engine)
-        expected = Replayed(loaded[engine.bucket], [{} for _ in cases])  # nothing is rounded
-        verdict = judge(expected, ordered[engine.bucket], cases, outputs, limit)
-        untouched.append(EngineVerdict.of(engine, verdict))
-    del loaded, ordered
+    for bucket in buckets:
+        cases, (first, *others) = references.cases[bucket], [one for one in integers if one.bucket == bucket]
+        expected = Replayed(loaded.pop(bucket), [{} for _ in cases])  # nothing is rounded
+        found, outputs = in_torch(references.of(whole), cases), judged_outputs(bundle.manifest, universal, first)
+        verdict = judge(expected, found, cases, outputs, limit)
+        untouched += [EngineVerdict.of(engine, verdict) for engine in (first, *others)]
     with written_references(bundle, references) as own_references:
         verdicts = verify_engines(bundle, own_references, clock)
         if bundle.manifest.tasks is not None and bundle.manifest.tasks.merged:

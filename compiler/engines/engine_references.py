@@ -3,7 +3,7 @@
 Rounding weights to a few bits moves the answers of some models by more than any fault would: a language model's logits
 on a token that nothing precedes, or on one that repeats, may turn by half a right angle. So an integer engine is held
 against PyTorch with the very numbers that its integers stand for, which are held against the model's weights one by one
-(``with_stored_weights``), and how far they leave its answers is stated, not judged (docs/decisions/0058).
+(graph/stored_numbers.py), and how far they leave its answers is stated, not judged (docs/decisions/0058).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EngineReferences:
 
     def rounded(self, bundle: Bundle, *engines: EngineEntry) -> References:
         """Those with the numbers that ``engines`` read in the place of the model's weights. Raises ParityError where
-        one cannot be a rounding of the model's."""
+        one is not made of the model's."""
         names, variants = frozenset(_read_by(bundle, engines)), self._variants(engines[0])
         key = names, tuple(sorted(variants.items()))
         if key not in self._known:

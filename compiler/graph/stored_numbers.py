@@ -64,11 +64,12 @@ class StoredNumbers:
     def in_model(self, names: Collection[str]) -> StoredModel:
         """The model with the numbers that the tensors ``names`` of the store stand for.
 
-        Raises ParityError for a tensor that is not what is made of the model's weight."""
-        parts = sorted(set(chain.from_iterable(map(parts_of, names))), key=_bits)  # scales before what they are of
+        Raises ParityError for a tensor that is not what is made of the model's weight.
+        """
+        parts = sorted(set(chain.from_iterable(map(parts_of, names))), key=_fewest_bits)
         self._make([name for name in parts if name not in self._made])
         values = dict[str, torch.Tensor]()
-        for name in parts:  # of a weight that is read in several encodings, a product's, which has the fewest bits
+        for name in parts:  # of a weight in several encodings that of products, which has the fewest bits
             if (tensor := self._made[name]) is not None:
                 values.setdefault(_parameter(name), tensor)
         folded = {name: values.pop(name) for name in values.keys() & self.model.spec.folded.keys()}
@@ -119,8 +120,9 @@ class StoredNumbers:
         return float32_views(self.path, self.model.spec)
 
 
-def _bits(name: str) -> int:
-    return WEIGHT_BITS.get(split_encoding(name)[1], 0)
+def _fewest_bits(name: str) -> tuple[int, str]:
+    """Sorts weights by their bits, behind all scales."""
+    return WEIGHT_BITS.get(split_encoding(name)[1], 0), name
 
 
 def _parameter(name: str) -> str:

@@ -100,6 +100,26 @@ def test_what_takes_too_much_memory_is_passed_again_but_for_the_universal_model(
     assert {array.dtype for arrays in whole for array in arrays.values()} == {np.dtype(np.float32)}
 
 
+def test_the_numbers_of_every_precision_share_the_memory_of_passes(
+    builder: EngineBuilder, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest are kept, whosever they are."""
+    references, spec = fresh(builder), builder.universal.spec
+    rounded = references.narrowed_by(builder.universal, builder.universal.narrow)
+    small, other = spec.parse("ffn8-heads1"), spec.parse("ffn16-heads2")
+    (first, *_) = (references.replayed(small, BUCKET), rounded.replayed(other, BUCKET))
+    size = sum(array.nbytes for arrays in first.outputs for array in arrays.values())
+    monkeypatch.setattr(module, "_MOST_BYTES_CACHED", 2 * size)
+    references.replayed(small, BUCKET)  # later than the other now
+    rounded.replayed(small, BUCKET)
+    assert passes == ["8", "16", "8"], "numbers of its own"
+    references.replayed(small, BUCKET)
+    rounded.replayed(small, BUCKET)
+    assert passes == ["8", "16", "8"]
+    rounded.replayed(other, BUCKET)
+    assert passes == ["8", "16", "8", "16"]
+
+
 def test_rounding_can_be_measured_again_of_what_was_kept(builder: EngineBuilder) -> None:
     references, submodel = fresh(builder), builder.universal.spec.parse("ffn8-heads1")
     references.replayed(submodel, BUCKET)
