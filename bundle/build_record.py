@@ -104,6 +104,7 @@ class BuildRecord:
     """Everything that differs between two compiles of the same inputs: time, host, and everything measured.
 
     ``report_sha256`` is the hash of report.md. ``seconds`` and ``cpu_seconds``, those of all threads, are by stage.
+    ``job_sha256`` is that of everything that the bundle follows from (``job_sha256`` of compiler/write_bundle.py).
     """
 
     schema_version: int
@@ -115,3 +116,4 @@ class BuildRecord:
     cpu_seconds: Mapping[str, float] = field(metadata={"min": 0})
     latencies: tuple[Latency, ...]
     report_sha256: str | None = None
+    job_sha256: str | None = None

@@ -35,11 +35,13 @@ from .parity.prove_texts import prove_texts
 from .parity.references import References
 from .tensorrt.build_bundle import build_plans
 from .work.clock import Clock
-from .work.staging import Stage, publish, staged
+from .work.staging import Stage, digest, publish, staged
 from .write_bundle import (
     complete,
+    job_sha256,
     partial_bundle,
     resume_key,
+    shared_key,
     with_task_inputs,
     write_build_record,
     write_manifest,
@@ -67,9 +69,12 @@ def prepare(request: CompileRequest, clock: Clock) -> Job:
     return job
 
 
-def compile_job(job: Job, clock: Clock, begin: Callable[[], None] = lambda: None) -> Path:
-    """``compile_bundle`` of what was prepared; calls ``begin`` once its output is known to be free."""
-    with staged(job.output, resume_key(job), (MANIFEST_NAME, BUILD_NAME) if job.overwrite else ()) as stage:
+def compile_job(job: Job, clock: Clock, begin: Callable[[], None] = lambda: None, pools: Path | None = None) -> Path:
+    """``compile_bundle`` of what was prepared; calls ``begin`` once its output is known to be free. Jobs of one model
+    that are given the same folder ``pools`` trace it once, and their bundles share the file of the weights."""
+    key, replaced = resume_key(job), (MANIFEST_NAME, BUILD_NAME) if job.overwrite else ()
+    pool = None if pools is None else pools / digest(shared_key(job))
+    with staged(job.output, key, replaced, pool) as stage:
         if not stage.is_published:  # by an earlier call that was stopped after that
             begin()
             _compile(job, stage, clock)
@@ -114,7 +119,7 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
         written = written_bundle(stage, completed.build)
     with clock("verify"):  # the written files, through the runtime
         _verify_written(stage, written, builder.engine_references, clock)
-    write_build_record(stage, manifest, job.command, clock, latencies)
+    write_build_record(stage, manifest, job.command, clock, latencies, job_sha256(job))
     if job.tasks:
         with clock("tasks"):  # each proven on the written files, as one that is added later
             add_tasks(open_bundle(stage.folder), universal, builder.cases, job.tasks, clock)
@@ -138,7 +143,7 @@ def _templates(
         for key in keys:
             templates.get(key)
         write = partial(write_store, universal, templates.weights(), templates.tables(), chosen=templates.rounded)
-        weights = stage.once(stage.folder / WEIGHTS_NAME, write)
+        weights = stage.once(stage.folder / WEIGHTS_NAME, write, templates.stored_for())
         if fp32 is None:  # whose store the model shares, since this one has lower precisions
             share_store(universal, weights)
     return templates, fp32

@@ -84,6 +84,11 @@ class Job:
         return compile_cost(self.source, self.profile, self.chosen(self.source.spec, made))
 
     @property
+    def shared_options(self) -> JobOptions:
+        """``options`` without the choice of submodels: two jobs with the same ones may trace the same graphs."""
+        return replace(self.options, include="levels", submodels=(), slices=())
+
+    @property
     def candidates(self) -> tuple[Submodel, ...]:
         """Every submodel that may get engines."""
         return (*in_every_precision(self.rungs, self.profile.precisions), *self.submodels)

@@ -66,7 +66,7 @@ from ..strict import unstructure
 from .job import Job
 from .planning.plan import Plan
 from .work.clock import Clock
-from .work.staging import Stage, write_synced
+from .work.staging import Stage, digest, write_synced
 
 _VERSIONED_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 _TEMPLATE_NAME = "chat_template.jinja"
@@ -109,6 +109,16 @@ def resume_key(job: Job) -> dict[str, Any]:
         "lora_rank": job.lora_rank,
         "tasks": {name: {path.name: sha256_of(path) for path in task.files} for name, task in job.tasks.items()},
     }
+
+
+def shared_key(job: Job) -> dict[str, Any]:
+    """What jobs share whose models are alike once they are ranked, whatever their devices and submodels are."""
+    return {**resume_key(job), "profile": None, "options": job.shared_options}
+
+
+def job_sha256(job: Job) -> str:
+    """The digest of everything that a bundle of ``job`` follows from."""
+    return digest({**resume_key(job), "emit_only": job.emit_only})
 
 
 def partial_bundle(
@@ -222,6 +232,7 @@ def write_build_record(
     command: Sequence[str],
     clock: Clock,
     latencies: Sequence[Latency],
+    job_sha256: str | None = None,
 ) -> None:
     """Writes what differs between two compiles of the same inputs: the build record and its rendering."""
     record = BuildRecord(
@@ -233,6 +244,7 @@ def write_build_record(
         seconds=dict(clock.seconds),
         cpu_seconds=dict(clock.cpu_seconds),
         latencies=tuple(latencies),
+        job_sha256=job_sha256,
     )
     report = render_report(manifest, record).encode()
     write_synced(stage.folder / REPORT_NAME, report)

@@ -35,6 +35,7 @@ COMMANDS = {
     "compile": "compile",
     "add-task": "compile",
     "build": "compile",
+    "farm": "farm",
     "measure": "bench",
     "calibrate": "calibrate",
     "verify": "checks",
@@ -63,6 +64,7 @@ _EXTRAS = {
     "cuda": TENSORRT.extra,
     **dict.fromkeys(("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client"), "serve"),
     **dict.fromkeys(("gevent", "mlperf_loadgen", "tritonclient", "matplotlib"), "loadtest"),
+    "ray": "ray",
 }
 
 # In newer releases of click a command without any argument, which shows its help.

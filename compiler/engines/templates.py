@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -91,11 +92,18 @@ class Templates:
         """The template of ``key``. Raises ExportError if torch cannot trace it."""
         if key not in self.known:
             if key == key.traced:
-                path = self.stage.once(self.stage.work / key.file, lambda path: self._trace(key, path))
+                path = self.stage.work / key.file
+                path = self.stage.once(path, lambda path: self._trace(key, path), self.traced_for(key))
                 self.known[key] = load_template(path)
             else:
                 self.known[key] = self.derived(self.get(key.traced), key.precision, key.part)
         return self.known[key]
+
+    def traced_for(self, key: TemplateKey) -> list[object]:
+        """What the trace of ``key`` takes from the profile."""
+        whole = self.universal.spec.submodel(dict(key.structure))
+        variants = None if key.part else chosen_variants(self.universal.source, whole, key.bucket, self.profile)
+        return [BACKENDS[self.profile.backend].own_operators, self.profile.opset, variants]
 
     def of(self, submodel: Submodel, bucket: Bucket, part: str | None = None) -> Template:
         """The template from which the engine of ``submodel`` at ``bucket``, or of a part of it, is emitted."""
@@ -120,6 +128,11 @@ class Templates:
     def tables(self) -> dict[str, np.ndarray]:
         """The large constants that the engines read from the weight store, by name."""
         return {name: table for template in self._of_engines() for name, table in template.tables.items()}
+
+    def stored_for(self) -> list[object]:
+        """What the weight store of these templates takes from the profile."""
+        rounded = {name: sha256(array.tobytes()).hexdigest() for name, array in self.rounded.items()}
+        return [sorted(self.weights()), sorted(self.tables()), rounded]
 
     def traced(self, submodel: Submodel, bucket: Bucket, part: str | None) -> Template:
         """A template of this submodel alone, for models that cannot be sliced at graph level."""

@@ -61,7 +61,7 @@ def _ranked(
     if corpus is None:
         return rank(model, magnitude_scores(model), "magnitude")
     scores = load_file(
-        stage.once(stage.work / "scores.safetensors", partial(_save_taylor_scores, model, corpus, clock))
+        stage.once(stage.work / "scores.safetensors", partial(_save_taylor_scores, model, corpus, clock), "scores")
     )
     if isinstance(corpus, Corpus):
         return rank(model, scores, "taylor", corpus.calibration)

@@ -17,12 +17,13 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from ...errors import OutputError
 from ...strict import structure, unstructure
-from ...whole_file import lock_holders, put_in_place, take_lock
+from ...whole_file import folder_beside, link, lock_holders, put_in_place, take_lock
 
 T = TypeVar("T")
 
@@ -45,21 +46,44 @@ class Stage:
     """The staging folders of one job: ``folder`` becomes the output, ``work`` is thrown away.
 
     ``is_published``: an earlier run published the output, and was stopped before it had ended. ``replaces``: an output
-    that exists is replaced.
+    that exists is replaced. ``pool`` is where the jobs of one model leave for each other what each would make alike.
     """
 
     folder: Path
     work: Path
     is_published: bool = False
     replaces: bool = False
+    pool: Path | None = None
 
-    def once(self, path: Path, produce: Callable[[Path], None]) -> Path:
-        """``path``, produced now unless an earlier run finished it."""
+    def once(self, path: Path, produce: Callable[[Path], None], follows_from: object = None) -> Path:
+        """``path``, produced now unless an earlier run finished it. With a ``pool`` it is, with what ``produce`` writes
+        beside it, a link to that of any job that had the same name and all that the file ``follows_from``, beside the
+        model."""
         if not path.exists():
             beside = path.with_name(path.name + ".writing")
-            produce(beside)
+            if self.pool is None or follows_from is None:
+                produce(beside)
+            else:
+                made = self._pooled(self.pool, path.name, follows_from, produce)
+                for file in made.iterdir():
+                    link(file, beside if file.name == path.name else path.with_name(file.name))
             beside.rename(path)
         return path
+
+    @staticmethod
+    def _pooled(pool: Path, name: str, follows_from: object, produce: Callable[[Path], None]) -> Path:
+        """The folder in ``pool`` with the file ``name``."""
+        home = pool / digest([name, follows_from])
+        if not home.exists():
+            pool.mkdir(parents=True, exist_ok=True)
+            with folder_beside(pool) as made:
+                produce(made / name)
+                try:
+                    made.rename(home)
+                except OSError:
+                    if not home.exists():  # else another job was quicker
+                        raise
+        return home
 
     def memo(self, key: str, kind: type[T], make: Callable[[], T], files: Sequence[str] = ()) -> T:
         """The result ``key``, a value of ``kind``: made now unless an earlier run kept it in ``work``.
@@ -81,6 +105,11 @@ class Stage:
         return self.work / f"{key}.json"
 
 
+def digest(value: object) -> str:
+    """SHA-256 of plain data, mappings and dataclasses, whatever the order of their names."""
+    return sha256(_json(value)).hexdigest()
+
+
 def _json(value: object) -> bytes:
     return json.dumps(unstructure(value), sort_keys=True).encode()
 
@@ -94,12 +123,14 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def staged(output: Path, key: Mapping[str, Any], replaced: Sequence[str] = ()) -> Iterator[Stage]:
+def staged(
+    output: Path, key: Mapping[str, Any], replaced: Sequence[str] = (), pool: Path | None = None
+) -> Iterator[Stage]:
     """A stage beside ``output``, published when the block ends without an error, unless the block has done so itself.
 
     Raises OutputError if ``output`` exists, cannot be written, or another job works on it. A folder that has all the
     files ``replaced`` may exist: once the new one is whole it takes its place in one step. Where an earlier run of the
-    same ``key`` made the output that exists, and did not end, the stage says so instead.
+    same ``key`` made the output that exists, and did not end, the stage says so instead. ``pool`` as of Stage.
     """
     if not output.name:
         raise OutputError(f"output {str(output)!r}: expected the name of a folder to make")
@@ -110,7 +141,7 @@ def staged(output: Path, key: Mapping[str, Any], replaced: Sequence[str] = ()) -
         lock = _locked(root, output, bool(replaced))
     with lock:
         with _disk_errors(output, every=True):
-            stage = _prepared(root, output, _json(key), bool(replaced))
+            stage = replace(_prepared(root, output, _json(key), bool(replaced)), pool=pool)
         try:
             with _disk_errors(output):
                 yield stage

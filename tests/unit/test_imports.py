@@ -31,7 +31,7 @@ OUTSIDE = {
     "integrations": {"numpy", "rich"},
     "serving": {"numpy", "starlette", "uvicorn", "grpc", "tritonclient", "uvloop", "prometheus_client"},
     "exporters": {"numpy", "huggingface_hub", *BUILD} - {"onnx"},
-    "compiler": {"numpy", "onnxruntime", "tensorrt", *BUILD} - {"transformers"},
+    "compiler": {"numpy", "onnxruntime", "tensorrt", "ray", *BUILD} - {"transformers"},
     # onnx, onnxruntime, openvino by name where an export is of their kind
     "parity": {"numpy", "psutil", "torch"},
     "tools": DEVICE | {"click", "rich", "gevent", "mlperf_loadgen", "tritonclient", "matplotlib"},

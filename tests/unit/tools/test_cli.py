@@ -199,6 +199,7 @@ REFUSED = {
     "compile": "nowhere --output out --profile laptop-x86",
     "add-task": "nowhere a=folder --against nowhere",
     "build": "nowhere",
+    "farm": "nowhere.yaml",
     "measure": "nowhere",
     "calibrate": "nowhere",
     "verify": "nowhere",
