@@ -113,7 +113,9 @@ def parse_json(raw: bytes | str, strict: bool = True) -> Any:
             data = json.loads(raw)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    _check_depth(data)
+    opened = ("[", "{") if isinstance(raw, str) else (b"[", b"{")
+    if sum(map(raw.count, opened)) > _MAX_DEPTH:
+        _check_depth(data)
     return data
 
 

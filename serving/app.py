@@ -37,6 +37,7 @@ LATE = "nestforge.late"
 # Bodies above are read as JSON on another thread, so that other requests go on.
 _LARGE = 1 << 16
 _MOST_LINES, _LOG_S = 4096, 0.1
+_WATCHED_S = 0.005
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 # Which say whether a server is there, whoever asks and however busy it is.
 _HEALTH = ("/v2/health/live", "/v2/health/ready", "/health")
@@ -229,18 +230,25 @@ class Service:
             raise
 
     async def unless_gone(self, request: Request, answer: asyncio.Future[T]) -> T:
-        """What ``answer`` gives, unless the client goes away before: then it is cancelled, and ClientDisconnect
-        raised."""
-        gone = asyncio.ensure_future(request.receive())
-        gone.add_done_callback(lambda _: answer.cancel())
+        """What ``answer`` gives, unless the client goes away before, for which it is watched where that takes longer:
+        then the answer is cancelled, and ClientDisconnect raised."""
+        gone: list[asyncio.Future[Message]] = []
+
+        def watch() -> None:
+            gone.append(asyncio.ensure_future(request.receive()))
+            gone[0].add_done_callback(lambda _: answer.cancel())
+
+        timer = asyncio.get_running_loop().call_later(_WATCHED_S, watch)
         try:
             return await answer
         except asyncio.CancelledError:
-            if not gone.done():
+            if not any(one.done() for one in gone):
                 raise
             raise ClientDisconnect from None
         finally:
-            gone.cancel()
+            timer.cancel()
+            for one in gone:
+                one.cancel()
 
     def answered(self, request: Request, served: Served, reply: Reply, terms: Terms) -> None:
         """Counts an answer; headers and the access log have what ``reply`` says."""
@@ -321,11 +329,11 @@ class AccessLog:
     and the oldest are left out that find no room."""
 
     def __init__(self) -> None:
-        self._lines, self._over = deque[str](maxlen=_MOST_LINES), Event()
+        self._lines, self._over = deque[Mapping[str, Any]](maxlen=_MOST_LINES), Event()
         self._writer = Thread(target=self._write, name="nestforge-log", daemon=True)
         self._writer.start()
 
-    def add(self, line: str) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         self._lines.append(line)
 
     def close(self) -> None:
@@ -339,7 +347,7 @@ class AccessLog:
             while not is_over:
                 is_over = self._over.wait(_LOG_S)
                 while self._lines:
-                    print(self._lines.popleft(), flush=not self._lines)
+                    print(json.dumps(self._lines.popleft()), flush=not self._lines)
 
 
 class Guard:
@@ -415,4 +423,4 @@ class Guard:
             if reply.ended is not None:
                 self._service.desk.scheduler.sent(now_ms() - reply.ended)
             line |= {"model": model, "submodel": reply.submodel, "shared": reply.shared}
-        self._log.add(json.dumps(line))
+        self._log.add(line)
