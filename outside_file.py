@@ -113,8 +113,7 @@ def parse_json(raw: bytes | str, strict: bool = True) -> Any:
             data = json.loads(raw)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    opened = ("[", "{") if isinstance(raw, str) else (b"[", b"{")
-    if sum(map(raw.count, opened)) > _MAX_DEPTH:
+    if not strict or text.count("[") + text.count("{") > _MAX_DEPTH:
         _check_depth(data)
     return data
 

@@ -86,16 +86,16 @@ async def _generated(service: Service, request: Request, is_chat: bool) -> Respo
         events = of.events(with_usage)
         # What is refused has its status.
         first = asyncio.ensure_future(anext(events))
-        return _Stream(await service.unless_gone(request, first), events, of)
+        return _Stream(await service.unless_gone(request, first), events, generation)
     except BaseException:
-        of.end()
+        generation.close()
         raise
 
 
 class _Stream(StreamingResponse):
     """``events`` behind the ``first``, which are closed when the client goes away."""
 
-    def __init__(self, first: bytes, events: AsyncIterator[bytes], of: _Answer) -> None:
+    def __init__(self, first: bytes, events: AsyncIterator[bytes], of: Generation) -> None:
         async def each() -> AsyncIterator[bytes]:
             yield first
             async for one in events:
@@ -108,7 +108,7 @@ class _Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._of.end()
+            self._of.close()
 
 
 class _Answer:
@@ -165,10 +165,6 @@ class _Answer:
             yield _event({**head, "choices": [], "usage": self._usage})
         yield b"data: [DONE]\n\n"
 
-    def end(self) -> None:
-        """It is over, whether all of it was sent or its client went away."""
-        self._generation.close()
-
     async def _each(self) -> AsyncIterator[tuple[Row, Piece]]:
         """The tokens of all rows, and then what is counted of them; headers say who generated the first one."""
         service, request, served, generation = self._service, self._request, self._served, self._generation
@@ -182,7 +178,7 @@ class _Answer:
                         request.scope["nestforge.reply"] = reply
                     yield row, piece
         finally:
-            self.end()
+            generation.close()
         assert reply is not None
         service.answered(request, served, reply, generation.terms)
 

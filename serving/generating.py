@@ -106,27 +106,27 @@ class Generating:
         fit, and OverloadError where there is no room for more texts, or for one more choice."""
         self._require_room(terms.client)
         stated = dict(choice) if terms.deadline_ms is None else {**choice, "deadline_ms": terms.deadline_ms}
-        rows, (engines, reason) = await self._desk.aside(letters, self._rows, request, GenerationRequest(**stated))
-        self._require_room(terms.client)
-        queue = self._queue(_Key(request.task, terms.is_timed, tuple(one.id for one in engines)), engines, terms.client)
-        generation = Generation(rows, terms, queue, reason)
-        queue.add(generation)
-        return generation
+        chosen = GenerationRequest(**stated)
 
-    def _rows(
-        self, request: GenerationRequest, choice: GenerationRequest
-    ) -> tuple[Sequence[Row], tuple[Sequence[EngineEntry], str]]:
-        rows = self._generator.rows(request, _MOST_TOKENS)
-        return rows, self._generator.batch_engines(choice, _MOST_ROWS, _MOST_TOKENS)
+        def read() -> tuple[Sequence[Row], Sequence[EngineEntry], str]:
+            rows = self._generator.rows(request, _MOST_TOKENS)
+            return rows, *self._generator.batch_engines(chosen, _MOST_ROWS, _MOST_TOKENS)
+
+        rows, engines, reason = await self._desk.aside(letters, read)
+        self._require_room(terms.client)
+        generation = Generation(rows, terms, self._queue(chosen, engines, terms.client), reason)
+        generation.queue.add(generation)
+        return generation
 
     def _require_room(self, client: str) -> None:
         waiting = Counter(one.terms.client for queue in self._queues.values() for _, one in queue.waiting)
         if waiting.total() >= _MOST_WAITING or waiting[client] >= own_part(_MOST_WAITING, waiting, client):
             raise OverloadError(f"{waiting.total()} texts wait, {waiting[client]} of this client; ask again later", 1e3)
 
-    def _queue(self, key: _Key, engines: Sequence[EngineEntry], client: str) -> _Queue:
-        """That of these engines; where it is one too many, in the place of one that nobody uses. The last place is for
-        a client that has none."""
+    def _queue(self, choice: GenerationRequest, engines: Sequence[EngineEntry], client: str) -> _Queue:
+        """That of a task by these engines, with deadlines or without; where it is one too many, in the place of one
+        that nobody uses. The last place is for a client that has none."""
+        key = (choice.task, choice.is_timed, *(one.id for one in engines))
         queue = self._queues.pop(key, None)
         if queue is None or queue.is_broken:
             busy = [one for one in self._queues.values() if one.is_busy]
@@ -134,24 +134,16 @@ class Generating:
                 raise OverloadError("submodels of other requests generate; ask again later", 1e3)
             if len(self._queues) >= _MOST_BATCHES:
                 self._queues.pop(next(name for name, one in self._queues.items() if not one.is_busy)).close()
-            queue = _Queue(self._generator, self._desk, key, engines)
+            queue = _Queue(self._generator, self._desk, choice)
         self._queues[key] = queue  # the last one used is the last
         return queue
-
-
-class _Key(NamedTuple):
-    """Whose rows step together: of one task by the same engines, with deadlines or without."""
-
-    task: str | None
-    is_timed: bool
-    engines: tuple[str, ...]
 
 
 class _Queue:
     """The rows of one choice: those that wait, and the batch of those that step, which ``_drive`` moves on."""
 
-    def __init__(self, generator: Generator, desk: Desk, key: _Key, engines: Sequence[EngineEntry]) -> None:
-        self._generator, self._desk, self._key, self._engines = generator, desk, key, engines
+    def __init__(self, generator: Generator, desk: Desk, choice: GenerationRequest) -> None:
+        self._generator, self._desk, self._choice = generator, desk, choice
         self.waiting: deque[tuple[Row, Generation]] = deque()
         self._of: dict[Row, Generation] = {}
         self._gone: list[Row] = []
@@ -209,9 +201,7 @@ class _Queue:
         """A part of a prompt and a step in turn, while there are any."""
         try:
             if self._batch is None:
-                self._batch = await asyncio.to_thread(
-                    self._generator.batch, self._engines, self._key.task, _MOST_ROWS, _MOST_TOKENS
-                )
+                self._batch = await asyncio.to_thread(self._generator.batch, self._choice, _MOST_ROWS, _MOST_TOKENS)
             joining: Any = None
             while self.waiting or self._of:
                 if joining in self._of and joining not in self._batch.rows:
@@ -244,7 +234,7 @@ class _Queue:
         share = max(1, batch.session.rows // len(waiting | rows.keys()))
         ((client, most),) = rows.most_common(1)
         own = [row for row in batch.rows if row in self._of and self._of[row].terms.client == client]
-        if self._key.is_timed or most <= share or not own or all(rows[one] >= share for one in waiting):
+        if self._choice.is_timed or most <= share or not own or all(rows[one] >= share for one in waiting):
             return False
         shortest = min(own, key=lambda row: len(row.tokens))  # all of it is read again
         self.waiting.appendleft((shortest, self._of.pop(shortest)))
@@ -262,7 +252,7 @@ class _Queue:
         """Those that found no room in time; who made place for others waits until it has one again."""
         now = now_ms()
         for row, generation in [each for each in self.waiting if each[1].due <= now]:
-            if self._key.is_timed or not row.has_begun:
+            if self._choice.is_timed or not row.has_begun:
                 self.waiting.remove((row, generation))
                 waited = now - generation.terms.arrived
                 failure = OverloadError(f"deadline passed while it waited, {waited:.3g} ms; ask again later", 0.0)
@@ -273,8 +263,8 @@ class _Queue:
         the first one is refused where the smallest submodel would be late with all that is asked for."""
         terms, engines = generation.terms, batch.to_read(row, MOST_READ)
         left_ms, steps_ms, part_ms = terms.patience_ms, 0.0, _least_ms(engines)
-        is_asked = self._key.is_timed and not row.prompt_ms
-        if self._key.is_timed:
+        is_asked = self._choice.is_timed and not row.prompt_ms
+        if self._choice.is_timed:
             whole = batch.to_read(row)
             steps_ms = (row.tokens_left - 1) * _least_ms(batch.to_step(len(self._of)))
             left_ms = max(0.0, terms.due - now_ms() - steps_ms)
@@ -300,14 +290,14 @@ class _Queue:
         """One more token of ``rows``. Under deadlines it is due with what is left of the shortest."""
         first, now, engines = self._of[rows[0]], now_ms(), batch.to_step(len(rows))
         left_ms = first.terms.patience_ms
-        if self._key.is_timed:
+        if self._choice.is_timed:
             left_ms = max(0.0, min((self._of[row].terms.due - now) / max(1, row.tokens_left) for row in rows))
         await self._run(None, self._job(first, len(rows), 1, engines, left_ms, _least_ms(engines)))
 
     def _job(
         self, of: Generation, rows: int, steps: int, engines: Sequence[_Expected], left_ms: float, takes_ms: float
     ) -> Job:
-        now, within, timed = now_ms(), min(left_ms, _SLOWER * takes_ms), self._key.is_timed
+        now, within, timed = now_ms(), min(left_ms, _SLOWER * takes_ms), self._choice.is_timed
         found = [Candidate(one, ms, f"expected {ms:.3g} ms", 0, ms, ms, _UNUSED, is_noisy=False) for one, ms in engines]
         return Job(None, rows, steps, of.terms.client, now, now + left_ms, found, timed, continues=True, within=within)
 

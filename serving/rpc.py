@@ -74,12 +74,7 @@ class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated c
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         path = f"{_model(request.model_name, request.model_version)}/infer"
-        try:
-            head = json.dumps(_document(request)).encode()
-        except _Refused as refusal:
-            await _abort(context, refusal)
-            raise
-        found, rest = await self._asked(context, "POST", path, head, *request.raw_input_contents)
+        found, rest = await self._asked(context, "POST", path, request)
         outputs, raw, start = [], [], 0
         for tensor in found.pop("outputs"):
             size = tensor.pop("parameters")["binary_data_size"]
@@ -102,9 +97,10 @@ class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated c
             return False
         return True
 
-    async def _asked(self, context: Any, method: str, path: str, *body: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _asked(self, context: Any, method: str, path: str, request: Any = None) -> tuple[dict[str, Any], bytes]:
         """The JSON object of an answer, and the bytes behind it. Ends the call where it is refused."""
         try:
+            body = [] if request is None else [json.dumps(_document(request)).encode(), *request.raw_input_contents]
             headers, found = await self._call(context, method, path, *body)
         except _Refused as refusal:
             await _abort(context, refusal)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import inf
+from typing import NamedTuple
 
 from ..errors import OverloadError
-from ..runtime.candidates import Candidate
+from ..runtime.candidates import Candidate, next_larger
 
 # Factors of the part of a deadline that is planned with: after a run with a late answer, and after one without.
 # Some 0.5 % of misses keep it where it is.
@@ -71,13 +72,15 @@ class Run:
     reason: str
 
 
-@dataclass(order=True, frozen=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """``order``: by it jobs run, see ``submit``."""
 
     order: float
     number: int
     job: Job
+
+
+_Queue = Sequence[_Waiting]
 
 
 class Scheduler:
@@ -166,19 +169,19 @@ class Scheduler:
         together, candidate = self._together(self._waiting, now, None)
         reason = ""
         if len(head.alone) > 1:
-            bar = self._late(self._behind(together), now, now + candidate.p95_ms)
+            bar = self._late(_without(self._waiting, together), now, now + candidate.p95_ms)
             submodels = () if self._refused_lately(head, now) else (one.engine.submodel for one in head.alone)
             for submodel in dict.fromkeys(submodels):
                 jobs, one = self._together(self._waiting, now, submodel)
                 ends = now + one.p95_ms
                 if all(ends <= self._planned(entry) for entry in jobs) and (
-                    self._late(self._behind(jobs), now, ends, submodel) <= bar
+                    self._late(_without(self._waiting, jobs), now, ends, submodel) <= bar
                 ):
                     together, candidate = jobs, one
                     break
             reason = self._reason(head, candidate, now)
         run = Run(tuple(entry.job for entry in together), candidate, reason)
-        self._waiting = self._behind(together)
+        self._waiting = _without(self._waiting, together)
         self._running[run] = now + candidate.p95_ms
         return run
 
@@ -220,23 +223,13 @@ class Scheduler:
             return True
         return False
 
-    def _late(
-        self,
-        entries: Sequence[_Waiting],
-        now: float,
-        busy_until: float | None = None,
-        submodel: str | None = None,
-    ) -> int:
-        """How many of ``entries`` end after their deadlines if what takes least answers them, or ``submodel`` what it
-        can, with one more worker ``busy_until`` then."""
-        return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, busy_until, submodel))
+    def _late(self, entries: _Queue, now: float, busy_until: float | None = None, by: str | None = None) -> int:
+        """How many of ``entries`` end after their deadlines if what takes least answers them, or submodel ``by`` what
+        it can, with one more worker ``busy_until`` then."""
+        return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, busy_until, by))
 
     def _ends(
-        self,
-        entries: Sequence[_Waiting],
-        now: float,
-        busy_until: float | None = None,
-        submodel: str | None = None,
+        self, entries: _Queue, now: float, busy_until: float | None = None, by: str | None = None
     ) -> list[tuple[_Waiting, float]]:
         """The time at which each of ``entries`` ends, as ``_late`` says."""
         busy = [max(now, end) for end in self._running.values()]
@@ -246,16 +239,14 @@ class Scheduler:
         found: list[tuple[_Waiting, float]] = []
         left = list(entries)
         while left:
-            together, candidate = self._together(left, free[0], submodel)
+            together, candidate = self._together(left, free[0], by)
             end = free[0] + candidate.p95_ms
             heapreplace(free, end)
             found += [(entry, end) for entry in together]
             left = _without(left, together)
         return found
 
-    def _together(
-        self, entries: Sequence[_Waiting], start: float, submodel: str | None
-    ) -> tuple[list[_Waiting], Candidate]:
+    def _together(self, entries: _Queue, start: float, submodel: str | None) -> tuple[list[_Waiting], Candidate]:
         """The first of ``entries`` and those that go with it into one run, which starts then, of ``submodel`` or, for
         None, of what takes least."""
         head = entries[0]
@@ -285,9 +276,6 @@ class Scheduler:
             elif (misfits := misfits + 1) >= _MISFITS:
                 break
         return together, candidate
-
-    def _behind(self, together: Sequence[_Waiting]) -> list[_Waiting]:
-        return _without(self._waiting, together)
 
     def _limit(self, entry: _Waiting, soonest: float) -> float:
         """The end that a shared run has to keep for it; none where it is late even alone, as sharing is what helps."""
@@ -322,11 +310,7 @@ class Scheduler:
 
     def _reason(self, head: Job, candidate: Candidate, now: float) -> str:
         """As the dispatcher says why a deadline chose."""
-        larger = None
-        for one in head.alone:
-            if one.engine.submodel == candidate.engine.submodel:
-                break
-            larger = one
+        larger = next_larger(head.alone, candidate)
         waits = f"{self.waiting} waiting, {self.running} running"
         missed = f"; next larger {larger}" if larger else ""
         if larger and self._refused_lately(head, now):
@@ -347,6 +331,6 @@ def _of(candidates: Sequence[Candidate], submodel: str | None) -> Candidate | No
     return _least(own) if own else None
 
 
-def _without(entries: Sequence[_Waiting], together: Sequence[_Waiting]) -> list[_Waiting]:
+def _without(entries: _Queue, together: _Queue) -> list[_Waiting]:
     gone = {entry.number for entry in together}
     return [entry for entry in entries if entry.number not in gone]

@@ -123,8 +123,7 @@ class Generator:
     def batch_engines(
         self, request: GenerationRequest, most_rows: int, most_tokens: int
     ) -> tuple[Sequence[EngineEntry], str]:
-        """The engines of a ``batch`` by what ``request``, which has no prompt, leaves, the largest first, and why that
-        one. Raises as a call does before any work."""
+        """The engines of a ``batch``, the largest first, and why that one. Raises as ``batch``."""
         if (merged := self._of_task(request.task)) is not self:
             return merged.batch_engines(request, most_rows, most_tokens)
         entry, user = self._entry(), Owner()
@@ -138,15 +137,15 @@ class Generator:
         finally:
             user.is_over = True
 
-    def batch(self, engines: Sequence[EngineEntry], task: str | None, most_rows: int, most_tokens: int) -> Batch:
+    def batch(self, request: GenerationRequest, most_rows: int, most_tokens: int) -> Batch:
         """Room for rows that come and go, of ``most_tokens`` each with the prompt, or as many of either as engines
-        take, by the ``engines`` that were chosen for it. Raises as a call does before any work."""
-        if (merged := self._of_task(task)) is not self:
-            return merged.batch(engines, task, most_rows, most_tokens)
+        take, by the submodels that ``request`` leaves, which has no prompt. Raises as a call does before any work."""
+        if (merged := self._of_task(request.task)) is not self:
+            return merged.batch(request, most_rows, most_tokens)
         entry, owner = self._entry(), Owner()
-        rows, capacity, prompt_tokens = _room(entry, most_rows, most_tokens)
+        engines, _ = self.batch_engines(request, most_rows, most_tokens)
         try:
-            admission = self._admit(owner, entry, GenerationRequest(task=task), rows, capacity, prompt_tokens)
+            admission = self._admit(owner, entry, request, *_room(entry, most_rows, most_tokens))
             return Batch(admission.session, engines, self._times, owner)
         except BaseException:
             owner.is_over = True

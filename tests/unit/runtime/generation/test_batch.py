@@ -26,11 +26,6 @@ def expected(model: ElasticModel, prompt: Sequence[int], tokens: int, submodel: 
     return model.generate([list(prompt)], max_tokens=tokens, submodel=submodel).rows[0].tokens
 
 
-def batch_of(model: ElasticModel, request: GenerationRequest, rows: int, tokens: int) -> Batch:
-    engines, _ = model.generate.batch_engines(request, rows, tokens)
-    return model.generate.batch(engines, request.task, rows, tokens)
-
-
 def join(batch: Batch, one: Row) -> Piece | None:
     return batch.join(one, batch.engines[0], "")
 
@@ -43,7 +38,7 @@ def test_rows_come_and_go_between_steps(
     folders = {"llama": llama_bundle, "elastic heads": ELASTIC_HEADS}
     with load(folders.get(bundle) or t5_folder(tmp_path_factory) / "t5.bundle", threads=1) as of:
         named = None if submodel is None else of.bundle.manifest.largest_first[-1].id
-        batch = batch_of(of, GenerationRequest(submodel=named), 3, 32)
+        batch = of.generate.batch(GenerationRequest(submodel=named), 3, 32)
         prompts = {n: [5 + n, 7, 9][: 1 + n % 3] for n in range(6)}
         lengths = {0: 9, 1: 2, 2: 5, 3: 1, 4: 7, 5: 4}
         rows = {n: row(of, prompts[n], lengths[n], 32) for n in prompts}
@@ -67,7 +62,7 @@ def test_rows_come_and_go_between_steps(
 
 
 def test_a_row_leaves_its_place_and_goes_on_later(model: ElasticModel) -> None:
-    batch = batch_of(model, GenerationRequest(), 2, 64)
+    batch = model.generate.batch(GenerationRequest(), 2, 64)
     gone, stays, later = row(model, [5, 7], 20), row(model, [8], 20), row(model, [5, 7, 9], 20)
     join(batch, gone)
     join(batch, stays)
@@ -92,7 +87,7 @@ def test_a_long_prompt_is_read_in_parts_between_which_others_step_and_leave(
     model: ElasticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nestforge.runtime.generation.batch.MOST_READ", 5)
-    batch = batch_of(model, GenerationRequest(), 3, 64)
+    batch = model.generate.batch(GenerationRequest(), 3, 64)
     first, second, long = row(model, [8], 4), row(model, [9, 3], 9), row(model, list(range(3, 25)), 6)
     join(batch, first)
     join(batch, second)
@@ -112,7 +107,7 @@ def test_a_long_prompt_is_read_in_parts_between_which_others_step_and_leave(
 
 
 def test_the_submodel_of_each_step_is_the_callers(model: ElasticModel) -> None:
-    batch = batch_of(model, GenerationRequest(deadline_ms=1.0), 2, 64)
+    batch = model.generate.batch(GenerationRequest(deadline_ms=1.0), 2, 64)
     large, *_, small = batch.engines
     assert [engine for engine, _ in batch.to_step(2)] == list(batch.engines)
     one = row(model, [5, 7], 6)
@@ -132,13 +127,13 @@ def test_what_does_not_fit_is_refused_before_any_work(model: ElasticModel) -> No
     with pytest.raises(InputError, match="more than the capacity of 64"):
         row(model, [5] * 60, 9)
     with pytest.raises(SelectionError, match="no submodel 'no'"):
-        batch_of(model, GenerationRequest(submodel="no"), 2, 64)
+        model.generate.batch(GenerationRequest(submodel="no"), 2, 64)
 
 
 def test_its_memory_counts_until_it_is_closed(llama_bundle: Path) -> None:
     with load(llama_bundle, threads=1, memory_mb=7) as capped:
         for _ in range(20):
-            batch = batch_of(capped, GenerationRequest(), 64, 256)
+            batch = capped.generate.batch(GenerationRequest(), 64, 256)
             with pytest.raises(SelectionError, match="memory_mb=7"):
-                batch_of(capped, GenerationRequest(), 64, 256)
+                capped.generate.batch(GenerationRequest(), 64, 256)
             batch.close()
