@@ -22,6 +22,8 @@ _STEP_DIMS = ("batch", "sequence")
 _MAX_LAYERS = 4096
 # Numbers of one token in the keys, or the values, of all layers; models of hundreds of layers have less than a tenth.
 _MAX_CACHED = 2**22
+# Numbers of all recurrent states of a row.
+_MAX_STATES = 2**30
 _MAX_RANK = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -133,8 +135,12 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     entry = manifest.generation
     if entry is None:
         return
-    if not entry.layers or len(entry.layers) > _MAX_LAYERS:
-        yield f"generation: {len(entry.layers)} layers; expected 1..{_MAX_LAYERS}"
+    if not 1 <= len(entry.layers) + len(entry.states) <= 2 * _MAX_LAYERS or len(entry.layers) > _MAX_LAYERS:
+        yield f"generation: {len(entry.layers)} layers and {len(entry.states)} states; expected 1..{_MAX_LAYERS}"
+    if any(len(shape) >= _MAX_RANK or min(shape, default=1) < 1 for shape in entry.states):
+        yield f"generation: a state has more than {_MAX_RANK} dimensions, or none of one"
+    elif (kept := sum(map(prod, entry.states))) > _MAX_STATES:
+        yield f"generation: the states of a row have {kept} numbers, more than {_MAX_STATES}"
     if not entry.engines:
         yield "generation: expected at least one engine"
     for number, layer in enumerate(entry.layers):
@@ -155,6 +161,8 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
         yield f"generation: file {entry.chat_template!r} is not among the files"
     for engine in entry.engines:
         yield from _engine_problems(engine, entry)
+        if entry.states and engine.bucket.sequence != 1:
+            yield f"engine {engine.id}: {engine.bucket.sequence} new tokens; with states, expected one"
     if entry.encoder is not None:
         yield from _encoder_problems(entry.encoder, entry)
 

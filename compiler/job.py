@@ -248,6 +248,11 @@ def _notes(
     notes: list[str | None] = []
     if (stated := source.generation_defaults) is not None and source.cached is not None:
         notes += [*stated.notes(source.cached.vocabulary), BACKENDS[profile.backend].generation_note]
+        if source.cached.states:
+            notes.append(
+                "rows keep recurrent states, from which no token can be taken back: prompts are read token by token, "
+                "nothing is drafted, and a session goes on only from all that it has read"
+            )
     if source.signature.shortened is not None:
         notes.append(f"texts of at most {source.signature.max_sequence} tokens: {source.signature.shortened}")
     notes.append(source.signature.left_out)

@@ -68,7 +68,7 @@ def cache_of(source: ModelSource, device: DeviceProfile) -> tuple[CacheSize, ...
         return ()
     if static := [tokens for tokens in device.capacities_for(form.positions) if tokens is not None]:
         return sizes_at(form.layers, static)
-    return cache_sizes(form.layers, form.positions, form.bucket.sequence)
+    return cache_sizes(form.layers, form.positions, form.bucket.sequence, form.states)
 
 
 def view_model(request: CompileRequest) -> ModelView:

@@ -67,6 +67,8 @@ def _decoder_problems(source: ModelSource, profile: DeviceProfile, submodels: It
             f"generate: {source.name} cannot for {backend.name}: its class has attention of its own, over buffers that "
             "ONNX Runtime alone writes into; compile for onnxruntime"
         )
+    if form.states and not backend.runs_graphs:
+        yield f"generate: {source.name} cannot for {backend.name}: it keeps recurrent states; compile for onnxruntime"
     if not backend.caches_integers and profile.precisions != (TRACED,):
         requested = ", ".join(profile.precisions)
         yield f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, requested {requested}"

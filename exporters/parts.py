@@ -201,8 +201,9 @@ class CachedSpec:
     also takes the tokens that that reads, ``[B, N]``. ``variants`` are those of ``Architecture.variants`` in which
     ``module`` and that of the encoder are traced, of a model that reads folded tensors; ``recorded`` and the encoder's
     take a module in those too. ``cache_axes`` are the elastic axes by which what each of ``layers`` keeps shrinks, if
-    it does. ``is_buffered``: attention is the model's own, over whole buffers that ONNX Runtime writes into in place.
-    ``depths`` are the least depths of submodels that have them, where some lack some, which ``module`` and
+    it does. ``states`` are the shapes of recurrent states of a row, which ``recorded`` returns last: engines then take
+    one new token of a row. ``is_buffered``: attention is the model's own, over whole buffers that ONNX Runtime writes
+    into in place. ``depths`` are the least depths of submodels that have them, where some lack some, which ``module`` and
     ``recorded`` may be given where it ``takes_depth``.
     """
 
@@ -218,6 +219,7 @@ class CachedSpec:
     is_buffered: bool = False
     takes_depth: bool = False
     depths: tuple[int, ...] = ()
+    states: tuple[tuple[int, ...], ...] = ()
 
     def at(self, submodel: Submodel) -> CachedSpec:
         """This with the heads of ``submodel``, and their sizes."""
@@ -250,13 +252,17 @@ class CachedSpec:
     @property
     def bucket(self) -> Bucket:
         """Inputs of its engines: rows of one new token, or one row of several."""
+        if self.states:
+            return Bucket(MOST_ROWS, 1, 1)
         return Bucket(MOST_ROWS, min(MOST_NEW_TOKENS, self.positions), 1, 1)
 
     @property
     def entry(self) -> GenerationEntry:
         """Its interface as the manifest has it, without engines."""
         encoder = None if self.encoder is None else self.encoder.entry
-        return GenerationEntry(self.vocabulary, self.layers, self.positions, (), (), encoder=encoder)
+        return GenerationEntry(
+            self.vocabulary, self.layers, self.positions, (), (), encoder=encoder, states=self.states
+        )
 
     def parts(self, workload: Callable[[Submodel, Bucket], Sequence[Op]]) -> Iterator[Part]:
         """The parts of a model that has ``workload``; figures are those of one new token, of an encoder those of a

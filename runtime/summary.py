@@ -182,16 +182,18 @@ def detail_tables(manifest: Manifest) -> dict[str, Table]:
 
 @dataclass(frozen=True)
 class CacheSize:
-    """``bytes`` of the keys and values of one row with room for ``tokens``."""
+    """``bytes`` of the keys and values, and the states, of one row with room for ``tokens``."""
 
     tokens: int
     bytes: int
 
 
-def cache_sizes(layers: Sequence[CachedLayer], positions: int, longest_run: int) -> tuple[CacheSize, ...]:
+def cache_sizes(
+    layers: Sequence[CachedLayer], positions: int, longest_run: int, states: Sequence[Sequence[int]] = ()
+) -> tuple[CacheSize, ...]:
     """At a common capacity and at the largest."""
     capacities = sorted({min(_TOKENS, positions), positions})
-    return tuple(CacheSize(tokens, cache_bytes(layers, 1, tokens, longest_run)) for tokens in capacities)
+    return tuple(CacheSize(tokens, cache_bytes(layers, 1, tokens, longest_run, states)) for tokens in capacities)
 
 
 def sizes_at(layers: Sequence[CachedLayer], capacities: Iterable[int]) -> tuple[CacheSize, ...]:
@@ -205,7 +207,7 @@ def sizes_of(entry: GenerationEntry | None) -> tuple[CacheSize, ...]:
         return ()
     if capacities := [engine.capacity for engine in entry.engines if engine.capacity is not None]:
         return sizes_at(entry.layers, capacities)
-    return cache_sizes(entry.layers, entry.positions, entry.longest_run)
+    return cache_sizes(entry.layers, entry.positions, entry.longest_run, entry.states)
 
 
 def cache_facts(sizes: Sequence[CacheSize]) -> list[tuple[str, str]]:

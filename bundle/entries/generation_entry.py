@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from .engine_entry import Decode, Encoder, EngineEntry
 from .tensor_spec import TensorSpec
@@ -20,6 +21,8 @@ ENCODER, SOURCE = Encoder.part, "source"
 SOURCE_LENGTHS = "source_lengths"
 # Prefixes of the names of tensors that stay on a device from one run to the next.
 ON_DEVICE = (PAST, "source_key_", "source_value_")
+# Why no tokens are drafted for rows with states.
+NO_DRAFTS = "this model keeps recurrent states, from which a refused token could not be taken back"
 # Length of the prompt for which the figures of engines that read one are stated.
 PROMPT_TOKENS = 512
 
@@ -56,10 +59,14 @@ def places_of(layers: Sequence[CachedLayer], capacity: int, longest_run: int | N
     return [capacity if layer.window is None else behind_window for layer in layers]
 
 
-def cache_bytes(layers: Sequence[CachedLayer], rows: int, capacity: int, longest_run: int) -> int:
-    """Bytes of keys and values of ``rows`` rows that have room for ``capacity`` tokens each, in float32."""
+def cache_bytes(
+    layers: Sequence[CachedLayer], rows: int, capacity: int, longest_run: int, states: Iterable[Sequence[int]] = ()
+) -> int:
+    """Bytes of keys and values of ``rows`` rows that have room for ``capacity`` tokens each, in float32, and of
+    ``states``, of which a run writes other ones than it reads."""
     places = places_of(layers, capacity, longest_run)
-    return 4 * 2 * rows * sum(own * layer.heads * layer.size for layer, own in zip(layers, places, strict=True))
+    cached = sum(own * layer.heads * layer.size for layer, own in zip(layers, places, strict=True))
+    return 4 * 2 * rows * (cached + sum(map(prod, states)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,9 @@ class GenerationEntry:
     several new tokens are of one row. Figures of an engine are those of one new token of one row, its activations those
     of the longest run. Behind an encoder an engine also takes, before the cache, ``source_lengths`` ``[B]`` int64 and
     per layer ``source_key_0`` and ``source_value_0``, which have that many tokens of each row, and room for the
-    longest.
+    longest. Rows may have recurrent ``states``, each of that shape, which have all tokens in them that were read, so
+    that none can be taken back: an engine takes ``past_state_0`` ``[B, ...]`` float32 after the cache, 0 before the
+    first token, and returns ``present_state_0``, which is to lie elsewhere, and of every row it takes one new token.
 
     ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
     the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.
@@ -114,6 +123,7 @@ class GenerationEntry:
     chat_template: str | None = None
     special_tokens: Mapping[str, str] | None = None
     encoder: EncoderEntry | None = None
+    states: tuple[tuple[int, ...], ...] = ()
 
     @property
     def longest_run(self) -> int:
@@ -154,7 +164,7 @@ class GenerationEntry:
         one size those of the last one that a text needs, and of the one before, from which tokens move."""
         sizes = self.capacities_for(capacity)[-2:]
         if not sizes:
-            return cache_bytes(self.layers, rows, capacity, self.longest_run)
+            return cache_bytes(self.layers, rows, capacity, self.longest_run, self.states)
         return sum(cache_bytes(self.layers, rows, size, size) for size in sizes)
 
     def source_bytes(self, rows: int, tokens: int) -> int:
@@ -234,6 +244,9 @@ class GenerationEntry:
             for kind in ("key", "value"):
                 inputs.append(TensorSpec(f"{PAST}{kind}_{number}", "float32", dims))
                 outputs.append(TensorSpec(f"{PRESENT}{kind}_{number}", "float32", dims))
+        for number, shape in enumerate(self.states):
+            inputs.append(TensorSpec(f"{PAST}state_{number}", "float32", ("batch", *shape)))
+            outputs.append(TensorSpec(f"{PRESENT}state_{number}", "float32", ("batch", *shape)))
         return tuple(inputs), tuple(outputs)
 
     @property

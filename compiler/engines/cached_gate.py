@@ -95,6 +95,8 @@ def require_cached_parity(
     if verdict.unprovable:
         raise ParityError(f"{run.subject}: {broken.describe()}")
     number, case = next((n, case) for n, case in enumerate(cases_of(batches)) if case.name == broken.failed_case)
+    if form.states:  # an engine takes one token
+        case = Case(case.name, {name: array[:, :1] for name, array in case.feeds.items()})
     once = Case(case.name, _in_one_run(form.entry, case, run))
     entries, taken = (run.routes.routes, run.routes.taken[number]) if run.routes else (None, {})
     reference = run.reference()
@@ -120,4 +122,6 @@ def _in_one_run(entry: GenerationEntry, case: Case, run: CachedRun) -> dict[str,
     for number, layer in present(entry.layers):
         for kind in ("key", "value"):
             feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, run.capacity or tokens, layer.size), np.float32)
+    for number, shape in enumerate(entry.states):
+        feeds[f"past_state_{number}"] = np.zeros((1, *shape), np.float32)
     return feeds

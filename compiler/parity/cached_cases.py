@@ -66,8 +66,8 @@ Batch = tuple[Row, ...]
 
 
 def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
-    """Reference of a text of ``S`` tokens: logits, and keys and values of each layer, behind a window of the last
-    tokens alone."""
+    """Reference of a text of ``S`` tokens: logits, keys and values of each layer, behind a window of the last tokens
+    alone, and the states behind the last."""
     caches = [
         TensorSpec(
             f"{kind}_{number}",
@@ -77,7 +77,8 @@ def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
         for number, layer in present(entry.layers)
         for kind in ("key", "value")
     ]
-    return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *caches)
+    states = [TensorSpec(f"state_{n}", "float32", ("batch", *shape)) for n, shape in enumerate(entry.states)]
+    return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *caches, *states)
 
 
 def cached_batches(entry: GenerationEntry, long: bool) -> list[Batch]:
@@ -221,7 +222,7 @@ def _host_cache(engine: EngineEntry, entry: GenerationEntry, batch: Batch, sourc
     capacity, run = min(entry.positions, longest + SPARE), max(row.longest_run for row in batch)
     if engine.capacity is not None:  # of one size, in every layer
         capacity, run = engine.capacity, engine.capacity
-    return Cache.empty(entry.layers, len(batch), capacity, source, run)
+    return Cache.empty(entry.layers, len(batch), capacity, source, run, entry.states)
 
 
 def _run(
@@ -269,4 +270,6 @@ def _cached_values(entry: GenerationEntry, cache: AnyCache[Any], row: int, token
             start = 0 if layer.window is None or cache.window is None else int(cache.window.starts[row])
             first = 0 if layer.window is None else max(0, tokens - layer.window)
             found[f"{kind}_{number}"] = cache.read(2 * number + place, row, first - start, tokens - start)
+    if cache.states is not None:
+        found |= {f"state_{n}": tensor[row : row + 1].copy() for n, tensor in enumerate(cache.states.tensors)}
     return found

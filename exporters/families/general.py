@@ -85,6 +85,7 @@ def _cached(found: survey.Survey, positions: int) -> CachedSpec | None:
         lambda module: kept.recorded(module.model).eval(),
         cache_axes=kept.cache_axes,
         is_buffered=not kept.is_fused,
+        states=tuple(state.shape for state in kept.states),
     )
 
 

@@ -8,9 +8,9 @@ Shapes: ``B`` rows, ``S`` new tokens, ``A`` heads of size ``D``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -28,17 +28,46 @@ from ..modules.cached_attention import (
 from .nothing_left import nothing_left
 
 _NAME = "nestforge"
+# Layers of transformers' cache that keep every token, by those that keep a window.
+_EVERY = {
+    "DynamicSlidingWindowLayer": "DynamicLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer": "LinearAttentionAndFullAttentionLayer",
+}
 # Attention of every layer while a pass lasts, by its module, query, key, value, mask and the keywords of its class.
 _attending: list[Callable[..., torch.Tensor]] = []
 
 
+class State(NamedTuple):
+    """A recurrent state of a row: the number of its layer in transformers' cache, the attribute there, its place in
+    that and its shape."""
+
+    layer: int
+    kind: Literal["conv_states", "recurrent_states"]
+    place: int
+    shape: tuple[int, ...]
+
+    def of(self, cache: Any) -> torch.Tensor:
+        """What ``cache`` has of it ``[B, ...]``."""
+        found: torch.Tensor = getattr(cache.layers[self.layer], self.kind)[self.place]
+        return found
+
+
 class CachedDecoder(torch.nn.Module):
     """``model``, a class with a head over the vocabulary, with the interface of ``GenerationEntry``; to be traced.
-    ``layers`` are those that have keys and values of their own."""
+    ``layers`` are those that have keys and values of their own, of the ``numbers`` in transformers' cache, which has so
+    ``many``; these are known where there are ``states``."""
 
-    def __init__(self, model: Any, layers: Sequence[CachedLayer]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layers: Sequence[CachedLayer],
+        numbers: Sequence[int] = (),
+        many: int = 0,
+        states: Sequence[State] = (),
+    ) -> None:
         super().__init__()
-        self.model, self.layers = model, layers
+        self.model, self.layers, self.states = model, layers, states
+        self.numbers, self.many = numbers, many
 
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *kept: torch.Tensor
@@ -47,7 +76,11 @@ class CachedDecoder(torch.nn.Module):
         in_text = in_window = cache_places(position_ids)
         if window_of(self.layers) is not None:
             in_window, kept = places_in_window(kept[0], input_ids.shape[1]), kept[1:]
+        kept, states = kept[: 2 * len(self.layers)], kept[2 * len(self.layers) :]
         given = caches_of(kept)
+        cache = {}
+        if self.states:
+            cache = _cache(self.model, {n: _Passing() for n in self.numbers}, self.many, self.states, states)
         # Keys of new tokens, the cache with them, where they are in it, and the window.
         present: list[tuple[torch.Tensor, Cache, CachePlaces, int | None]] = []
 
@@ -68,40 +101,89 @@ class CachedDecoder(torch.nn.Module):
             return found[..., : value.shape[-1]]
 
         with attention_by(self.model, attend):
-            logits = asked(self.model, input_ids, position_ids, logits_at).logits
-        return (logits, *(tensor for _, cache, *_ in present for tensor in cache))
+            logits = asked(self.model, input_ids, position_ids, logits_at, **cache).logits
+        return (logits, *(tensor for _, after, *_ in present for tensor in after), *_after(self.states, cache))
 
 
-class BufferedDecoder(torch.nn.Module):
+class BufferedDecoder(CachedDecoder):
     """As CachedDecoder, of a class whose attention is its own: it reads whole buffers, as of transformers' static
-    cache, of which each token sees the places up to its own that the class's masks let it see. ``numbers`` are those
-    of ``layers`` in transformers' cache, which has so ``many``."""
-
-    def __init__(self, model: Any, layers: Sequence[CachedLayer], numbers: Sequence[int], many: int) -> None:
-        super().__init__()
-        self.model, self.layers, self.numbers, self.many = model, layers, numbers, many
+    cache, of which each token sees the places up to its own that the class's masks let it see."""
 
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *kept: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """``kept``: the cache."""
+        kept, states = kept[: 2 * len(self.layers)], kept[2 * len(self.layers) :]
         buffers = [_Buffer(past, position_ids) for past in caches_of(kept)]
         own = dict(zip(self.numbers, buffers, strict=True))
-        transformers = offline_transformers()
-        transformers.cache_utils.CacheLayerMixin.register(_Buffer)  # as instances of which Cache counts attention
-        cache = transformers.Cache(layers=[own.get(number, buffers[0]) for number in range(self.many)])
-        given = {"past_key_values": cache, "use_cache": True}
+        cache = _cache(self.model, own, self.many, self.states, states)
+        given = dict(cache)
         if "attention_mask" in inspect.signature(self.model.forward).parameters:
             given["attention_mask"] = input_ids.new_ones((input_ids.shape[0], buffers[0].places))
         with own_attention_masks(self.model, position_ids, buffers[0].places):
             logits = asked(self.model, input_ids, position_ids, logits_at, **given).logits
-        return (logits, *(tensor for buffer in buffers for tensor in buffer.present))
+        return (logits, *(tensor for buffer in buffers for tensor in buffer.present), *_after(self.states, cache))
 
 
-class _Buffer:
-    """A layer of transformers' cache whose keys and values are a caller's ``past``, at ``places`` of it."""
+def _cache(
+    model: Any, attention: Mapping[int, Any], many: int, states: Sequence[State], given: Sequence[torch.Tensor]
+) -> dict[str, Any]:
+    """The arguments by which ``model`` takes a cache of so ``many`` layers: those of ``attention`` by number, and
+    layers of transformers' own whose ``states`` are copies of those ``given``."""
+    transformers = offline_transformers()
+    utils = transformers.cache_utils
+    utils.CacheLayerMixin.register(_Passing)  # as instances of which Cache counts attention
+    usual = next(iter(attention.values()), utils.DummyLayer())
+    layers = [attention.get(number, usual) for number in range(many)]
+    for number in sorted({state.layer for state in states}):
+        own = [(state, tensor) for state, tensor in zip(states, given, strict=True) if state.layer == number]
+        layer = utils.LinearAttentionLayer(number_of_states=1 + max(state.place for state, _ in own))
+        for state, tensor in own:
+            getattr(layer, state.kind)[state.place] = tensor.clone()
+            getattr(layer, f"is_{state.kind}_initialized")[state.place] = layer.has_previous_state[state.place] = True
+            if state.kind == "conv_states":
+                layer.conv_kernel_size[state.place] = tensor.shape[-1]
+        if (both := attention.get(number)) is None:
+            layers[number] = layer
+        else:  # what it is given stays in the caller's hands
+            both.__class__ = type("Both", (type(both), type(layer)), {})
+            vars(both).update(vars(layer))
+    return {cache_argument(model) or "": transformers.Cache(layers=layers), "use_cache": True}
+
+
+def _after(states: Sequence[State], given: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The ``states`` of the cache that a pass was ``given``."""
+    return [state.of(next(iter(given.values()))) for state in states]
+
+
+def cache_argument(model: Any) -> str | None:
+    """The parameter by which ``model`` takes a cache of transformers', None where it takes none."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in taken), None)
+
+
+class _Passing:
+    """A layer of transformers' cache that keeps nothing: attention reads a cache of its own."""
 
     is_compileable, is_sliding, is_initialized = True, False, True
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Places of new tokens are given, not counted from those before."""
+        return 0
+
+    def get_mask_sizes(self, tokens: int) -> tuple[int, int]:
+        """Keys in all, and the place of the first."""
+        return tokens, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _Buffer(_Passing):
+    """A layer of transformers' cache whose keys and values are a caller's ``past``, at ``places`` of it."""
 
     def __init__(self, past: Cache, position_ids: torch.Tensor) -> None:
         self.present, self._places = past, position_ids
@@ -123,12 +205,7 @@ class _Buffer:
         found, read = (tensor[..., : new.shape[-1]] for tensor, new in whole)
         return found, read
 
-    def get_seq_length(self) -> int:
-        """Places of new tokens are given, not counted from those before."""
-        return 0
-
     def get_mask_sizes(self, _: int) -> tuple[int, int]:
-        """Keys in all, and the place of the first."""
         return self.places, 0
 
     def get_max_length(self) -> int:
@@ -136,26 +213,33 @@ class _Buffer:
 
 
 class RecordedDecoder(torch.nn.Module):
-    """One pass of ``model`` over whole texts, as transformers makes it; ``layers`` as of CachedDecoder."""
+    """One pass of ``model`` over whole texts, as transformers makes it; ``layers`` and ``states`` as of
+    CachedDecoder."""
 
-    def __init__(self, model: Any, layers: Sequence[CachedLayer]) -> None:
+    def __init__(self, model: Any, layers: Sequence[CachedLayer], states: Sequence[State] = ()) -> None:
         super().__init__()
-        self.model, self.layers = model, layers
+        self.model, self.layers, self.states = model, layers, states
 
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``input_ids`` [B, S] to logits [B, S, V], and keys and values [B, heads, S, size] of each layer that has its
-        own; of one with a window those of the last tokens that it sees."""
-        cache = offline_transformers().DynamicCache()  # without a configuration: every layer keeps every token
+        own; of one with a window those of the last tokens that it sees; and the states behind the last token."""
+        transformers = offline_transformers()
+        cache = transformers.DynamicCache()  # without a configuration: every layer keeps every token
+        if self.states:
+            cache = transformers.DynamicCache(config=self.model.config.get_text_config())
+            for layer in cache.layers:  # as a layer without a window
+                layer.__class__ = getattr(transformers.cache_utils, _EVERY.get(type(layer).__name__, ""), type(layer))
         # Places from 0 on are what transformers gives a class that generates, also one that would count from elsewhere.
         places = torch.arange(input_ids.shape[1])[None]
-        answer = asked(self.model, input_ids, places, None, past_key_values=cache, use_cache=True)
-        layers = [layer for layer in cache.layers if layer.keys is not None]
+        given = {cache_argument(self.model) or "": cache, "use_cache": True}
+        answer = asked(self.model, input_ids, places, None, **given)
+        layers = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
         kept = [
             _wide(tensor if own.window is None else tensor[:, :, -own.window :], own.size)
             for own, layer in zip(self.layers, layers, strict=False)  # of fewer layers the first
             for tensor in (layer.keys, layer.values)
         ]
-        return (answer.logits, *kept)
+        return (answer.logits, *kept, *(state.of(cache) for state in self.states))
 
 
 def asked(

@@ -7,7 +7,6 @@ buffers as transformers' static cache has them, masked by places; it takes time 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,20 +15,21 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ...bundle.entries.generation_entry import CachedLayer
+from ...bundle.entries.generation_entry import CachedLayer, window_of
 from ...elastic import Submodel
 from ...errors import ExportError
 from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
 from ..parts import SIZE_MULTIPLE, CacheAxes
 from .found_axes import HEADS, FoundAxes
-from .generating import BufferedDecoder, CachedDecoder, RecordedDecoder, asked, attention_by
+from .generating import BufferedDecoder, CachedDecoder, RecordedDecoder, State, asked, attention_by, cache_argument
 from .transformers_model import caches_unused, one_sequence_a_row
 
 # Rows and tokens of the passes, and places of a buffer, which no size of a model is likely to have.
 _ROWS, _TOKENS, _PLACES = 2, 12, 29
-# What transformers' layers of a cache are that hold keys and values of tokens and nothing else.
-_PLAIN = ("DynamicLayer", "DynamicSlidingWindowLayer")
+# What transformers' layers of a cache are that hold keys and values of tokens, recurrent states, both or nothing.
+_PLAIN = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+_STATES = tuple(f"LinearAttention{and_}Layer" for and_ in ("", "AndFullAttention", "AndSlidingWindowAttention"))
 # Keywords of attention that change no score, or that the operator has.
 _HARMLESS = frozenset(
     ["dropout", "is_causal", "position_ids", "scaling", "sliding_window", "softcap", "use_cache", "past_key_values"]
@@ -49,44 +49,45 @@ class Kept(NamedTuple):
 @dataclass(frozen=True)
 class KeptLayers:
     """``layers`` of a cache, padded to the operator's sizes; ``numbers`` are theirs in transformers' cache, of
-    so ``many``. ``cache_axes`` as of ``CachedSpec``."""
+    so ``many``. ``cache_axes`` as of ``CachedSpec``, ``states`` beside keys and values."""
 
     layers: tuple[CachedLayer, ...]
     numbers: tuple[int, ...]
     many: int
     is_fused: bool
     cache_axes: tuple[CacheAxes, ...] = ()
+    states: tuple[State, ...] = ()
 
     def decoder(self, model: Any) -> torch.nn.Module:
         """``model`` with the interface of ``GenerationEntry``, to be traced."""
-        if self.is_fused:
-            return CachedDecoder(model, self.layers)
-        return BufferedDecoder(model, self.layers, self.numbers, self.many)
+        form = CachedDecoder if self.is_fused else BufferedDecoder
+        return form(model, self.layers, self.numbers, self.many, self.states)
 
     def recorded(self, model: Any) -> torch.nn.Module:
         """The pass of ``model`` over whole texts, with what it keeps."""
-        return RecordedDecoder(model, self.layers)
+        return RecordedDecoder(model, self.layers, self.states)
 
 
 def find_kept(model: Any, ids: torch.Tensor, axes: FoundAxes, positions: int) -> KeptLayers | str:
     """What ``model``, whose parameters are fake tensors, keeps of each token of up to so many ``positions``; or why
     it cannot generate. ``ids`` ``[2, S]`` are fake too."""
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return f"{type(model).__name__} takes no cache of keys and values (past_key_values)"
+    if (argument := cache_argument(model)) is None:
+        return f"{type(model).__name__} takes no cache of transformers' (past_key_values)"
     if model.config.model_type == "gpt_neo":  # over buffers it runs, and masks the wrong places
         return f"{type(model).__name__} takes new tokens for the last of its keys, and in a buffer they are not"
     try:
-        kept, many = _kept(model, ids)
+        kept, states, many = _kept(model, ids, argument)
         windows = _windows(model, ids, kept, positions)
         found = KeptLayers(
             tuple(_layer(each, window) for each, window in zip(kept, windows or [None] * len(kept), strict=True)),
             tuple(each.number for each in kept),
             many,
             windows is not None,
+            states=tuple(states),
         )
-        if windows is None:
+        if windows is None or states:
             _try_buffers(model, ids, found)
-        return replace(found, cache_axes=_cache_axes(model, ids, axes, kept))
+        return replace(found, cache_axes=_cache_axes(model, ids, axes, kept, states, argument))
     except ExportError as failure:
         return str(failure)
 
@@ -96,25 +97,28 @@ def _layer(kept: Kept, window: int | None) -> CachedLayer:
     return CachedLayer(kept.heads, size, window)
 
 
-def _kept(model: Any, ids: torch.Tensor) -> tuple[list[Kept], int]:
-    """The layers that the class's own cache has after a pass, and how many it has with those that have no keys of
-    their own."""
+def _kept(model: Any, ids: torch.Tensor, argument: str) -> tuple[list[Kept], list[State], int]:
+    """The layers that the class's own cache has after a pass, which ``model`` returns by the name of its ``argument``,
+    the states, and how many layers it has with those that have no keys of their own."""
     name = type(model).__name__
     with _fails_with(f"{name} fails with a cache"):
         planned = offline_transformers().DynamicCache(config=model.config.get_text_config())
     _require_plain(name, planned)  # before a pass, which may fail for it
     with _fails_with(f"{name} fails with a cache"):
-        cache = asked(model, ids, None, None, use_cache=True).past_key_values
+        cache = getattr(asked(model, ids, None, None, use_cache=True), argument)
     cache = getattr(cache, "self_attention_cache", cache)
     _require_plain(name, cache)
-    found = []
+    found, states = [], []
     for number, layer in enumerate(getattr(cache, "layers", ())):
-        if layer.keys is not None:
+        if getattr(layer, "keys", None) is not None:
             (_, heads, _, key), value = layer.keys.shape, layer.values.shape[-1]
             found.append(Kept(number, int(heads), int(key), int(value)))
-    if not found:
+        for kind in ("conv_states", "recurrent_states"):
+            own = getattr(layer, kind, {}).items()
+            states += [State(number, kind, at, tuple(each.shape[1:])) for at, each in own if each is not None]
+    if not found and not states:
         raise ExportError(f"{name} returns no cache of keys and values")
-    return found, len(cache.layers)
+    return found, states, len(cache.layers)
 
 
 @contextmanager
@@ -125,10 +129,10 @@ def _fails_with(said: str) -> Iterator[None]:
 
 
 def _require_plain(name: str, cache: Any) -> None:
-    """Raises ExportError for a layer of ``cache`` that holds something else than keys and values."""
+    """Raises ExportError for a layer of ``cache`` that holds something else than keys and values, or states."""
     for number, layer in enumerate(getattr(cache, "layers", ())):
-        if (kind := type(layer).__name__) not in _PLAIN:
-            raise ExportError(f"layer {number} of {name} keeps a {kind}, which is no keys and values alone")
+        if (kind := type(layer).__name__) not in (*_PLAIN, *_STATES):
+            raise ExportError(f"layer {number} of {name} keeps a {kind}, which is no keys and values, nor states")
 
 
 def _windows(model: Any, ids: torch.Tensor, kept: Sequence[Kept], positions: int) -> list[int | None] | None:
@@ -190,9 +194,10 @@ def _window(rule: Callable[..., Any] | None, given: Any, module: Any, positions:
 
 
 def _try_buffers(model: Any, ids: torch.Tensor, found: KeptLayers) -> None:
-    """Raises ExportError where the class does not run over buffers: one new token of some rows, and several of one."""
+    """Raises ExportError where the class does not run over buffers: one new token of some rows, and several of one,
+    which none has that keeps states."""
     decoder = found.decoder(model)
-    for rows, tokens in ((_ROWS, 1), (1, _TOKENS // 2)):
+    for rows, tokens in ((_ROWS, 1), (1, _TOKENS // 2))[: 1 if found.states else 2]:
         new = ids[:rows, :tokens]
         places = torch.cumsum(torch.ones_like(new), 1)
         caches = [
@@ -200,19 +205,26 @@ def _try_buffers(model: Any, ids: torch.Tensor, found: KeptLayers) -> None:
             for layer in found.layers
             for _ in range(2)
         ]
+        if found.is_fused and window_of(found.layers) is not None:
+            caches.insert(0, new[:, 0] * 0)
+        caches += [torch.zeros((rows, *state.shape), device=ids.device) for state in found.states]
         with _fails_with(f"{type(model).__name__} takes no static cache"):
             decoder(new, places, new[0] * 0, *caches)
 
 
-def _cache_axes(model: Any, ids: torch.Tensor, axes: FoundAxes, kept: Sequence[Kept]) -> tuple[CacheAxes, ...]:
+def _cache_axes(
+    model: Any, ids: torch.Tensor, axes: FoundAxes, kept: Sequence[Kept], states: Sequence[State], argument: str
+) -> tuple[CacheAxes, ...]:
     """By which axis the heads of each kept layer shrink: passes of which each cuts the axes whose number has one bit
-    set, so that the layers that shrank in it are known by their bits."""
+    set, so that the layers that shrank in it are known by their bits. Raises ExportError where ``states`` do."""
+    if states and _kept(axes.cut(model, axes.half), ids, argument)[1] != states:
+        raise ExportError("cut to half it keeps states of another shape")
     heads = [axis for axis in axes.axes if axis.kind.startswith(HEADS)]
     numbers, bits = [0] * len(kept), len(heads).bit_length()
     for bit in range(bits):
         cut = {axis.name for number, axis in enumerate(heads, start=1) if number >> bit & 1}
         some = Submodel(tuple((axis, axis.size // 2 if axis.name in cut else axis.size) for axis in axes.axes))
-        found, _ = _kept(axes.cut(model, some), ids)
+        found, *_ = _kept(axes.cut(model, some), ids, argument)
         if [each[2:] for each in found] != [each[2:] for each in kept]:
             raise ExportError("cut to fewer heads it keeps other numbers of each")
         numbers = [own | (now.heads < all_.heads) << bit for own, now, all_ in zip(numbers, found, kept, strict=True)]

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from ...bundle.device_files.device_file import this_host
+from ...bundle.entries.generation_entry import NO_DRAFTS
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...progress import Progress, silent
@@ -42,14 +43,16 @@ def calibrate_drafts(
     """Acceptance of the tokens that each smaller submodel and n-gram draft for ``submodel`` (an id or a level, by
     default the largest) behind ``texts``, 16 at most, and what runs take. Nothing is written.
 
-    Raises InputError for no texts, a bundle that does not generate or one without a tokenizer, SelectionError for a
-    submodel that does not generate, and a BundleError for engines that cannot be opened.
+    Raises InputError for no texts, a bundle that does not generate, takes no drafts or has no tokenizer, SelectionError
+    for a submodel that does not generate, and a BundleError for engines that cannot be opened.
     """
     if not texts:
         raise InputError("texts: expected at least one")
     generation = bundle.manifest.generation
     if generation is None:
         raise InputError(f"bundle {bundle.path}: has no engines that generate, so no drafts to calibrate")
+    if generation.states:
+        raise InputError(f"bundle {bundle.path}: no drafts to calibrate: {NO_DRAFTS}")
     order = [entry.id for entry in bundle.manifest.largest_first]
     able = {engine.submodel for engine in generation.engines}
     target = bundle.manifest.submodel(submodel).id if submodel else next(name for name in order if name in able)

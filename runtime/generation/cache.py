@@ -17,6 +17,7 @@ import numpy as np
 
 from ...bundle.entries.generation_entry import (
     PAST,
+    POSITIONS,
     PRESENT,
     SOURCE_LENGTHS,
     CachedLayer,
@@ -27,6 +28,7 @@ from ...bundle.entries.generation_entry import (
 from ..device.device import DeviceArray
 from ..engines.runner import Runner
 from ..inputs.arrays import Array
+from .states import RowStates
 
 Tensor = TypeVar("Tensor", Array, DeviceArray)
 _SomeCache = TypeVar("_SomeCache", bound="AnyCache[Any]")
@@ -160,7 +162,7 @@ _LOST = np.iinfo(np.int64).max
 class AnyCache(ABC, Generic[Tensor]):
     """``tensors`` are keys and values of each layer in turn, ``[rows, heads, places, size]`` float32 each: a place for
     each of the ``capacity`` tokens that a row has room for, or fewer, through which the ``window`` of a layer slides.
-    Behind an encoder each row also has what that made of its prompt, in ``source``.
+    Behind an encoder each row also has what that made of its prompt, in ``source``; ``states`` are its recurrent ones.
 
     Rows of it are caches too, on the same memory, and so are the first heads of one row.
     """
@@ -169,15 +171,16 @@ class AnyCache(ABC, Generic[Tensor]):
     capacity: int
     source: AnySource[Tensor] | None = None
     window: SlidingWindow | None = None
+    states: RowStates | None = None
 
     @property
     def rows(self) -> int:
-        return int(self.tensors[0].shape[0])
+        return int(self.tensors[0].shape[0]) if self.states is None else len(self.states.tokens)
 
     @property
     def longest_run(self) -> int:
         """The most new tokens of a row that have room at once."""
-        places = min(tensor.shape[2] for tensor in self.tensors)
+        places = min((tensor.shape[2] for tensor in self.tensors), default=self.capacity)
         return self.capacity if self.window is None or places == self.capacity else places - self.window.seen
 
     @property
@@ -196,7 +199,7 @@ class AnyCache(ABC, Generic[Tensor]):
     def bytes(self) -> int:
         """Bytes that it takes once every token is computed."""
         own = sum(prod(tensor.shape) * 4 for tensor in self.tensors)
-        return own + (0 if self.source is None else self.source.bytes)
+        return own + sum(each.bytes for each in (self.source, self.states) if each is not None)
 
     def fits(self, heads: Sequence[int], sizes: Sequence[int], rows: int) -> bool:
         """Whether runs of ``rows`` rows may have such heads of it: of several rows just these, of one row as many as
@@ -206,7 +209,9 @@ class AnyCache(ABC, Generic[Tensor]):
 
     def usable(self, row: int, tokens: int) -> int:
         """How many of the first ``tokens`` of a row may be continued: all, or none where a window no longer has what
-        the next one sees."""
+        the next one sees, or states have read others."""
+        if self.states is not None and self.states.tokens[row] != tokens:
+            return 0
         return tokens if self.window is None or self.window.reaches(row, tokens) else 0
 
     def named(self, prefix: str) -> Mapping[str, Tensor]:
@@ -218,8 +223,9 @@ class AnyCache(ABC, Generic[Tensor]):
         """Rows ``start`` to ``stop``, which is left out."""
         source = None if self.source is None else self.source.part(start, stop)
         window = None if self.window is None else self.window.part(start, stop)
+        states = None if self.states is None else self.states.part(start, stop)
         tensors = tuple(_rows(tensor, start, stop) for tensor in self.tensors)
-        return replace(self, tensors=tensors, source=source, window=window)
+        return replace(self, tensors=tensors, source=source, window=window, states=states)
 
     def laid_out(self: _SomeCache, heads: Sequence[int], sizes: Sequence[int]) -> _SomeCache:
         """The same memory for that many heads of each layer, and of what each reads of a prompt, at most what there
@@ -312,15 +318,18 @@ class Cache(AnyCache[Array]):
         capacity: int,
         source: Source | None = None,
         longest_run: int | None = None,
+        states: Sequence[Sequence[int]] = (),
     ) -> Cache:
         """Room for ``capacity`` tokens in each of ``rows`` rows; the system gives its pages as they are written. Where
-        no run has more than ``longest_run`` new tokens of a row, layers with a window keep no more than they must."""
+        no run has more than ``longest_run`` new tokens of a row, layers with a window keep no more than they must.
+        ``states`` are their shapes."""
         tensors, slides = [], []
         for layer, places in zip(layers, places_of(layers, capacity, longest_run), strict=True):
             for _ in ("key", "value"):
                 tensors.append(np.zeros((rows, layer.heads, places, layer.size), np.float32))
                 slides.append(layer.window is not None)
-        return Cache(tuple(tensors), capacity, source, SlidingWindow.of(layers, rows), tuple(slides))
+        window, own = SlidingWindow.of(layers, rows), RowStates.of(states, rows)
+        return Cache(tuple(tensors), capacity, source, window, own, tuple(slides))
 
     def make_room(self, row: int, position: int, tokens: int, drafted: int = 0) -> None:
         if self.window is not None:
@@ -331,6 +340,8 @@ class Cache(AnyCache[Array]):
             tensor[target, :, :tokens] = tensor[source, :, :tokens]
         if self.window is not None:
             self.window.starts[target] = self.window.starts[source]
+        if self.states is not None:
+            self.states.copy_row(source, target)
 
     def swap_rows(self, one: int, other: int, tokens: int) -> None:
         for tensor in self.tensors:
@@ -341,9 +352,15 @@ class Cache(AnyCache[Array]):
             self.source.swap_rows(one, other)
         if self.window is not None:
             self.window.starts[[one, other]] = self.window.starts[[other, one]]
+        if self.states is not None:
+            self.states.swap_rows(one, other)
 
     def bind(self, runner: Runner, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundCall:
-        call = runner.bind({**feeds, **self.inputs}, {**outputs, **self.named(PRESENT)})
+        states = self.states
+        written = {} if states is None else states.written
+        call = runner.bind({**feeds, **self.inputs}, {**outputs, **self.named(PRESENT), **written})
+        if states is not None:
+            call = states.stepping(call, feeds[POSITIONS])
         return BoundCall(call, lambda: None)  # arrays of the host alone, which the garbage collector gives back
 
     def read(self, number: int, row: int, start: int, stop: int) -> Array:
@@ -354,7 +371,8 @@ class Cache(AnyCache[Array]):
     def inputs(self) -> Mapping[str, Array]:
         """Everything that an engine reads of it, by name."""
         counts, read = ({}, {}) if self.source is None else (self.source.counts, self.source.named())
-        return {**counts, **read, **self.named(PAST)}
+        states = {} if self.states is None else self.states.read
+        return {**counts, **read, **self.named(PAST), **states}
 
     @cached_property
     def _sliding(self) -> tuple[Array, ...]:

@@ -18,14 +18,21 @@ from .cache import AnyCache, BoundCall
 _CHECKS_BOUND = 16
 
 
-class _Check(NamedTuple):
-    """A bound run of several new tokens of one row, and its arrays."""
+class _Run(NamedTuple):
+    """A bound run of new tokens of one row, and its arrays."""
 
     ids: Array
     positions: Array
     places: Array
     logits: Array
     bound: BoundCall
+
+    def call(self, tokens: Sequence[int] | Array, position: int, places: Array) -> None:
+        """Runs ``tokens`` from ``position`` of the text on; ``places`` are those of layers with a window."""
+        self.ids[0] = tokens
+        self.positions[0] = np.arange(position, position + len(tokens))
+        self.places[:] = places
+        self.bound.call()
 
 
 class CachedEngine:
@@ -50,7 +57,7 @@ class CachedEngine:
         self._step = self._bound(
             self._read, self._step_ids, self._step_positions, self._step_places, [0], self._step_logits
         )
-        self._checks: dict[int, _Check] = {}  # by number of tokens
+        self._checks: dict[int, _Run] = {}  # by number of tokens
         self._check_logits = np.zeros((1, 0, entry.vocabulary), np.float32)
 
     def step(self, tokens: Sequence[int] | Array, positions: Sequence[int] | Array, drafted: int = 0) -> Array:
@@ -79,19 +86,24 @@ class CachedEngine:
         self._require_room(position + len(tokens))
         found = []
         cache = self._read.part(row, row + 1)
-        for start in range(0, len(tokens), self._longest_run):
-            chunk = np.asarray(tokens[start : start + self._longest_run], np.int64)[None]
-            positions = np.arange(position + start, position + start + chunk.shape[1], dtype=np.int64)[None]
-            wanted = [at - start for at in logits_at if start <= at < start + chunk.shape[1]]
-            # An engine computes the logits of one token at least.
-            logits = np.empty((1, max(1, len(wanted)), self._entry.vocabulary), np.float32)
-            self._cache.make_room(row, position + start, chunk.shape[1])
-            call = self._bound(cache, chunk, positions, self._places(row, position + start), wanted or [0], logits)
-            try:
-                call.call()
-            finally:
-                call.close()
-            found.append(logits[0, : len(wanted)])
+        run: _Run | None = None
+        try:
+            for start in range(0, len(tokens), self._longest_run):
+                chunk = tokens[start : start + self._longest_run]
+                wanted = [at - start for at in logits_at if start <= at < start + len(chunk)]
+                if run is None or run.ids.shape[1] > 1 or len(chunk) > 1:  # one of a single token serves the next
+                    if run is not None:
+                        run.bound.close()
+                    # An engine computes the logits of one token at least.
+                    logits = np.empty((1, max(1, len(wanted)), self._entry.vocabulary), np.float32)
+                    run = self._bound_run(cache, len(chunk), wanted or [0], logits)
+                self._cache.make_room(row, position + start, len(chunk))
+                run.call(chunk, position + start, self._places(row, position + start))
+                own = logits[0, : len(wanted)]
+                found.append(own if len(chunk) > 1 else own.copy())
+        finally:
+            if run is not None:
+                run.bound.close()
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def check(self, tokens: Sequence[int], position: int) -> Array:
@@ -105,11 +117,8 @@ class CachedEngine:
         check = self._checks.get(count)
         if check is None:
             check = self._checks[count] = self._bound_check(count)
-        check.ids[0] = tokens
-        check.positions[0] = np.arange(position, position + count)
         self._cache.make_room(0, position, count)
-        check.places[:] = self._places(0, position)
-        check.bound.call()
+        check.call(tokens, position, self._places(0, position))
         found: Array = check.logits[0]
         return found
 
@@ -118,17 +127,19 @@ class CachedEngine:
         self._step.close()
         self._forget_checks()
 
-    def _bound_check(self, count: int) -> _Check:
+    def _bound_check(self, count: int) -> _Run:
         """A run of ``count`` tokens, bound to the logits that all such runs have in common."""
         if count > self._check_logits.shape[1]:
             self._forget_checks()
             self._check_logits = np.zeros((1, count, self._entry.vocabulary), np.float32)
         elif len(self._checks) == _CHECKS_BOUND:
             self._forget_checks()
-        ids, positions = np.zeros((1, count), np.int64), np.zeros((1, count), np.int64)
-        places, logits = np.zeros(1, np.int64), self._check_logits[:, :count]
-        call = self._bound(self._read.part(0, 1), ids, positions, places, range(count), logits)
-        return _Check(ids, positions, places, logits, call)
+        return self._bound_run(self._read.part(0, 1), count, range(count), self._check_logits[:, :count])
+
+    def _bound_run(self, cache: AnyCache[Any], count: int, logits_at: Sequence[int], logits: Array) -> _Run:
+        """A run of ``count`` tokens of the one row of ``cache``, bound to ``logits``."""
+        ids, positions, places = (np.zeros(shape, np.int64) for shape in ((1, count), (1, count), 1))
+        return _Run(ids, positions, places, logits, self._bound(cache, ids, positions, places, logits_at, logits))
 
     def _forget_checks(self) -> None:
         for check in self._checks.values():

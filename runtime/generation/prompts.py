@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...bundle.entries.generation_entry import GenerationEntry
+from ...bundle.entries.generation_entry import NO_DRAFTS, GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
 from ..inputs.text import TextEncoder
@@ -138,6 +138,8 @@ def requested_rows(prompts: Prompts, entry: GenerationEntry, request: Generation
     continued, sources = prompts.behind_encoder(prompts.tokens(request.prompt, request.messages))
     if request.session is not None and len(continued) > request.session.rows:
         raise InputError(f"session: {len(continued)} prompts, it has {request.session.rows} rows; open one with more")
+    if request.draft is not None and entry.states:
+        raise InputError(f"draft: {NO_DRAFTS}; leave it out")
     if request.draft is not None and len(continued) > 1:
         raise InputError(f"draft: tokens are drafted for one row, got {len(continued)} prompts; call once for each")
     stops = request.stops_beside(entry.end_ids)

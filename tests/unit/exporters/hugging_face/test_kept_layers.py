@@ -71,20 +71,25 @@ def test_numbers_of_a_head_are_made_a_multiple_of_eight(tmp_path: Path) -> None:
     assert set(found.layers) == {CachedLayer(4, 8)}
 
 
+def test_states_are_kept_alone_and_beside_keys_and_values(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 64}
+    alone = kept(tmp_path / "mamba", "MambaForCausalLM", "mamba", **sizes)
+    assert (alone.layers, alone.states, alone.is_buffered) == ((), ((32, 4), (32, 4)), False)
+    assert (alone.bucket, alone.problem) == (Bucket(64, 1, 1), None)
+    # Of one layer both, and a window.
+    both = kept(tmp_path / "falcon", "FalconH1ForCausalLM", "falcon_h1", **{**SHARED, **STATES, "mamba_n_groups": 1})
+    assert both.layers == (CachedLayer(2, 8),) * 2
+    assert both.states == ((80, 4), (8, 8, 8)) * 2
+
+
 @pytest.mark.parametrize(
     ("class_name", "model_type", "settings", "why"),
     [
         (
-            "MambaForCausalLM",
-            "mamba",
-            {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 64},
-            r"MambaForCausalLM takes no cache of keys and values \(past_key_values\)",
-        ),
-        (
-            "FalconH1ForCausalLM",
-            "falcon_h1",
-            {**SHARED, **STATES},
-            "layer 0 of FalconH1ForCausalLM keeps a LinearAttentionAndFullAttentionLayer, which is no keys and values",
+            "RwkvForCausalLM",
+            "rwkv",
+            {"hidden_size": 16, "num_hidden_layers": 1, "attention_hidden_size": 16, "vocab_size": 64},
+            r"RwkvForCausalLM takes no cache of transformers' \(past_key_values\)",
         ),
         (
             "CpmAntForCausalLM",
