@@ -203,8 +203,8 @@ class CachedSpec:
     take a module in those too. ``cache_axes`` are the elastic axes by which what each of ``layers`` keeps shrinks, if
     it does. ``states`` are the shapes of recurrent states of a row, which ``recorded`` returns last: engines then take
     one new token of a row. ``is_buffered``: attention is the model's own, over whole buffers that ONNX Runtime writes
-    into in place. ``depths`` are the least depths of submodels that have them, where some lack some, which ``module`` and
-    ``recorded`` may be given where it ``takes_depth``.
+    into in place. ``depths`` are the least depths of submodels that have them, where some lack some, which ``module``
+    and ``recorded`` may be given where it ``takes_depth``.
     """
 
     vocabulary: int
