@@ -18,7 +18,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers, refuse_foreign
 from ..family import Deferred, Family
 from ..hugging_face.describe import describe
-from ..hugging_face.interface import HIDDEN, Loading, single_choices
+from ..hugging_face.interface import HIDDEN, Loading, corners_in_order, single_choices
 from ..hugging_face.tensors import Parameters
 from ..parts import CachedSpec
 from ..signature import MASK, with_texts
@@ -50,7 +50,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         )
     pools = not checkpoint.has_weights or any(".pooler." in f".{name}" for name in checkpoint.tensors)
     among_choices = offline_transformers().models.auto.modeling_auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
-    given = single_choices if checkpoint.architecture in among_choices else None
+    given = single_choices if checkpoint.architecture in among_choices else corners_in_order
     loading = Loading(without_pooler=not pools, given=given, surveyed=True)
     found = survey.survey(checkpoint, loading)
     parameters, axes = Parameters(), found.axes

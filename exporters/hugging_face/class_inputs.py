@@ -13,6 +13,7 @@ import torch
 from ...bundle.entries.tensor_spec import TensorSpec
 from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS
 from .decoder_positions import constant_positions
+from .interface import BOX_PLACES, BOXES
 
 _USUAL_SAMPLES, _USUAL_FRAMES = 16_000, 96  # one second of sound
 # Parameters of ``forward`` that carry nothing of a request's own.
@@ -97,6 +98,8 @@ def _text_specs(model: Any, taken: Mapping[str, Any], configs: Sequence[Any]) ->
     types = _value(configs, ("type_vocab_size",), 1)
     if TYPE_IDS in taken and types > 1:
         yield TensorSpec(TYPE_IDS, "int64", TOKENS, pad=0, high=types)
+    if BOXES in taken:
+        yield TensorSpec(BOXES, "int64", (*TOKENS, 4), pad=0, high=_value(configs, (BOX_PLACES,), 1))
 
 
 def configs_of(config: Any) -> list[Any]:

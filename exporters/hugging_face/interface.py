@@ -27,6 +27,8 @@ else:
     generating = Deferred(".generating", __package__)
 
 EMBEDDING, HIDDEN = "sentence_embedding", "last_hidden_state"
+# Places of words on a page, left, top, right and bottom, and the key of how many places there are.
+BOXES, BOX_PLACES = "bbox", "max_2d_position_embeddings"
 # 1 where a token is pooled; an input where a pooling leaves the tokens of prompts out.
 POOLING_MASK = "pooling_mask"
 # Features of a token between or before the layers, tokens of the vocabulary, classes; or the number itself.
@@ -234,6 +236,17 @@ class Loading:
     given: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     found: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     surveyed: bool = False
+
+
+def corners_in_order(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Boxes ``[B, S, 4]`` have their smaller corner first, if there are some: widths that classes look up are then
+    never below 0, where PyTorch refuses them and a graph takes others."""
+    import torch
+
+    if BOXES not in inputs:
+        return dict(inputs)
+    corners = inputs[BOXES].chunk(2, -1)
+    return {**inputs, BOXES: torch.cat([torch.minimum(*corners), torch.maximum(*corners)], -1)}
 
 
 def single_choices(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from ..own_lines import line_of
 from ..signature import IDS, MASK, TYPE_IDS, Signature
 from .class_inputs import configs_of, data_of, depth, inputs_of, is_causal, positions, vocabulary
 from .found_axes import FoundAxes, find_axes
-from .interface import Loading
+from .interface import BOX_PLACES, BOXES, Loading
 from .kept_layers import KeptLayers, find_kept
 from .tensors import Shape
 from .transformers_model import TransformersModule, base_model_first, caches_unused, class_of
@@ -171,8 +171,9 @@ def workload_of(checkpoint: Checkpoint, found: Survey) -> Callable[[Submodel, Bu
 def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
     """Raises CheckpointError for an input without which the answers are another model's, and for a kind of positions
     that no module of ``model`` reads."""
-    if "bbox" in inspect.signature(model.forward).parameters:
-        raise checkpoint.misfit(f"{type(model).__name__} reads places of words (bbox), which are not supported")
+    if BOXES in inspect.signature(model.forward).parameters and not getattr(model.config, BOX_PLACES, None):
+        name = type(model).__name__
+        raise checkpoint.misfit(f"{name} reads places of words (bbox) of no number of places ({BOX_PLACES})")
     if getattr(model.config, "type_vocab_sizes", None) is not None:
         raise checkpoint.misfit("type_vocab_sizes: several types of each token are not supported")
     key = "position_embedding_type"

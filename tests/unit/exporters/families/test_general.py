@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
@@ -17,12 +18,13 @@ from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.prove_padding import prove_padding
 from nestforge.compiler.parity.references import References
 from nestforge.elastic import Axis
-from nestforge.errors import CheckpointError, ParityError
+from nestforge.errors import CheckpointError, InputError, ParityError
 from nestforge.exporters.checkpoints.checkpoint import open_checkpoint
 from nestforge.exporters.hugging_face.interface import Loading
 from nestforge.exporters.hugging_face.transformers_model import load_transformers
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
+from nestforge.runtime.load import load
 from safetensors.torch import load_file, save_file
 from support.tiny_compile import board
 from support.tiny_models import edit_config
@@ -145,7 +147,7 @@ WORDS = {**LAYERS, "vocab_size": 64, "max_position_embeddings": 24}
     ("class_name", "model_type", "settings", "expected"),
     [
         ("TapasModel", "tapas", WORDS, "type_vocab_sizes: several types of each token"),
-        ("LayoutLMModel", "layoutlm", WORDS, r"LayoutLMModel reads places of words \(bbox\)"),
+        ("BrosModel", "bros", WORDS, r"BrosModel reads places of words \(bbox\) of no number of places"),
     ],
 )
 def test_inputs_without_which_it_is_another_model(
@@ -153,6 +155,27 @@ def test_inputs_without_which_it_is_another_model(
 ) -> None:
     with pytest.raises(CheckpointError, match=expected):
         open_source(save_model(tmp_path / "m", class_name, model_type, **settings))
+
+
+def test_places_of_words_are_an_input_whose_corners_may_be_in_any_order(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "m", "LayoutLMModel", "layoutlm", max_2d_position_embeddings=32, **WORDS)
+    output, whole = tmp_path / "out", {"ffn": [1], "heads": [1]}
+    compile_bundle(
+        model=folder, output=output, profile=board(budgets={"full": {}}), buckets=["1..2x1..8"], levels=whole
+    )
+    boxes = np.array([[[1, 2, 9, 20], [10, 2, 31, 20], [0, 5, 7, 6]]])
+    inputs = {"input_ids": np.array([[3, 9, 27]]), "attention_mask": np.ones((1, 3), np.int64)}
+    inputs |= {"token_type_ids": np.array([[0, 0, 1]]), "bbox": boxes}
+    with load(output, threads=1) as model:
+        found = model(inputs)["last_hidden_state"]
+        turned = model({**inputs, "bbox": boxes[..., [2, 3, 0, 1]]})["last_hidden_state"]
+        with pytest.raises(InputError, match="bbox"):
+            model({**inputs, "bbox": boxes + 1})
+    module = load_transformers(open_checkpoint(folder), Loading())
+    with torch.no_grad():
+        expected = module(**{name: torch.from_numpy(array) for name, array in inputs.items()}).last_hidden_state
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    np.testing.assert_array_equal(turned, found)
 
 
 def test_what_engines_do_not_take_is_named(tmp_path: Path) -> None:
