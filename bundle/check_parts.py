@@ -135,10 +135,11 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
     entry = manifest.generation
     if entry is None:
         return
-    if not 1 <= len(entry.layers) + len(entry.states) <= 2 * _MAX_LAYERS or len(entry.layers) > _MAX_LAYERS:
-        yield f"generation: {len(entry.layers)} layers and {len(entry.states)} states; expected 1..{_MAX_LAYERS}"
+    for what, each in (("layers", entry.layers), ("states", entry.states)):
+        if not (entry.layers or entry.states) or len(each) > _MAX_LAYERS:
+            yield f"generation: {len(each)} {what}; expected 1..{_MAX_LAYERS}"
     if any(len(shape) >= _MAX_RANK or min(shape, default=1) < 1 for shape in entry.states):
-        yield f"generation: a state has more than {_MAX_RANK} dimensions, or none of one"
+        yield f"generation: a state has more than {_MAX_RANK} dimensions, or one that is empty"
     elif (kept := sum(map(prod, entry.states))) > _MAX_STATES:
         yield f"generation: the states of a row have {kept} numbers, more than {_MAX_STATES}"
     if not entry.engines:

@@ -17,6 +17,7 @@ from ..errors import InputError, ProfileError
 from ..profiles.budget import BudgetSpec, parse_budget
 from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
+from ..profiles.job_file import is_job_name, load_job
 from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.exits.policy import ExitPolicy, read_exits
 
@@ -89,6 +90,14 @@ EXPORT_NAME = Written("EXPORT=MODEL", _pair("a name of the export and the model'
 NUMBERS = Written("N,N,...", _numbers)
 PRECISION_LIST = Written("P,P,...", _precisions)
 EXITS = Written("off|NAME|TAU[,TAU...]", read_exits)
+# Options of a job that one beside it excludes.
+_IN_PLACE_OF = {
+    "text": ("data",),
+    "data": ("text",),
+    "pairs": ("exits", "dimensions"),
+    "exits": ("pairs",),
+    "dimensions": ("pairs",),
+}
 _PATH = click.Path(path_type=Path)
 # By the type of a field, or one of its alternatives; others are read as click does.
 _TYPES: Mapping[Any, click.ParamType] = {  # type: ignore[type-arg]
@@ -207,6 +216,17 @@ def given_settings() -> dict[str, str]:
     default = click.core.ParameterSource.DEFAULT
     given = ((str(each.name), each.opts[0]) for each in stated)
     return {name: option for name, option in given if context.get_parameter_source(name) is not default}
+
+
+def of_job(model: Path, settings: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """``model`` and the ``settings`` of a command; where that is the file of a job its model and options, in whose
+    place stand those that the command line states. Raises InputError for a file that is no job."""
+    if not is_job_name(model) or model.is_dir():
+        return model, dict(settings)
+    saved, stated = load_job(model), given_settings()
+    replaced = {*stated, *(other for name in stated for other in _IN_PLACE_OF.get(name, ()))}
+    found = {**settings, **{name: value for name, value in saved.items() if name not in replaced}}
+    return Path(found.pop("model")), found
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else.")

@@ -12,7 +12,7 @@ import click
 
 from ...bundle.open_bundle import open_bundle
 from ...profiles.compile_request import JOB_OPTIONS, CompileRequest
-from ...profiles.job_file import is_job_name, load_job, save_job
+from ...profiles.job_file import save_job
 from ...runtime.summary import ShortNames
 from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_ids, print_submodels, print_tasks
 from ..console import (
@@ -25,7 +25,7 @@ from ..console import (
     say,
     working,
 )
-from ..options import TASK, bundle_argument, field_options, given_settings, json_option, model_argument, path_option
+from ..options import TASK, bundle_argument, field_options, json_option, model_argument, of_job, path_option
 
 _COMPILE_EXAMPLES = """\b
 Examples:
@@ -40,14 +40,6 @@ Examples:
   nestforge compile job.yaml --output other.bundle
   nestforge compile MODEL --generate --precision int4 --text calibration.txt --trial
 """
-# Options of a job that one beside it excludes.
-_IN_PLACE_OF = {
-    "text": ("data",),
-    "data": ("text",),
-    "pairs": ("exits", "dimensions"),
-    "exits": ("pairs",),
-    "dimensions": ("pairs",),
-}
 
 
 @click.command("compile", epilog=_COMPILE_EXAMPLES)
@@ -69,11 +61,7 @@ def compile_command(model: Path, save: Path | None, trial: bool, as_json: bool, 
     that --save wrote, in which options stated here take the place of its own. An interrupted compile is resumed by the
     same command. Nothing is published unless every parity gate passes.
     """
-    if is_job_name(model) and not model.is_dir():
-        saved, stated = load_job(model), given_settings()
-        replaced = {*stated, *(other for name in stated for other in _IN_PLACE_OF.get(name, ()))}
-        settings |= {name: value for name, value in saved.items() if name not in replaced}
-        model = settings.pop("model")
+    model, settings = of_job(model, settings)
     if settings["text"] is not None and settings["data"] is not None:
         raise click.UsageError("expected at most one of --text and --data")
     if save is not None and trial:

@@ -18,7 +18,7 @@ from ...strict import unstructure
 from ...whole_file import require_new, write_whole
 from ..bundle_view import bundle_data, print_bundle, print_ids
 from ..console import in_options, print_facts, print_json, print_table, say, working
-from ..options import field_options, given_settings, json_option, model_argument, path_option
+from ..options import field_options, given_settings, json_option, model_argument, of_job, path_option
 
 if TYPE_CHECKING:
     from ...compiler.model_view import ModelView
@@ -43,9 +43,10 @@ Examples:
 def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> None:
     """Show a model, or the contents of a bundle.
 
-    For a model: axes, parameters and FLOPs of the levels that a compile for the profile would build; preset:NAME is a
-    configuration that nobody has trained yet. For a bundle: submodels, engines, files, parity. A folder with a
-    manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and --exit-layers are for models.
+    For a model, or that of a job that `compile --save` wrote: axes, parameters and FLOPs of the levels that a compile
+    for the profile would build; preset:NAME is a configuration that nobody has trained yet. For a bundle: submodels,
+    engines, files, parity. A folder with a manifest.json is a bundle. --profile, --bucket, --budget-at, --levels and
+    --exit-layers are for models.
     """
     if os.path.exists(model_or_bundle / MANIFEST_NAME):
         if of_models := [option for option in given_settings().values() if option != "--json"]:
@@ -58,8 +59,9 @@ def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> No
         return
     from ...compiler.model_view import view_model
 
+    model, settings = of_job(model_or_bundle, settings)
     with working():  # the first use of host-cpu measures this host
-        view = view_model(CompileRequest(model_or_bundle, **settings))
+        view = view_model(CompileRequest(model, **settings))
     if as_json:
         print_json(view)
     else:
@@ -162,6 +164,7 @@ def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
     from ...compiler.model_view import cache_of
     from ...compiler.planning.variants import variant_views
 
+    model, settings = of_job(model, settings)
     with working():  # the first use of host-cpu measures this host
         resolved = resolve(CompileRequest(model, **settings))
     source, device, made = resolved.source, resolved.profile, resolved.plan()

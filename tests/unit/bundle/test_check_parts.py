@@ -332,6 +332,9 @@ REFUSED_GENERATION = {
         "ffn8.encoder@b1-s1_40: an engine that generates without weight_bytes",
     ),
     "vocabulary": (replace(ENTRY, vocabulary=2**26), "logits of 64 rows have more than"),
+    "empty state": (replace(ENTRY, states=((4, 0),)), "a state has more than 8 dimensions, or one that is empty"),
+    "huge states": (replace(ENTRY, states=((2**15, 2**16),)), "the states of a row have 2147483648 numbers"),
+    "several tokens into states": (replace(ENTRY, states=((4,),)), "40 new tokens; with states, expected one"),
 }
 
 

@@ -181,7 +181,7 @@ def test_the_gate_holds_states_by_value(
     bundle = open_bundle(saved("falcon_mamba").parent / "bundle")
     assert judged(bundle, references).broken is None
     for state in ("state_0", "state_1"):
-        assert judged(bundle, references, state).broken_cases == {"token by token"}
+        assert "token by token" in judged(bundle, references, state).broken_cases
     # States that a text before left there.
     monkeypatch.setattr(RowStates, "_begin", lambda *_: None)
     assert "in pieces" in judged(bundle, references).broken_cases

@@ -163,6 +163,9 @@ def test_a_saved_job_is_the_compile_that_it_was_saved_from(compiled: Any, tmp_pa
     ]
     assert nestforge("compile", compiled.model, *stated, "--save", job).exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]  # nothing is compiled
+    assert json_of("inspect", job) == json_of("inspect", compiled.model, *stated[:4])
+    assert json_of("plan", job) == json_of("plan", compiled.model, *stated[:6])
+    assert json_of("inspect", job, "--levels", "ffn=1") != json_of("inspect", job)
     # What stands beside the file takes the place of its own.
     assert nestforge("compile", job, "--output", output, "--bucket", "1x4").exit_code == 0
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["b.bundle", "job.yaml"]
@@ -195,7 +198,7 @@ def test_a_job_that_is_none_is_one_line(compiled: Any, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(f"model: {compiled.model}\nprecison: [fp32]\n")
     assert error_of("compile", job) == f"{job}: no option 'precison'; did you mean 'precisions'?"
-    assert "cannot be read" in error_of("compile", tmp_path / "none.yaml")
+    assert all("cannot be read" in error_of(each, tmp_path / "n.yaml") for each in ("compile", "inspect", "plan"))
     stated = ("--data", "rows.npz", "--text", "a")
     assert "at most one of --text and --data" in usage_of("compile", compiled.model, *stated)
     assert f"{job}: exists" in error_of("compile", compiled.model, "--save", job)
