@@ -137,7 +137,8 @@ def _type(hint: Any, bounds: Mapping[str, Any], own: set[str]) -> str:
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
     if origin is tuple:
-        return f"list of {_type(inner[0], bounds, own)}".replace("list of whole number", "list of whole numbers")
+        found = _type(inner[0], bounds, own)
+        return f"list of {found.replace('whole number', 'whole numbers', 1 if found.startswith('whole') else 0)}"
     if origin is not None and issubclass(origin, Mapping):
         return f"{_type(inner[1], bounds, own)}, by name"
     if is_dataclass(hint):
