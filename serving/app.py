@@ -27,9 +27,9 @@ from ..errors import BundleError, InputError, NestforgeError, OverloadError, Sel
 from ..outside_file import parse_json
 from ..runtime.answering import joined
 from .desk import Desk, own_part
-from .generating import Generating, Terms
+from .generating import Generating
 from .scheduler import Job
-from .served import Reply, Served, Work, now_ms
+from .served import Reply, Served, Terms, Work, now_ms
 
 ERRORS = logging.getLogger("nestforge.serving")
 # In the scope of a request whose body did not come in time.
@@ -184,8 +184,7 @@ class Service:
         """The answer to ``work``, unless the client goes away before. Raises as Desk.answer does."""
         terms = self.terms(request, work.deadline_ms)
         with self.counted(request, served):
-            job = served.job(work, terms.client, terms.arrived, terms.patience_ms)
-            reply = await self.unless_gone(request, self.desk.answer(served, work, job))
+            reply = await self.unless_gone(request, self.desk.answer(served, work, served.job(work, terms)))
             if reply.whole is not None:
                 reply = await self._with_the_rest(request, served, work, reply, terms)
         self.answered(request, served, reply, terms)
@@ -196,11 +195,11 @@ class Service:
         what waits; with a deadline by that."""
         assert first.whole is not None
         parts = served.parts(work, first.whole)
-        done, timed = [(next(parts)[0], first)], terms.deadline_ms is not None
+        done = [(next(parts)[0], first)]
         for rows, part, one in parts:
             now = now_ms()
-            due = terms.due if timed else now + terms.patience_ms
-            job = Job(None, len(rows), 1, terms.client, now, due, [one], timed, continues=True)
+            due = terms.due if terms.is_timed else now + terms.patience_ms
+            job = Job(None, len(rows), 1, terms.client, now, due, [one], terms.is_timed, continues=True)
             done.append((rows, await self.unless_gone(request, self.desk.answer(served, part, job))))
         outputs = {name: joined([(rows, one.outputs[name]) for rows, one in done]) for name in first.outputs}
         return replace(done[-1][1], outputs=outputs, reason=first.reason)

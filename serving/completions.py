@@ -25,17 +25,7 @@ from .served import Reply, Served, stated
 
 _PASSED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "task")
 _CHOICE = ("budget", "submodel", "memory_mb", "task")
-_READ = {
-    "model",
-    "stream",
-    "stream_options",
-    "stop",
-    "max_tokens",
-    "max_completion_tokens",
-    "logprobs",
-    "deadline_ms",
-    "user",
-}
+_READ = ("stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "logprobs", "deadline_ms", "user")
 # What is not done here may be asked for with the value that says so.
 _NEUTRAL: Mapping[str, Any] = {
     "n": 1,
@@ -242,9 +232,9 @@ def _with_usage(document: Mapping[str, Any]) -> bool:
 
 def _asked(document: Mapping[str, Any], task: str | None, is_chat: bool) -> GenerationRequest:
     """The request of a body, but for its choice of a submodel. Raises InputError for what is not served, by name."""
-    own = {"messages", "top_logprobs"} if is_chat else {"prompt"}
+    own = ("messages", "top_logprobs") if is_chat else ("prompt",)
     for name, value in document.items():
-        if name in _READ or name in own or name in (*_PASSED, *_CHOICE, "deadline_ms"):
+        if name in ("model", *own, *_READ, *_PASSED, *_CHOICE):
             continue
         if name not in _NEUTRAL:
             raise InputError(f"{name[:80]}: not served; leave it out")

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
@@ -21,7 +21,7 @@ from ..runtime.generation.row import Piece, Row
 from ..runtime.running_estimate import RunningEstimate
 from .desk import Desk, own_part
 from .scheduler import Job, Run
-from .served import now_ms
+from .served import Terms, now_ms
 
 # Rows that step together, tokens of each with its prompt, batches of one bundle, each by engines of its own, and rows
 # that wait for them beyond which no request is taken.
@@ -31,23 +31,6 @@ _Expected = tuple[EngineEntry, float]
 _UNUSED = RunningEstimate(lambda: None).of("", Bucket(1, 1))
 # A step, or a part of a prompt, runs within so many times what it takes, whatever else waits: others wait for it.
 _SLOWER = 4.0
-
-
-class Terms(NamedTuple):
-    """Who asks, when that came, and what it states; without a deadline it waits for ``patience_ms`` at most."""
-
-    client: str
-    arrived: float
-    patience_ms: float
-    deadline_ms: float | None
-
-    @property
-    def is_timed(self) -> bool:
-        return self.deadline_ms is not None
-
-    @property
-    def due(self) -> float:
-        return self.arrived + (self.patience_ms if self.deadline_ms is None else self.deadline_ms)
 
 
 @dataclass(eq=False)

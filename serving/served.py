@@ -39,6 +39,23 @@ def now_ms() -> float:
     return 1e3 * perf_counter()
 
 
+class Terms(NamedTuple):
+    """Who asks, when that came, and what it states; without a deadline it waits for ``patience_ms`` at most."""
+
+    client: str
+    arrived: float
+    patience_ms: float
+    deadline_ms: float | None
+
+    @property
+    def is_timed(self) -> bool:
+        return self.deadline_ms is not None
+
+    @property
+    def due(self) -> float:
+        return self.arrived + (self.patience_ms if self.deadline_ms is None else self.deadline_ms)
+
+
 class Asked(NamedTuple):
     """The choice that a request leaves, the same for all that may share a run; a deadline is there as ``_SOME_MS``."""
 
@@ -162,13 +179,12 @@ class Served:
         """The library's encoding of each text. Raises InputError, also without a tokenizer."""
         return self._texts.encoder().encodings(texts, special)
 
-    def job(self, work: Work, client: str, arrived: float, patience_ms: float) -> Job:
+    def job(self, work: Work, terms: Terms) -> Job:
         """The request as the queue sees it. Raises as a call of the model does."""
         shape = self.checker.shape_of(work.feeds)
         alone = self.candidates(work.asked, shape.batch, shape.sequence, work.lengths)
-        due = arrived + (patience_ms if work.deadline_ms is None else work.deadline_ms)
         key = Key(self, work.asked) if self._shares else None
-        return Job(key, shape.batch, shape.sequence, client, arrived, due, alone, work.deadline_ms is not None)
+        return Job(key, shape.batch, shape.sequence, terms.client, terms.arrived, terms.due, alone, terms.is_timed)
 
     def together(self, asked: Asked, rows: int, steps: int) -> Sequence[Candidate]:
         """The engines that take so many rows of several requests in one run. What no bucket holds is not looked up:

@@ -16,8 +16,9 @@ from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from nestforge.serving import generating as room
 from nestforge.serving.desk import Desk
-from nestforge.serving.generating import Generating, Generation, Terms
+from nestforge.serving.generating import Generating, Generation
 from nestforge.serving.scheduler import Job
+from nestforge.serving.served import Terms
 from support.generating import llama_folder
 
 
