@@ -67,7 +67,15 @@ _BACKBONE = {
 # What else a type needs to stay a model.
 _OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
-    **{key: {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2} for key in ("bamba", "granitemoehybrid")},
+    # Layers of both kinds: with states alone these classes find no length in a cache.
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_expand": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     **{key: {"prediction_length": 4} for key in ("informer", "autoformer", "time_series_transformer")},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     **{key: {"projection_dim": 32} for key in ("owlvit", "owlv2")},

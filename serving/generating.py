@@ -14,7 +14,7 @@ from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
 from ..errors import InputError, OverloadError
 from ..runtime.candidates import Candidate
-from ..runtime.generation.batch import MOST_READ, Batch
+from ..runtime.generation.batch import Batch
 from ..runtime.generation.generator import Generator
 from ..runtime.generation.options import GenerationRequest
 from ..runtime.generation.row import Piece, Row
@@ -244,7 +244,7 @@ class _Queue:
     async def _read(self, batch: Batch, row: Row, generation: Generation) -> None:
         """The next part of what a row has. Under a deadline it has its share of the time that is left to read in, and
         the first one is refused where the smallest submodel would be late with all that is asked for."""
-        terms, engines = generation.terms, batch.to_read(row, MOST_READ)
+        terms, engines = generation.terms, batch.to_read(row, batch.most_read)
         left_ms, steps_ms, part_ms = terms.patience_ms, 0.0, _least_ms(engines)
         is_asked = self._choice.is_timed and not row.prompt_ms
         if self._choice.is_timed:

@@ -105,9 +105,7 @@ def _kept(model: Any, ids: torch.Tensor, argument: str) -> tuple[list[Kept], lis
         planned = offline_transformers().DynamicCache(config=model.config.get_text_config())
     _require_plain(name, planned)  # before a pass, which may fail for it
     with _fails_with(f"{name} fails with a cache"):
-        # With the places that transformers gives a class: of states alone some cannot count them.
-        places = torch.arange(ids.shape[1])[None]
-        cache = getattr(asked(model, ids, places, None, use_cache=True), argument)
+        cache = getattr(asked(model, ids, None, None, use_cache=True), argument)
     cache = getattr(cache, "self_attention_cache", cache)
     _require_plain(name, cache)
     found, states = [], []

@@ -16,6 +16,8 @@ from .step_times import StepTimes
 
 # Tokens of a prompt in a run, beside which others wait.
 MOST_READ = 128
+# The same where each of them is a run.
+_MOST_STEPS = 16
 
 
 class Batch:
@@ -34,6 +36,11 @@ class Batch:
         for engine in engines:
             session.bind(engine, session.rows)
 
+    @property
+    def most_read(self) -> int:
+        """Tokens of a prompt that are read while others wait."""
+        return min(MOST_READ, max(_MOST_STEPS, self.engines[0].bucket.sequence))
+
     def to_read(self, row: Row, most: float = inf) -> list[tuple[EngineEntry, float]]:
         """The engines with the milliseconds that each is expected to take for what is left to read of ``row``, or for
         ``most`` tokens of it."""
@@ -47,12 +54,12 @@ class Batch:
 
     def join(self, row: Row, engine: EngineEntry, reason: str) -> Piece | None:
         """The next token of ``row``, which steps with the others from now on, perhaps again after it left; None while
-        more than ``MOST_READ`` of its tokens are left to read, of which so many are. There is room for it, and no other
+        more than ``most_read`` of its tokens are left to read, of which so many are. There is room for it, and no other
         joins between."""
         session, place, started, tokens = self.session, len(self.rows), perf_counter(), row.tokens
         left = 0 if row.source is not None else session.unknown(tokens, engine)
-        is_whole = left <= MOST_READ
-        read = tokens if is_whole else tokens[: len(tokens) - left + MOST_READ]
+        is_whole = left <= self.most_read
+        read = tokens if is_whole else tokens[: len(tokens) - left + self.most_read]
         # As one of several from the first row on: a cache that is laid out for one loses it when the second comes.
         rows = min(max(place + 1, 2), session.rows)
         logits, kept = session.prefill(place, read, engine, rows, source=row.source)

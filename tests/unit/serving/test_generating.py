@@ -178,8 +178,7 @@ def test_parts_of_a_prompt_and_steps_share_a_deadline_and_smaller_submodels_keep
 
     for where in ("generating", "desk"):
         monkeypatch.setattr(f"nestforge.serving.{where}.now_ms", lambda: 0.0)
-    for where in ("serving.generating", "runtime.generation.batch"):
-        monkeypatch.setattr(f"nestforge.{where}.MOST_READ", 16)
+    monkeypatch.setattr("nestforge.runtime.generation.batch.MOST_READ", 16)
     monkeypatch.setattr(StepTimes, "expected_ms", lambda _, engine, rows: 320 * part(engine) * rows)
     monkeypatch.setattr(StepTimes, "expected_prompt_ms", lambda _, engine, tokens: 10 * part(engine) * tokens)
     (row,) = asyncio.run(_all(generating, "class method " * 16, 1000.0))

@@ -23,6 +23,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.calibrate.drafts import calibrate_drafts
 from nestforge.runtime.engines.runner import runner_for
+from nestforge.runtime.generation.options import GenerationRequest
 from nestforge.runtime.generation.states import RowStates
 from nestforge.runtime.load import load
 from support.tiny_compile import board
@@ -123,6 +124,26 @@ def test_a_session_goes_on_from_all_that_was_read_and_else_anew(
         longer = [*edited, *row.tokens[:-1], 3]
         rows = model.generate([PROMPTS[0], longer], session=session, max_tokens=TOKENS).rows
         assert [row.tokens for row in rows] == [greedy("lfm2", PROMPTS[0]), greedy("lfm2", longer)]
+
+
+def test_a_prompt_is_read_in_short_parts_beside_rows_that_step(
+    saved: Callable[[str], Path], greedy: Callable[[str, Sequence[int]], tuple[int, ...]]
+) -> None:
+    prompt = [*range(3, 43)]
+    with load(saved("lfm2").parent / "bundle", threads=1) as model:
+        batch = model.generate.batch(GenerationRequest(), 3, 64)
+        (engine,) = batch.engines
+        asked = [GenerationRequest(each, max_tokens=TOKENS) for each in (PROMPTS[0], prompt)]
+        first, long = (row for request in asked for row in model.generate.rows(request, 64))
+        pieces = [batch.join(first, engine, "")]
+        while batch.join(long, engine, "") is None:
+            pieces += [found for _, found in batch.step(engine, "")]
+        assert len(pieces) == 3
+        while batch.rows:
+            batch.step(engine, "")
+        for row, of in ((first, PROMPTS[0]), (long, prompt)):
+            assert row.result().tokens == greedy("lfm2", of)
+        batch.close()
 
 
 def test_an_interrupted_run_is_not_gone_on_from(
