@@ -41,6 +41,7 @@ from .passes.matching import constant
 from .passes.merge_reshapes import flatten_rows, merge_reshapes
 from .passes.operators import CACHED_ATTENTION
 from .passes.pick_tokens import pick_tokens
+from .passes.take_parts import take_parts
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
 from .template import Template, require_held
 
@@ -205,6 +206,8 @@ PASSES = (
         ensures=(linear_layers_are_gemm,),
         is_idempotent=False,
     ),
+    # What takes joined values apart reads them before.
+    Pass("take_parts", lambda model, _: take_parts(model), (extents_are_known,)),
     # The tokens whose logits are requested, by one node.
     Pass("pick_tokens", lambda model, _: pick_tokens(model), (extents_are_known,), (), False, "cached"),
     # Norms with the sums before them, and SiLU, as one node.

@@ -27,8 +27,9 @@ if TYPE_CHECKING:  # known types alone are read without torch
     import torch
 
     from ..hugging_face import survey
+    from ..modules import layers
 else:
-    survey = Deferred("..hugging_face.survey", __package__)
+    layers, survey = (Deferred(name, __package__) for name in ("..modules.layers", "..hugging_face.survey"))
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -59,11 +60,13 @@ def read(checkpoint: Checkpoint) -> Architecture:
     signature = with_texts(found.signature, checkpoint)
     width = hidden if isinstance(hidden, int) and signature.mask == MASK else None
     workload = survey.workload_of(checkpoint, found)
+    loading = replace(loading, finish=lambda model: layers.part_layers(model, axes.parted))
     whole = describe(checkpoint, parameters, {}, signature, workload, loading, width)
     return replace(
         whole,
         spec=replace(whole.spec, depth=found.depth, widths=axes.widths),
         narrow=lambda module, submodel: axes.narrow(module.get_submodule("model"), submodel),
+        stacked=axes.stacked,
         kept_whole=axes.refused,
         surveyed=True,
         cached=_cached(found, signature.max_sequence or 1),

@@ -29,8 +29,9 @@ def read(checkpoint: Checkpoint) -> Architecture:
         signature=found.signature,
         parameter_shapes=found.shapes,
         workload=survey.workload_of(checkpoint, found),
-        load=lambda: module.load_module(checkpoint, found.signature),
+        load=lambda: module.load_module(checkpoint, found.signature, axes.parted),
         narrow=lambda whole, submodel: axes.narrow(whole.get_submodule("model"), submodel),
+        stacked=axes.stacked,
         kept_whole=axes.refused,
         surveyed=True,
     )

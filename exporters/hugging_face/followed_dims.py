@@ -298,15 +298,23 @@ def _without(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _G
 
 
 def _join(follower: _Follower, inputs: _Tensors, outputs: _Tensors, given: _Given) -> None:
+    """Several one behind the other: those of one size are the same steps."""
     at = given.get("dim", 0) % outputs[0].ndim
     dims: list[Dim] = [(Factor(int(size)),) for size in outputs[0].shape]
-    for tensor in inputs:
-        if tensor.ndim == len(dims):
-            for place, dim in enumerate(follower.dims(tensor)):
-                if place != at:
-                    _unify(dim, dims[place])
-                else:
-                    block([dim], "it is joined with others")
+    whole = [tensor for tensor in inputs if tensor.ndim == len(dims)]
+    for tensor in whole:
+        for place, dim in enumerate(follower.dims(tensor)):
+            if place != at:
+                _unify(dim, dims[place])
+    first, *others = (follower.dims(tensor)[at] for tensor in whole)
+    if others and len({tensor.shape[at] for tensor in whole}) == 1 and len(whole) == len(inputs):
+        for dim in others:
+            _unify(first, dim)
+        pieces = Factor(len(whole))
+        block([(pieces,)], "parts lie one behind the other along it")
+        dims[at] = (pieces, *first)
+    else:
+        block([first, *others], "it is joined with others")
     follower.carry(outputs[0], dims)
 
 

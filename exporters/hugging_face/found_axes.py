@@ -3,7 +3,8 @@
 Dimensions that are one factor (followed_dims.py) are an axis where weights of one layer make it and others sum over it,
 nothing between is measured along it, and it is the slowest factor wherever it stands: then a prefix of its steps is a
 prefix of every parameter. It is one of ``heads`` where attention multiplies along it, else of an ``ffn``. Groups of
-queries that share keys and values are one step.
+queries that share keys and values are one step. A linear layer that has equal parts one behind the other, such as gate
+and up, is taken apart into layers of their own.
 
 Each axis must stand the slice proof before it is offered: the part of the model that holds it must answer alike with
 its steps in another order, and cut to half of them as the whole with the weights of the rest set to zero.
@@ -28,7 +29,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from ...elastic import Axis, PrefixSlice, Submodel
 from ...errors import ExportError
 from ...outside import library_errors
-from ..modules.layers import mend_sizes
+from ..modules.layers import mend_sizes, on_same_weights, part_layers
 from .followed_dims import WITHIN, Factor, Followed, Place, follow, leaves
 
 FFN, HEADS = "ffn", "heads"
@@ -45,12 +46,22 @@ _Count = tuple[str, str, int]
 @dataclass(frozen=True)
 class FoundAxes:
     """``refused`` are lines that say which other factors were found and why they cannot shrink. ``counts`` are numbers
-    that parts of the module hold beside their weights, by part and attribute: the axis, and how many to a step."""
+    that parts of the module hold beside their weights, by part and attribute: the axis, and how many to a step.
+    ``parted`` are the layers that must be taken apart (modules/layers.py) for the axes to be there, and into how many;
+    ``stacked`` their parameters, to those of their parts."""
 
     axes: tuple[Axis, ...] = ()
     slices: tuple[PrefixSlice, ...] = ()
     refused: tuple[str, ...] = ()
     counts: Mapping[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
+    parted: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def stacked(self) -> dict[str, tuple[str, ...]]:
+        cut = {part.parameter for part in self.slices}
+        names = [(path, kind, count) for path, count in self.parted.items() for kind in ("weight", "bias")]
+        every = {f"{p}.{kind}": tuple(f"{p}.parts.{n}.{kind}" for n in range(count)) for p, kind, count in names}
+        return {name: parts for name, parts in every.items() if parts[0] in cut}
 
     @property
     def widths(self) -> frozenset[str]:
@@ -91,6 +102,9 @@ class _Candidate:
     cuts: tuple[tuple[Place, int], ...]
     path: str
     problem: str | None
+    fused: Mapping[str, int] = field(
+        default_factory=dict
+    )  # layers that hold it in so many parts, if only that is wrong
 
     @property
     def pattern(self) -> str:
@@ -108,10 +122,28 @@ class _Kept:
 def find_axes(module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> FoundAxes:
     """The axes of ``module``, which may be on the meta device and answers ``args`` and ``kwargs``, by the names of its
     own parameters. Where it cannot be followed there are none, and it is said why."""
+    found, fused = _find(module, args, kwargs or {})
+    while fused:
+        parted = on_same_weights(module)
+        part_layers(parted, fused)
+        again, _ = _find(parted, args, kwargs or {})
+        used = {
+            path: n
+            for path, n in fused.items()
+            if any(cut.parameter.startswith(f"{path}.parts.") for cut in again.slices)
+        }
+        if used == fused:
+            return replace(again, parted=fused)
+        fused = used
+    return found
+
+
+def _find(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[FoundAxes, dict[str, int]]:
+    """The axes of ``module`` as it is, and the layers that hold others in equal parts."""
     try:
-        followed = follow(module, args, kwargs or {})
+        followed = follow(module, args, kwargs)
     except ExportError as failure:
-        return FoundAxes(refused=(str(failure),))
+        return FoundAxes(refused=(str(failure),)), {}
     kept, refused = list[_Kept](), list[_Candidate]()
     proven: dict[object, Sequence[_Count] | str] = {}
     candidates = _candidates(module, followed)
@@ -134,12 +166,12 @@ def find_axes(module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping
             refused.append(replace(candidate, problem=problem))
     for kinds in ((FFN, HEADS), (FFN,), ()):
         axes = _described([each for each in kept if each.candidate.kind in kinds], refused)
-        problem = _failure(module, axes, followed, args, kwargs or {})
+        problem = _failure(module, axes, followed, args, kwargs)
         if problem is None:
             break
         kind = HEADS if HEADS in kinds else FFN
         refused += [replace(each.candidate, problem=problem) for each in kept if each.candidate.kind == kind]
-    return axes
+    return axes, {path: count for candidate in refused for path, count in candidate.fused.items()}
 
 
 def _described(kept: Sequence[_Kept], refused: Iterable[_Candidate]) -> FoundAxes:
@@ -174,13 +206,13 @@ def _candidates(module: torch.nn.Module, followed: Followed, numbered: bool = Tr
     """Every factor that weights make and other weights sum over, in the order of the parameters. Those that may shrink
     lie in ``numbered`` layers, or in one part of the module whatever its name."""
     cuts: dict[Factor, list[tuple[Place, int]]] = defaultdict(list)
-    behind: dict[Factor, str] = {}
+    behind: dict[Factor, dict[Place, int]] = defaultdict(dict)
     for place, dim in followed.places.items():
         parts = leaves(dim)
         for at, factor in enumerate(parts):
             cuts[factor].append((place, prod(part.size for part in parts[at + 1 :])))
             if at:
-                behind.setdefault(factor, place[0])
+                behind[factor][place] = parts[0].size if at == 1 else 0
     heads = {factor for dim in followed.batched for factor in leaves(dim)}
     found: list[_Candidate] = []
     taken: dict[str, str] = {}
@@ -193,24 +225,32 @@ def _candidates(module: torch.nn.Module, followed: Followed, numbered: bool = Tr
         if problem is None:
             beside = all(parameter[len(path) :].lstrip(".").count(".") <= 1 for parameter, _ in places)
             in_one = bool(_NUMBER.search(path + ".")) if numbered else beside
-            problem = _misfit(own, in_one, behind.get(factor), taken, module)
+            problem = _misfit(own, in_one, taken, module)
+        fused = dict[str, int]()
+        if problem is None and behind[factor]:
+            fused = _fused(behind[factor], module)
+            problem = f"{next(iter(behind[factor]))[0]} holds its steps behind those of others, as a fused weight does"
         if problem is None:
             taken |= {parameter: path for parameter, _ in places}
-        found.append(_Candidate(HEADS if factor in heads else FFN, factor.size, tuple(own), path, problem))
+        found.append(_Candidate(HEADS if factor in heads else FFN, factor.size, tuple(own), path, problem, fused))
     return found
+
+
+def _fused(behind: Mapping[Place, int], module: torch.nn.Module) -> dict[str, int]:
+    """The linear layers that hold these places in so many parts; none where one of the places is no row of such."""
+    layers = {parameter.rpartition(".")[0]: count for (parameter, _), count in behind.items()}
+    rows = all(count and not dim for (_, dim), count in behind.items())
+    return layers if rows and all(type(module.get_submodule(path)) is torch.nn.Linear for path in layers) else {}
 
 
 def _misfit(
     cuts: Sequence[tuple[Place, int]],
     in_one: bool,
-    behind: str | None,
     taken: Mapping[str, str],
     module: torch.nn.Module,
 ) -> str | None:
     """Why the parameters of a factor that may shrink are not cut to prefixes, if they are not."""
     names = [parameter for (parameter, _), _ in cuts]
-    if behind is not None:
-        return f"{behind} holds its steps behind those of others, as a fused weight does"
     if not in_one:
         return "its parameters lie in no layer, or in several"
     if twice := next((name for name in names if names.count(name) > 1 or name in taken), None):

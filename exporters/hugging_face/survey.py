@@ -26,6 +26,7 @@ from ...elastic import Submodel
 from ...errors import CheckpointError, ExportError, InputError, UnsupportedModelError
 from ...workload import Op, OpKind
 from ..checkpoints.checkpoint import Checkpoint
+from ..modules.layers import part_layers
 from ..own_lines import line_of
 from ..signature import IDS, MASK, TYPE_IDS, Signature
 from .class_inputs import configs_of, data_of, depth, inputs_of, is_causal, positions, vocabulary
@@ -111,7 +112,6 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
         _require_honoured(checkpoint, model)
         model.tie_weights()
         base_model_first(model)
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         model = faked(model, fake)
     with refused(checkpoint, cls.__name__):
@@ -120,7 +120,11 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
     axes = axes_of(checkpoint, module, fake, signature)
     with refused(checkpoint, cls.__name__):
         kept = kept_by(model, fake, signature, axes)
-    return Survey(module, fake, shapes, signature, depth(model), axes, kept)
+    return Survey(module, fake, shapes_of(model), signature, depth(model), axes, kept)
+
+
+def shapes_of(model: torch.nn.Module) -> dict[str, Shape]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundAxes) -> KeptLayers | str | None:
@@ -144,14 +148,16 @@ def axes_of(
     signature: Signature,
     length: int | None = None,
 ) -> FoundAxes:
-    """The axes of the model that ``module`` wraps, followed at this ``length``. Raises UnsupportedModelError as
-    ``survey``."""
+    """The axes of the model that ``module`` wraps, followed at this ``length``; its layers are taken apart for them.
+    Raises UnsupportedModelError as ``survey``."""
     length = length or min(12, signature.max_sequence or 1)
     example = fake_inputs(fake, signature.inputs, Bucket(_MORE_ROWS, length))
     with refused(checkpoint, type(module.model).__name__):
         if module.given is not None:
             example = module.given(example)
-        return find_axes(module.model, (), example)
+        axes = find_axes(module.model, (), example)
+        part_layers(module.model, axes.parted)
+        return axes
 
 
 def workload_of(checkpoint: Checkpoint, found: Survey) -> Callable[[Submodel, Bucket], list[Op]]:

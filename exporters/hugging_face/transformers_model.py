@@ -15,7 +15,7 @@ from ...progress import Bytes, tell
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers
 from ..checkpoints.own_folder import is_finite
-from ..modules.layers import mend_sizes
+from ..modules.layers import linear_on, mend_sizes
 from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
@@ -259,7 +259,7 @@ class SplitFfn(torch.nn.Module):
     def __init__(self, packed: Any) -> None:
         super().__init__()
         gate, up = packed.gate_up_proj.weight.chunk(2)
-        self.gate_proj, self.up_proj = _linear(gate), _linear(up)
+        self.gate_proj, self.up_proj = linear_on(gate), linear_on(up)
         self.down_proj = packed.down_proj
         self.activation = packed.activation_fn
 
@@ -267,9 +267,3 @@ class SplitFfn(torch.nn.Module):
         """``hidden`` [B, S, H] to [B, S, H]."""
         found: torch.Tensor = self.down_proj(self.up_proj(hidden) * self.activation(self.gate_proj(hidden)))
         return found
-
-
-def _linear(weight: torch.Tensor) -> torch.nn.Linear:
-    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return layer

@@ -20,6 +20,7 @@ from ..checkpoints.own_folder import is_finite
 from ..hugging_face import survey
 from ..hugging_face.nothing_left import nothing_left
 from ..hugging_face.transformers_model import TransformersModule, one_sequence_a_row
+from ..modules.layers import part_layers
 from ..own_lines import line_of
 from ..signature import Signature
 from .checkpoint import ModuleInMemory
@@ -122,12 +123,11 @@ def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
     said = f"outputs that engines do not have (not of float rows): {', '.join(lost)}" if lost else None
     signature = replace(signature, outputs=outputs, left_out=said)
     module = PlainModule(model, signature, length)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     weighted = sum(any(True for _ in part.parameters(False)) for part in model.modules())
     depth = max(1, weighted // _WEIGHTED_PER_LAYER)
     with plainly():
         axes = survey.axes_of(checkpoint, module, fake, signature, length)
-    return survey.Survey(module, fake, shapes, signature, depth, axes)
+    return survey.Survey(module, fake, survey.shapes_of(model), signature, depth, axes)
 
 
 def _lengths(
@@ -187,8 +187,8 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
         return copy.deepcopy(module).cpu().float().eval().requires_grad_(False)
 
 
-def load_module(checkpoint: ModuleInMemory, signature: Signature) -> PlainModule:
-    """``copied``. Raises CheckpointError also for parameters that are not finite or no floats."""
+def load_module(checkpoint: ModuleInMemory, signature: Signature, parted: Mapping[str, int]) -> PlainModule:
+    """``copied``, in parts. Raises CheckpointError also for parameters that are not finite or no floats."""
     name, model = checkpoint.name, copied(checkpoint.module)
     for parameter_name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
@@ -196,4 +196,5 @@ def load_module(checkpoint: ModuleInMemory, signature: Signature) -> PlainModule
             raise CheckpointError(f"model: parameter {parameter_name} of {name} is {dtype}; expected floats")
         if not is_finite(parameter):
             raise checkpoint.not_finite(parameter_name)
+    part_layers(model, parted)
     return PlainModule(model, signature, checkpoint.length)

@@ -6,7 +6,7 @@ Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``F`` neurons of an FFN, ``V`` v
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -165,6 +165,35 @@ def mend_sizes(model: torch.nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, torch.nn.Linear):
             part.out_features, part.in_features = part.weight.shape
+
+
+class Parted(torch.nn.Module):
+    """``layer``, whose rows are those of several layers of one size one behind the other, as its ``parts``, on the same
+    weights: a prefix of each of them is a prefix of its own parameters."""
+
+    def __init__(self, layer: torch.nn.Linear, parts: int) -> None:
+        super().__init__()
+        biases = [None] * parts if layer.bias is None else layer.bias.chunk(parts)
+        self.parts = torch.nn.ModuleList(map(linear_on, layer.weight.chunk(parts), biases))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., K] to [..., parts * N]."""
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
+def linear_on(weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.nn.Linear:
+    """The layer of these very weights."""
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    layer.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+    return layer
+
+
+def part_layers(model: torch.nn.Module, parts: Mapping[str, int]) -> None:
+    """Puts a ``Parted`` in the place of each layer that has so many ``parts``, by its name."""
+    for path, count in parts.items():
+        owner, _, name = path.rpartition(".")
+        setattr(model.get_submodule(owner), name, Parted(model.get_submodule(path), count))
 
 
 class Passed(torch.nn.Module):
