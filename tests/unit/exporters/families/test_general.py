@@ -12,8 +12,11 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.graph.store import recover_order
+from nestforge.compiler.job import stated_source
 from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.prove_padding import prove_padding
 from nestforge.compiler.parity.references import References
@@ -89,6 +92,40 @@ def test_texts_of_any_length_and_images_compile_with_what_shrinks(text: Path, tm
         assert [engine.submodel for engine in manifest.engines] == ["ffn16-heads1", "ffn32-heads2"]
         assert all((e.slice_problem, e.bucket) == (None, Bucket.parse(bucket)) for e in manifest.engines)
         assert [proof.suite for proof in manifest.proofs] == ["padding", "slice"]
+
+
+def test_gate_and_queries_in_one_weight_shrink_as_the_class_made_narrower(tmp_path: Path) -> None:
+    """ModernBERT, whose weights have queries, keys and values one behind the other, and an FFN's values and gate."""
+    own = {"max_position_embeddings": 24, "local_attention": 8, "pad_token_id": 0, "vocab_size": 64}
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+    wide = save_model(tmp_path / "m", "ModernBertModel", "modernbert", **LAYERS, **own, **tokens)
+    folder = compile_bundle(
+        model=wide,
+        output=tmp_path / "out",
+        profile=board(budgets={"full": {}}),
+        levels={"ffn": [0.5, 1]},
+        buckets=["1..2x1..12"],
+    )
+    weights = load_file(wide / "model.safetensors")
+    bundle = open_bundle(folder)
+    universal = load_universal(stated_source(wide, bundle.manifest))
+    order = recover_order(bundle.file(WEIGHTS_NAME), universal)["layers.0.ffn"][:16]
+    both = torch.cat([order, order + 32])
+    weights["layers.0.mlp.Wi.weight"] = weights["layers.0.mlp.Wi.weight"][both]
+    weights["layers.0.mlp.Wo.weight"] = weights["layers.0.mlp.Wo.weight"][:, order]
+    import transformers
+
+    narrow = transformers.ModernBertModel(
+        transformers.ModernBertConfig(**{**LAYERS, "intermediate_size": 16}, **own, **tokens)
+    ).eval()
+    narrow.load_state_dict(weights)
+    ids = np.array([[5, 9, 3, 7], [8, 2, 1, 0]])
+    feeds = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
+    with load(folder) as model, torch.no_grad():
+        expected = narrow(**{name: torch.as_tensor(array) for name, array in feeds.items()}).last_hidden_state
+        found = model(feeds, submodel="ffn16-heads2").outputs["last_hidden_state"]
+    kept = feeds["attention_mask"].astype(bool)
+    np.testing.assert_allclose(found[kept], expected.numpy()[kept], atol=1e-5)
 
 
 def test_a_class_that_lets_padding_through_compiles_for_one_row_alone(text: Path, tmp_path: Path) -> None:

@@ -153,6 +153,17 @@ class Gated(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
+class Bare(Ffn):
+    """A gate and its values in one weight, which is no layer's."""
+
+    def __init__(self) -> None:
+        super().__init__(functional.glu)
+        self.up = nn.ParameterList([torch.empty(2 * F, H)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.between(functional.linear(x, self.up[0])))
+
+
 class Scaled(Ffn):
     """A number that counts the neurons, and is none of the weights': a prefix is another function."""
 
@@ -207,6 +218,12 @@ FFN, HEADS = "layers.0.ffn", "layers.0.heads"
             N,
             _plain(HEADS, 3 * D, "qkv", "o") - _plain(HEADS, 3 * D, "", "o") | _plain(HEADS, D, "", "o"),
         ),
+        (
+            lambda: Fused(by_head=False),
+            N,
+            _plain(HEADS, D, "qkv.parts.0 qkv.parts.1 qkv.parts.2", "o"),
+        ),
+        (lambda: Ffn(lambda x: functional.glu(x), 2 * F), F, _plain(FFN, 1, "up.parts.0 up.parts.1", "down")),
         (Biased, N, _plain(HEADS, D, "q k v", "o") | {PrefixSlice("layers.0.table.weight", 1, HEADS)}),
         (lambda: Normed(D), N, _plain(HEADS, D, "q k v", "o")),
     ],
@@ -218,6 +235,8 @@ FFN, HEADS = "layers.0.ffn", "layers.0.heads"
         "counted heads",
         "grouped",
         "fused by head",
+        "fused",
+        "fused gate",
         "table per head",
         "norm per head",
     ],
@@ -232,8 +251,7 @@ def test_what_may_shrink_is_found_with_all_that_follows(layer: Any, size: int, s
 @pytest.mark.parametrize(
     ("layers", "reason"),
     [
-        ([Fused(by_head=False)], "heads of layers.*: layers.*.qkv.weight holds its steps behind those of others"),
-        ([Ffn(lambda x: functional.glu(x), 2 * F)], "ffn of layers.*: layers.*.up.weight holds its steps behind"),
+        ([Bare()], "ffn of layers.*: layers.*.up.0 holds its steps behind those of others"),
         ([Attention(kv=1)], "heads of layers.*: cut to 2 of 4, Attention fails"),
         ([Normed(N * D)], "heads of layers.*: a norm runs over it"),
         ([Convolved()], "heads of layers.*: a convolution"),
@@ -249,8 +267,7 @@ def test_what_may_shrink_is_found_with_all_that_follows(layer: Any, size: int, s
         ([Slanted()], "ffn of layers.*: its steps differ by their place"),
     ],
     ids=[
-        "qkv",
-        "gate_up",
+        "no layer",
         "one key",
         "norm of all",
         "convolution",
@@ -267,6 +284,14 @@ def test_what_may_not_is_refused_with_the_reason(layers: list[nn.Module], reason
     axes = found(*layers)
     assert (axes.axes, axes.slices) == ((), ())
     assert reason in "\n".join(axes.refused)
+
+
+def test_layers_are_in_parts_where_that_gives_axes_alone() -> None:
+    fused, plain, gated = Fused(by_head=False), Bare(), Ffn(lambda x: functional.glu(x), 2 * F)
+    axes = found(fused, plain, gated)
+    assert [axis.name for axis in axes.axes] == ["layers.0.heads", "layers.1.ffn"]
+    assert axes.parted == {"layers.0.qkv": 3, "layers.2.up": 2}
+    assert axes.stacked["layers.2.up.bias"] == ("layers.2.up.parts.0.bias", "layers.2.up.parts.1.bias")
 
 
 def test_what_layers_share_is_no_axis() -> None:

@@ -38,7 +38,7 @@ SIZES = {"batch": 1, "sequence": 3, "capacity": 11, "answers": 2}
 
 
 # No graph here needs these; their own tests show them at work.
-IDLE = {"note_modules", "drop_open_masks", "fold_tables", "fuse_rotary", "rows_as_weights"}
+IDLE = {"note_modules", "drop_open_masks", "fold_tables", "fuse_rotary", "rows_as_weights", "take_parts"}
 
 
 @dataclass
