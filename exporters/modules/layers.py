@@ -183,9 +183,10 @@ class Parted(torch.nn.Module):
 
 def linear_on(weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.nn.Linear:
     """The layer of these very weights."""
-    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    layer.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(bias, requires_grad=False)
     return layer
 
 
@@ -193,7 +194,9 @@ def part_layers(model: torch.nn.Module, parts: Mapping[str, int]) -> None:
     """Puts a ``Parted`` in the place of each layer that has so many ``parts``, by its name."""
     for path, count in parts.items():
         owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, Parted(model.get_submodule(path), count))
+        layer = model.get_submodule(path)
+        assert isinstance(layer, torch.nn.Linear)
+        setattr(model.get_submodule(owner), name, Parted(layer, count))
 
 
 class Passed(torch.nn.Module):
