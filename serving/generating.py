@@ -140,7 +140,8 @@ class _Queue:
 
     @property
     def clients(self) -> set[str]:
-        return {one.terms.client for one in (*self._of.values(), *(one for _, one in self.waiting))}
+        """Whose rows step or wait."""
+        return {one.terms.client for one in (*self._of.values(), *dict(self.waiting).values())}
 
     @property
     def is_busy(self) -> bool:
@@ -213,11 +214,11 @@ class _Queue:
         if len(self._of) < batch.session.rows:
             return True
         rows = Counter(one.terms.client for one in self._of.values())
-        waiting = {one.terms.client for _, one in self.waiting}
-        share = max(1, batch.session.rows // len(waiting | rows.keys()))
+        share = max(1, batch.session.rows // len(self.clients))
         ((client, most),) = rows.most_common(1)
+        is_fair = most <= share or all(rows[one.terms.client] >= share for _, one in self.waiting)
         own = [row for row in batch.rows if row in self._of and self._of[row].terms.client == client]
-        if self._choice.is_timed or most <= share or not own or all(rows[one] >= share for one in waiting):
+        if self._choice.is_timed or is_fair or not own:
             return False
         shortest = min(own, key=lambda row: len(row.tokens))  # all of it is read again
         self.waiting.appendleft((shortest, self._of.pop(shortest)))

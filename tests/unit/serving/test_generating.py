@@ -94,6 +94,15 @@ def test_long_rows_of_one_client_make_place_for_those_of_others_and_go_on(
             assert [run.reason for run in row.runs] == ["no limit given: the largest submodel"]
 
 
+def test_no_row_makes_place_for_a_client_that_has_none_waiting(generating: Generating, desk: Noted) -> None:
+    async def ask() -> None:
+        both = [await begin(generating, *one, 30) for one in (("other", ["the"]), ("flood", ["class"] * 12))]
+        await asyncio.gather(*map(ended, both))
+
+    asyncio.run(ask())
+    assert sum(job.rows == 1 and job.steps > 1 for job in desk.jobs) == 13, "each is read once"
+
+
 def test_a_choice_is_by_the_engines_that_it_leaves(generating: Generating) -> None:
     choices: list[dict[str, Any]] = [{"memory_mb": 1000.0 + n} for n in range(8)]
     choices += [{}, {"submodel": "XL"}, {"submodel": "ffn32"}]
