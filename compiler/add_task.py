@@ -128,7 +128,7 @@ def prove_task(
     for judged in judge_task(bundle, references, task, submodels, clock):
         engine, verdict = judged.engine, judged.verdict
         if verdict.broken is not None:
-            limit = tolerance_of(engine, references.references.universal)
+            limit = tolerance_of(engine, references.of_model.universal)
             raise ParityError(
                 f"task {task.name}, engine {engine.id}: {verdict.broken.describe()}; allowed "
                 f"{rule_of(limit, engine.routing)}"
@@ -139,7 +139,7 @@ def prove_task(
 
 def _receipt(bundle: Bundle, references: EngineReferences, judged: JudgedEngine) -> TaskReceipt:
     engine = judged.engine
-    limit = tolerance_of(engine, references.references.universal)
+    limit = tolerance_of(engine, references.of_model.universal)
     receipt = receipt_of(
         judged.verdict,
         limit,

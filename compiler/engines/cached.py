@@ -258,8 +258,8 @@ def judge_generating(
     ``task``, else the base's. ``references`` are those of the universal model with the same."""
     if bundle.merged is not None:
         task = None  # it is in the weights
-    generation, universal = bundle.manifest.generation, references.references.universal
-    whole, of_all = universal.source.cached, references.references.of_all
+    generation, universal = bundle.manifest.generation, references.of_model.universal
+    whole, of_all = universal.source.cached, references.of_model.of_all
     assert generation is not None
     assert whole is not None
     submodel = universal.spec.parse(engine.submodel)

@@ -37,16 +37,15 @@ _Key = tuple[frozenset[str], tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class EngineReferences:
-    """Those of engines of the model of ``references``, or with the ``numbers`` of their weight store, which engines of
-    floats alone do without."""
+    """Those ``of_model`` as it is, or with the ``numbers`` of the weight store, if any is of integers."""
 
-    references: References
+    of_model: References
     numbers: StoredNumbers | None = None
     _known: dict[_Key, References] = field(default_factory=dict)
 
     def of(self, bundle: Bundle, *engines: EngineEntry) -> References:
         """The references of ``engines`` of ``bundle``, of one precision, that answer together, such as a chain."""
-        return self.rounded(bundle, *engines) if PRECISIONS[engines[0].precision].is_integer else self.references
+        return self.rounded(bundle, *engines) if PRECISIONS[engines[0].precision].is_integer else self.of_model
 
     def rounded(self, bundle: Bundle, *engines: EngineEntry) -> References:
         """Those with the numbers that ``engines`` read in the place of the model's weights. Raises ParityError where
@@ -56,12 +55,12 @@ class EngineReferences:
         if key not in self._known:
             assert self.numbers is not None
             model = self.numbers.in_model(names)
-            self._known[key] = self.references.narrowed_by(model.universal, partial(model.narrow, variants=variants))
+            self._known[key] = self.of_model.narrowed_by(model.universal, partial(model.narrow, variants=variants))
         return self._known[key]
 
     def form(self, bundle: Bundle, engine: EngineEntry, submodel: Submodel) -> torch.nn.Module | None:
         """``submodel`` in the variants of ``engine``, without any rounding; None where it reads no folded tensor."""
-        universal = self.references.universal
+        universal = self.of_model.universal
         lower = universal.source.architecture.lower
         if lower is None or not any(split_encoding(n)[0] in universal.spec.folded for n in _read_by(bundle, [engine])):
             return None
@@ -70,10 +69,10 @@ class EngineReferences:
     def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> EngineReferences:
         """The same on ``some`` of the cases of each bucket; see ``References.on``."""
         known = {key: references.on(some) for key, references in self._known.items()}
-        return EngineReferences(self.references.on(some), self.numbers, known)
+        return EngineReferences(self.of_model.on(some), self.numbers, known)
 
     def _variants(self, engine: EngineEntry) -> Mapping[str, str]:
-        parts = self.references.universal.source.parts
+        parts = self.of_model.universal.source.parts
         return (engine.variants or {}) if engine.segment is None else parts[engine.segment].variants
 
 

@@ -35,7 +35,7 @@ class ExactProof:
     @property
     def limit(self) -> Tolerance:
         """The tolerance of float32."""
-        return tolerance_for(TRACED, self.references.references.universal.spec.depth)
+        return tolerance_for(TRACED, self.references.of_model.universal.spec.depth)
 
     def stated(self, entry: EngineEntry, rule: str) -> str:
         """The ``rule`` of the engine ``entry`` in words, with that of this proof."""
@@ -59,7 +59,7 @@ class ExactProof:
         against the model as it is ``written``. Raises ParityError, naming the first module that diverges, if a rule is
         broken.
         """
-        entry, limit, source = engine.entry, self.limit, self.references.references.universal.source
+        entry, limit, source = engine.entry, self.limit, self.references.of_model.universal.source
         part = None if entry.segment is None else source.parts[entry.segment]
         if (form := self.references.form(self.bundle, entry, submodel)) is not None:
             lowered = Reference(None, form if part is None else part.module(form), outputs.specs)

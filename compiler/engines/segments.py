@@ -91,7 +91,7 @@ def verify_segments(bundle: Bundle, references: EngineReferences, first: EngineE
 
     In a range a chain runs no step behind the longest row, so that no case has any here.
     """
-    universal, bucket = references.references.universal, first.bucket
+    universal, bucket = references.of_model.universal, first.bucket
     submodel = universal.spec.parse(first.submodel)
     engines = {
         engine.segment: engine
