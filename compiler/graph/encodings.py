@@ -123,7 +123,7 @@ def decoded(tensor: np.ndarray, name: str, scale: np.ndarray | None = None) -> n
 
 def beyond_rounding(numbers: np.ndarray, array: np.ndarray, name: str) -> np.ndarray:
     """The blocks (bool ``[..., out, blocks]``; of 8 bits one of each output) of the float32 ``array`` of which
-    ``numbers`` cannot be what the encoding of ``name`` makes: single ones, or all of an output by what is left of it.
+    ``numbers`` cannot be what the encoding of ``name`` makes: all of an output, or single ones.
 
     Those are off by more, in the sum of squares, than steps that clip no weight can make them: another output's
     numbers, a sign and half or twice a scale are off by several times as much. None in an encoding of no integers.
@@ -136,9 +136,8 @@ def beyond_rounding(numbers: np.ndarray, array: np.ndarray, name: str) -> np.nda
     rounded, exact = (_blocks(part) if encoding == INT4 else np.expand_dims(part, -2) for part in turned)
     half = np.square(np.abs(exact).max(axis=-1) / (2 * steps)) * exact.shape[-1] + np.finfo(np.float32).tiny
     off = np.square(rounded - exact).sum(axis=-1)
-    is_near = off <= of_block * half
-    rest, allowed = (np.where(is_near, each, 0).sum(axis=-1, keepdims=True) for each in (off, of_output * half))
-    return np.asarray(~(is_near & (rest <= allowed)))
+    is_within = off.sum(axis=-1, keepdims=True) <= of_output * half.sum(axis=-1, keepdims=True)
+    return np.asarray(~(is_within & (off <= of_block * half)))
 
 
 def unpacked(integers: np.ndarray, scale: np.ndarray) -> np.ndarray:
