@@ -29,10 +29,10 @@ from .examples.rank_axes import rank_axes
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, share_store, write_store
 from .job import Job, resolve
-from .parity.cases import few, parity_cases
+from .parity.cases import can_look, few, parity_cases
 from .parity.prove import prove
 from .parity.prove_texts import prove_texts
-from .parity.references import References
+from .parity.references import References, smallest
 from .tensorrt.build_bundle import build_plans
 from .work.clock import Clock
 from .work.staging import Stage, digest, publish, staged
@@ -158,7 +158,9 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
     signature, size = universal.source.signature, universal.source.parameters(universal.spec.universal())
     cases = {shape: parity_cases(signature, shape, encoder, size) for shape in sorted(shapes)}
     return EngineBuilder(
-        references=References(universal, cases),
+        references=References(
+            universal, cases, looks=BACKENDS[job.profile.backend].runs_graphs and can_look(universal.source)
+        ),
         profile=job.profile,
         templates=templates,
         store=store,
@@ -170,11 +172,12 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
 
 def _verify_written(stage: Stage, written: Bundle, references: EngineReferences, clock: Clock) -> None:
     """These very files were proven on every case, in another residency: a few show that the runtime finds them and
-    answers as packed as users have it."""
+    answers as packed as users have it; of a large model one does, without a copy of its weights."""
     release_pages()  # a packed engine has copies of what PyTorch's side read
     here = proof_bundle_in(written, stage.work / "verify")
     merged = here.manifest.tasks is not None and here.manifest.tasks.merged
+    some = smallest if references.references.looks else few
     for bundle in (here, here.with_merged(BASE)) if merged else (here,):
-        for verdict in verify_engines(bundle, references.on(few), clock):
+        for verdict in verify_engines(bundle, references.on(some), clock):
             if verdict.problem:
                 raise ParityError(f"engine {verdict.engine}, as written: {verdict.problem}")

@@ -32,7 +32,7 @@ from .graph.passes.contract import TRANSPOSED
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .job import stated_source
-from .parity.cases import Case, parity_cases
+from .parity.cases import Case, can_look, parity_cases
 from .parity.compare import tolerance_for
 from .parity.engine_verdict import EngineVerdict, judged_outputs
 from .parity.judge import Replayed, judge
@@ -142,7 +142,10 @@ def _verify(
 
     Integers are held against their own numbers, in the bundle's order alone; there the module must answer as it is.
     """
-    whole, references = universal.spec.universal(), References(universal, cases_of(bundle, universal))
+    whole, references = (
+        universal.spec.universal(),
+        References(universal, cases_of(bundle, universal), looks=can_look(universal.source)),
+    )
     as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
     wholes = [one for one in bundle.manifest.engines if one.submodel == whole.id and one.segment is None]
     integers = [one for one in wholes if orders and PRECISIONS[one.precision].is_integer]

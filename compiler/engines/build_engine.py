@@ -266,13 +266,15 @@ class EngineBuilder:
 
     def _build(self, name: str, file: str, submodel: Submodel, bucket: Bucket) -> EngineEntry:
         engine = self.emit(name, file, submodel, bucket)
-        cases, is_compared = self.cases[bucket], self._is_compared(submodel, bucket)
+        cases, is_compared = self.references.asked(submodel, bucket), self._is_compared(submodel, bucket)
         found = self.answers(engine.entry, cases)
         reference = self._replayed(engine.entry, submodel, found)
         entry = self.proven(engine, self.references.of(submodel), cases, reference, found, submodel)
         if not is_compared or entry.parity is None:
             return entry
-        whole = self.references.universal_outputs(bucket)
+        every = [case.name for case in self.cases[bucket]]
+        answers = self.references.universal_outputs(bucket)
+        whole = [answers[every.index(case.name)] for case in cases]
         equal = _are_equal(whole, reference.outputs)
         if equal and self._must_differ(submodel) and not self._cuts_only_zeros(submodel):
             raise ParityError(f"engine {name}: returns the universal model's outputs; the slice has no effect")

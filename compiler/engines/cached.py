@@ -15,10 +15,11 @@ import torch
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry
-from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer
+from ...bundle.entries.generation_entry import CACHED, ENCODER, CachedLayer, GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...exporters.parts import CachedSpec
+from ...exporters.universal import UniversalModel
 from ...profiles.precision import PRECISIONS, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
@@ -55,12 +56,14 @@ from .cached_gate import (
 from .emitted import Emitted
 from .engine_references import EngineReferences
 from .prove_exact import require_form
-from .whole import JudgedEngine
+from .whole import JudgedEngine, residency_of
 
 # Outputs of an encoder for each prompt, by the name of its case; None for a model without one.
 _Read = Mapping[str, Sequence[Array]] | None
 # Runs of a text that a large model without the rounding of its activations is asked in.
 _FEW_PIECES = 3
+# Tokens of a text that is not long.
+_FEW_TOKENS = 16
 _HEADS, _SIZES = attrgetter("heads"), attrgetter("size")
 
 
@@ -73,7 +76,7 @@ def build_generating(builder: EngineBuilder, submodel: Submodel, _: Bucket) -> l
     form = builder.universal.source.cached
     if form is None:
         return []
-    batches = cached_batches(form.entry, long=submodel.is_universal)
+    batches = _texts(builder.universal, form.entry, submodel, submodel.is_universal)
     form = form.at(submodel)
     read: _Read = None
     routes: PromptRoutes | None = None
@@ -88,11 +91,20 @@ def build_generating(builder: EngineBuilder, submodel: Submodel, _: Bucket) -> l
         own, texts = form, batches
         if capacity is not None:
             own = form.within(capacity)
-            texts = cached_batches(own.entry, long=submodel.is_universal)
+            texts = _texts(builder.universal, own.entry, submodel, submodel.is_universal)
         build = partial(_build, builder, own, submodel, texts, encoders, read, routes, capacity)
         part = CACHED if capacity is None else f"{CACHED}{capacity}"
         engines.append(_once(builder, submodel, part, own.bucket, build))
     return [*encoders, *engines]
+
+
+def _texts(universal: UniversalModel, entry: GenerationEntry, submodel: Submodel, long: bool) -> list[Batch]:
+    """Those of the gate; of a large model shorter ones, and of its narrower widths the ones in which runs of all kinds
+    follow each other: drafts and steps, of rows that are in one cache."""
+    if universal.source.parameters(universal.spec.universal()) < LARGE:
+        return cached_batches(entry, long)
+    batches = cached_batches(entry, long, _FEW_TOKENS)
+    return batches if replace(submodel, precision=None).has_all_widths else batches[1::2]
 
 
 def _once(
@@ -220,7 +232,7 @@ def _prove_exact(
             }
     expected = cached_answers(rounded, submodel, form, batches)  # of all, which the engine itself is held against too
     if source.parameters(source.spec.universal()) >= LARGE:
-        batches = [batch for batch in batches if len(batch) > 1 or len(batch[0].pieces) <= _FEW_PIECES]
+        batches = [b for b in batches if len(b) == 1 and len(b[0].pieces) <= _FEW_PIECES] or batches[-1:]
         expected = cached_answers(rounded, submodel, form, batches)
     verdict = judge_rows(expected, form, batches, _answers(builder, form, entry, batches, read), limit)
     subject = f"engine {entry.id}, without the rounding of activations"
@@ -266,16 +278,16 @@ def judge_generating(
     entry, form = generation.of(engine), whole.at(submodel)
     if engine.capacity is not None:
         form = form.within(engine.capacity)
-    batches = cached_batches(form.entry, long=submodel.is_universal and of_all)
-    if not of_all:
-        batches = batches[-1:]  # rows, read at once and taken on together; drafts and longer runs were the gate's
+    batches = _texts(universal, form.entry, submodel, submodel.is_universal and of_all)
+    if not of_all:  # rows, read at once and taken on together; drafts and longer runs were the gate's
+        batches = [batches[-1][-1 if references.references.looks else 0 :]]
     encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
-        with _packed(bundle, encoder, task) as runner:
+        with _opened(bundle, encoder, task, residency_of(references, encoder)) as runner:
             read, routes = read_prompts(runner, entry, batches), prompt_routes(runner, encoder, batches)
         verdict = _of_encoder(bundle, references.of(bundle, encoder), encoder, batches, read, routes)
         yield JudgedEngine(encoder, verdict, prompts_of(batches))
-    with _packed(bundle, engine, task) as runner:
+    with _opened(bundle, engine, task, residency_of(references, engine)) as runner:
         found = run_batches(runner, engine, entry, batches, read)
     own = references.of(bundle, engine, *([] if encoder is None else [encoder]))
     yield JudgedEngine(engine, judge_cached(own, form, engine, batches, found, routes), cases_of(batches))
@@ -300,8 +312,8 @@ def _of_encoder(
 
 
 @contextmanager
-def _packed(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None) -> Iterator[Runner]:
-    with runner_for(bundle, engine, "packed", threads_or_default(None)) as opened:
+def _opened(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None, residency: Residency) -> Iterator[Runner]:
+    with runner_for(bundle, engine, residency, threads_or_default(None)) as opened:
         if task is None:
             yield opened
         else:

@@ -12,6 +12,7 @@ from ...bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import ParityError
 from ...exporters.universal import UniversalModel
+from ...profiles.precision import PRECISIONS
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from ...runtime.engines.residency import Residency
@@ -35,8 +36,16 @@ class JudgedEngine(NamedTuple):
 def verify_whole(bundle: Bundle, references: EngineReferences, engine: EngineEntry) -> Iterator[EngineVerdict]:
     """A whole engine of a written bundle against its submodel."""
     own = references.of(bundle, engine)
-    replay = partial(own.replayed, own.universal.spec.parse(engine.submodel), engine.bucket)
-    yield whole_verdict(bundle, own.universal, engine, own.cases[engine.bucket], replay)
+    submodel = own.universal.spec.parse(engine.submodel)
+    replay, cases = partial(own.replayed, submodel, engine.bucket), own.asked(submodel, engine.bucket)
+    yield whole_verdict(bundle, own.universal, engine, cases, replay, residency=residency_of(references, engine))
+
+
+def residency_of(references: EngineReferences, engine: EngineEntry) -> Residency:
+    """How a written engine is asked: packed, or of a large model in the last verification of a compile as the gate ran
+    it, since a copy of all its weights takes longer than the few cases."""
+    own = references.references
+    return "shared" if own.looks and not own.of_all and not PRECISIONS[engine.precision].is_always_packed else "packed"
 
 
 def whole_verdict(
@@ -46,15 +55,17 @@ def whole_verdict(
     cases: Sequence[Case],
     replay: Callable[[Sequence[RoutingEntry] | None, Sequence[Arrays], float], Replayed],
     orders: Mapping[str, torch.Tensor] | None = None,
+    residency: Residency = "packed",
 ) -> EngineVerdict:
     """One whole engine on ``cases``, answered as a request for its submodel at exactly its bucket.
 
-    Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven.
+    Packed, as users run it while memory lasts; the gate of the build ran it shared, so that both forms are proven but
+    where the ``residency`` is another.
     ``replay`` is the reference, given the routes that the engine took, and by how much they may be worse. ``orders``
     are the bundle's where the reference does not have them.
     """
     decides = bool(engine.routing)
-    with ElasticModel(bundle, {engine.id: "packed"}, threads_or_default(None)) as model:
+    with ElasticModel(bundle, {engine.id: residency}, threads_or_default(None)) as model:
         ask = partial(model, submodel=engine.submodel, exits="off", routing=decides)
         found = [
             case.judged({**answer.outputs, **(answer.routing or {})}, bundle.manifest.outputs)

@@ -81,15 +81,15 @@ def judged_specs(entry: GenerationEntry) -> tuple[TensorSpec, ...]:
     return (TensorSpec("logits", "float32", ("batch", "sequence", entry.vocabulary)), *caches, *states)
 
 
-def cached_batches(entry: GenerationEntry, long: bool) -> list[Batch]:
-    """Texts at random, always the same: whole, in pieces as drafts are verified, token by token, and in rows of
-    different length; if ``long``, also one of more tokens than a run takes, where the model has so many positions, and
-    one of more than its window has, where that is affordable, which slides within a piece and before a step. Behind an
-    encoder each has a prompt of its own length.
+def cached_batches(entry: GenerationEntry, long: bool, tokens: int = _TOKENS) -> list[Batch]:
+    """Texts at random, always the same: of so many ``tokens`` whole, in pieces as drafts are verified, token by token,
+    and rows of different length; if ``long``, also one of more tokens than a run takes, where the model has so many
+    positions, and one of more than its window has, where that is affordable, which slides within a piece and before a
+    step. Behind an encoder each has a prompt of its own length.
     """
     rng, source_rng = np.random.default_rng(entry.vocabulary), np.random.default_rng(entry.vocabulary + 1)
     lengths = cycle(_SOURCE_TOKENS)
-    most = min(_TOKENS, entry.positions - SPARE) if entry.positions > SPARE + 1 else entry.positions
+    most = min(tokens, entry.positions - SPARE) if entry.positions > SPARE + 1 else entry.positions
 
     def row(name: str, pieces: Sequence[int], longest_run: int = _MOST_DRAFTED, again: bool = False) -> Row:
         feeds = {"input_ids": rng.integers(0, entry.vocabulary, (1, sum(pieces)))}

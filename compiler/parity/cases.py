@@ -11,6 +11,7 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...exporters.signature import Signature
+from ...exporters.source import ModelSource
 from ...runtime.consistency.samples import text_at_bucket
 from ...runtime.inputs.arrays import random_feeds
 from ...runtime.inputs.text import TextEncoder
@@ -35,7 +36,7 @@ _MOST_AGAIN = 128
 # Numbers that are judged of an output that has some of every position, 32 MB in float64, but of no fewer positions.
 MOST_JUDGED, _LEAST_PLACES = 2**22, 16
 # Weights from which a model is large: of such a one no shape of a range of more tokens but its largest and its longest.
-LARGE, _MOST_BETWEEN = 2**26, 64
+LARGE, _MOST_BETWEEN = 2**26, 16
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8
 
@@ -93,6 +94,12 @@ class Case:
             return picked
         kept = self.in_text[: len(array), list(judged_places(self.in_text.shape[1], numbers))]
         return np.where(kept.reshape(*kept.shape, *[1] * (array.ndim - 2)), picked, 0)
+
+
+def can_look(source: ModelSource) -> bool:
+    """Whether a model is large, and nothing but the rule of its outputs is asked of PyTorch in float64."""
+    is_plain = source.architecture.routing is None and source.exits is None
+    return is_plain and source.parameters(source.spec.universal()) >= LARGE
 
 
 def judged_places(tokens: int, numbers: int) -> Sequence[int]:

@@ -72,6 +72,11 @@ class Tolerance:
         return math.sqrt(2 * (1 - self.min_cosine))
 
     @property
+    def half(self) -> Tolerance:
+        """Half of each limit."""
+        return Tolerance(self.atol / 2, self.rtol / 2, 1 - (1 - self.min_cosine) / 4, self.rms / 2)
+
+    @property
     def rule(self) -> str:
         return (
             f"abs <= {self.atol:.3g} * rms + {self.rtol:.3g} * |reference| per element, rms of it <= "
@@ -179,23 +184,25 @@ def compare(
     reference: Sequence[Arrays],
     found: Sequence[Arrays],
     cases: Sequence[str],
-    limit: Tolerance,
+    limits: Tolerance | Sequence[Tolerance],
     roundings: Sequence[Roundings] | None = None,
     computed: Collection[str] = (),
 ) -> list[Comparison]:
-    """Compares engine outputs ``found`` with ``reference``, one mapping of arrays per case.
+    """Compares engine outputs ``found`` with ``reference``, one mapping of arrays per case, by its own of ``limits`` or
+    the one of all.
 
     ``roundings`` are PyTorch's own, none where they are not known. ``computed`` names outputs that are computed from
     another one.
     """
     own = roundings or [{} for _ in cases]
+    limits = [limits] * len(cases) if isinstance(limits, Tolerance) else limits
     return [
         _compare_output(
             name,
             [r[name] for r in reference],
             [f[name] for f in found],
             cases,
-            limit,
+            limits,
             [case.get(name, Rounding()) for case in own],
             name not in computed,
         )
@@ -418,12 +425,12 @@ def _compare_output(
     reference: list[np.ndarray],
     found: list[np.ndarray],
     cases: Sequence[str],
-    limit: Tolerance,
+    limits: Sequence[Tolerance],
     own: Sequence[Rounding],
     has_angle: bool,
 ) -> Comparison:
     # One case after the other: a vocabulary's logits are many.
-    judged = [_judged(r, f, limit, o, has_angle) for r, f, o in zip(reference, found, own, strict=True)]
+    judged = [_judged(*each, has_angle) for each in zip(reference, found, limits, own, strict=True)]
     # On failure the figures are those of the failed case, so that the message shows what broke the rule.
     failed = [number for number, one in enumerate(judged) if not one.is_within]
     chosen = failed[:1] or list(range(len(cases)))

@@ -79,6 +79,8 @@ def receipt_of(
     weights_sha256: str,
 ) -> ParityReceipt:
     """The receipt of a ``verdict`` that nothing broke; ``reference`` says which PyTorch module."""
+    if verdict.in_float32:
+        rule = f"{rule}; {len(verdict.in_float32)} of {len(cases)} cases within half of it of PyTorch's own float32"
     return ParityReceipt(
         reference=f"PyTorch {torch.__version__} module {reference}",
         rule=rule,

@@ -39,7 +39,8 @@ class Replayed:
     """The reference on every case with an engine's routes: its outputs by name (float64 of a PyTorch module), what
     PyTorch's own float32 is off by, and what it says of the routes. ``again`` is the same after one more pass of
     float32 on the cases of these names, None after the last. ``broken`` is the first of the routes that are, in
-    ``broken_cases``."""
+    ``broken_cases``. On the cases ``in_float32`` the outputs are those of PyTorch's float32; ``exact`` is the same with
+    the cases of these names in float64."""
 
     outputs: Sequence[Arrays]
     roundings: Sequence[Roundings]
@@ -47,6 +48,8 @@ class Replayed:
     broken: BrokenRoute | None = None
     again: Callable[[Collection[str]], Replayed] | None = None
     broken_cases: frozenset[str] = frozenset()
+    in_float32: frozenset[str] = frozenset()
+    exact: Callable[[Collection[str]], Replayed] | None = None
 
     def after_passes(self, cases: Collection[str], most: int) -> Replayed:
         """With at most so many of the passes of float32 that ``again`` offers on ``cases``."""
@@ -59,12 +62,13 @@ class Replayed:
 
     def at(self, cases: Sequence[int]) -> Replayed:
         """On the cases of these numbers alone, where engines take no routes."""
-        more = self.again
+        more, exact = self.again, self.exact
         return replace(
             self,
             outputs=[self.outputs[number] for number in cases],
             roundings=[self.roundings[number] for number in cases],
             again=None if more is None else lambda only: more(only).at(cases),
+            exact=None if exact is None else lambda only: exact(only).at(cases),
         )
 
     def of(self, names: Mapping[str, str]) -> Replayed:
@@ -101,12 +105,13 @@ class JudgedOutputs:
 @dataclass(frozen=True)
 class Verdict:
     """Figures by output and routes; ``broken`` is what breaks the rule, if anything does, and ``broken_cases`` are the
-    cases in which something does."""
+    cases in which something does. Those ``in_float32`` were held against PyTorch's float32."""
 
     outputs: tuple[ParityOutput, ...]
     routes: tuple[ParityRouting, ...] | None
     broken: Comparison | BrokenRoute | None
     broken_cases: frozenset[str] = frozenset()
+    in_float32: frozenset[str] = frozenset()
 
     @property
     def unprovable(self) -> bool:
@@ -125,6 +130,10 @@ def judge(
     Where they break a limit, PyTorch's own rounding of that case is measured again, before that is believed; not where
     values are no numbers or of another shape, or further off than a rounding that proves something, which no pass
     explains. The first such case is asked alone before all of them are: one that no pass explains is enough.
+
+    A case in PyTorch's float32 alone has half the limits, and where it breaks those it is passed in float64 and judged
+    as any other. Half is enough: what is within half of a limit of that float32 is within the limit of the float64, or
+    what float32 itself is off by allows the rest.
     """
     got = [case.read(arrays, outputs.specs) for case, arrays in zip(cases, found, strict=True)]
 
@@ -140,6 +149,9 @@ def judge(
         return verdict
 
     verdict = judged(reference)
+    if (doubtful := verdict.broken_cases & reference.in_float32) and reference.exact is not None:
+        reference = reference.exact(doubtful)
+        verdict = judged(reference)
     if not verdict.broken_cases or not _are_comparable(reference.outputs, got):
         return verdict
     if not _are_explainable(reference.outputs, got, cases, outputs, limit, verdict.broken_cases):
@@ -168,11 +180,13 @@ def _judge(
         for side in (reference.outputs, got)
     )
     roundings = [_counted_rounding(own, outputs, mask) for own, mask in zip(reference.roundings, masks, strict=True)]
-    comparisons = compare(wanted, given, [case.name for case in cases], limit, roundings, outputs.computed)
+    in_float32 = reference.in_float32.intersection(case.name for case in cases)
+    limits = [limit.half if case.name in in_float32 else limit for case in cases]
+    comparisons = compare(wanted, given, [case.name for case in cases], limits, roundings, outputs.computed)
     broken = reference.broken or next((comparison for comparison in comparisons if not comparison), None)
     broken_cases = reference.broken_cases.union(*(comparison.failed_cases for comparison in comparisons))
     outputs_of = tuple(comparison.output for comparison in comparisons)
-    return Verdict(outputs_of, reference.routes, broken, broken_cases)
+    return Verdict(outputs_of, reference.routes, broken, broken_cases, in_float32)
 
 
 def _are_comparable(reference: Sequence[Arrays], found: Sequence[Arrays]) -> bool:

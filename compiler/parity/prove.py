@@ -12,9 +12,7 @@ from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...exporters.universal import PREFIX
-from ...runtime.inputs.arrays import Arrays
 from ..work.clock import Clock
-from .cases import Case
 from .compare import size_of, tolerance_for
 from .prove_exits import prove_exits
 from .prove_padding import prove_padding
@@ -24,7 +22,7 @@ from .references import References
 # Share of an output's size, whatever the precision of engines: both sides are PyTorch in float64, whose unit roundoff
 # is 1e-16. Measured: 3e-15. A model whose float32 is off by less than 1 %, the bound of the gate, stays below 1e-10.
 _SLICE_LIMIT = 1e-9
-# Cases of one bucket; a range has three times as many.
+# The smaller cases of one bucket: what is proven in torch alone does not change with a size.
 _MOST_CASES = 8
 
 
@@ -61,7 +59,8 @@ def prove_slice(submodel: Submodel, bucket: Bucket, references: References) -> I
     if all(value == axis.size for axis, value in submodel.values if axis.name in zeroable):
         return
     kept = {axis.name: value for axis, value in submodel.values if axis.name not in zeroable}
-    narrowed = references.replayed(submodel, bucket).outputs
+    passed, asked = references.replayed(submodel, bucket), references.asked(submodel, bucket)
+    narrowed = [pair for pair in zip(asked, passed.outputs, strict=True) if pair[0].name not in passed.in_float32]
     whole = references.of(universal.spec.submodel(kept))
     first = {
         name: [(cut.dim, submodel[cut.axis] * cut.unit) for cut in universal.spec.slices_of(name.removeprefix(PREFIX))]
@@ -69,15 +68,10 @@ def prove_slice(submodel: Submodel, bucket: Bucket, references: References) -> I
     }
     figures = []
     with in_float64(whole.module, first):
-        for case, found in _small(references.cases[bucket], narrowed):
+        for case, found in sorted(narrowed, key=lambda pair: pair[0].tokens)[:_MOST_CASES]:
             outputs, _ = whole.run(case.feeds)
             named = {spec.name: tensor.numpy() for spec, tensor in zip(whole.specs, outputs, strict=True)}
             for name, reference in case.read(named, whole.specs).items():
                 figures.append(np.abs(reference - found[name]).max() / size_of(reference))
     # The figure is no number where any is none.
     yield Proof("slice", submodel.id, min(len(narrowed), _MOST_CASES), float(np.max(figures)), _SLICE_LIMIT)
-
-
-def _small(cases: Sequence[Case], outputs: Sequence[Arrays]) -> list[tuple[Case, Arrays]]:
-    """The smaller of many cases, as those of a range are: what is proven in torch alone does not change with a size."""
-    return sorted(zip(cases, outputs, strict=True), key=lambda pair: pair[0].tokens)[:_MOST_CASES]

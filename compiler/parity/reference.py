@@ -97,29 +97,44 @@ def replayed(
     found: Sequence[Arrays] = (),
     atol: float = 0.0,
     remade: Callable[[], Reference] | None = None,
+    in_float32: Collection[str] = (),
 ) -> Replayed:
     """``reference`` on ``cases`` with the ``routes`` that an engine took (``found``, by name and case), whose
     score gaps ``atol`` judges; by itself where engines take none.
 
-    Later passes are made of what ``remade`` returns, so that what is returned holds no module.
+    Later passes are made of what ``remade`` returns, so that what is returned holds no module. The cases ``in_float32``
+    are passed in float64 only where that is asked of what is returned; no engine takes routes there.
 
     Raises ParityError for routes that no model of these shapes can take.
     """
     names = [entry.name for entry in routes or ()]
     taken = found if routes else [{} for _ in cases]
-    outputs: list[Arrays] = []
-    verdicts: list[Mapping[str, JudgedRoutes]] = []
-    before, tokens = 0, sum(case.tokens for case in cases)
-    with in_float64(reference.module):
-        for case, arrays in zip(cases, taken, strict=True):
-            tell(before, tokens)
-            before += case.tokens
-            try:
-                answers, judged = reference.run_judged(case, routes, arrays)
-            except ParityError as failure:
-                raise ParityError(f"case {case.name}: {failure}") from failure
-            outputs.append(answers)
-            verdicts.append(judged)
+    outputs: list[Arrays] = [{} for _ in cases]
+    verdicts: list[Mapping[str, JudgedRoutes]] = [{} for _ in cases]
+    rounded: dict[
+        int, Arrays
+    ] = {}  # PyTorch's float32 where float64 is not known yet, and what it is off by where it is
+    known: dict[int, Roundings] = {}
+    done, every = 0, {case.name for case in cases}
+    tokens = sum(case.tokens for case in cases if case.name not in in_float32) + sum(case.tokens for case in cases)
+
+    def passes(
+        reference: Reference, reading: AbstractContextManager[None], only: Collection[str]
+    ) -> Iterator[tuple[int, dict[str, np.ndarray], Mapping[str, JudgedRoutes]]]:
+        nonlocal done
+        with reading:
+            for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
+                if case.name in only:
+                    tell(done, tokens)
+                    done += case.tokens
+                    try:
+                        yield number, *reference.run_judged(case, routes, arrays)
+                    except ParityError as failure:
+                        raise ParityError(f"case {case.name}: {failure}") from failure
+
+    def in_wide(reference: Reference, only: Collection[str]) -> None:
+        for number, answers, judged in passes(reference, in_float64(reference.module), only):
+            outputs[number], verdicts[number] = answers, judged
 
     def with_pass(
         reference: Reference,
@@ -129,14 +144,16 @@ def replayed(
         left: Sequence[int],
     ) -> Replayed:
         worst = list(so_far)
-        with reading:
-            for number, (case, arrays) in enumerate(zip(cases, taken, strict=True)):
-                if case.name not in only:
-                    continue
-                answers, judged = reference.run_judged(case, routes, arrays)
-                own = {name: rounding(outputs[number][name], array) for name, array in answers.items()}
-                own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
-                worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
+        for number, answers, judged in passes(reference, reading, only):
+            if not outputs[number]:
+                rounded[number] = answers
+                continue
+            own = {name: rounding(outputs[number][name], array) for name, array in answers.items()}
+            own |= {name: _of_gaps(verdicts[number][name], verdict) for name, verdict in judged.items()}
+            worst[number] = {name: one.worst(worst[number].get(name, Rounding())) for name, one in own.items()}
+        return judged_by(worst, left)
+
+    def judged_by(worst: Sequence[Roundings], left: Sequence[int]) -> Replayed:
         broken = [
             _broken(name, case.name, verdict[name], atol, own[name])
             for case, verdict, own in zip(cases, verdicts, worst, strict=True)
@@ -144,20 +161,29 @@ def replayed(
         ]
         wrong = [one for one in broken if one is not None]
         return Replayed(
-            outputs,
+            [exact or rounded[number] for number, exact in enumerate(outputs)],
             worst,
             tuple(_total(name, [verdict[name] for verdict in verdicts]) for name in names) or None,
             next(iter(wrong), None),
             (lambda more: once_more(worst, more, left)) if left else None,
             frozenset(one.failed_case for one in wrong),
+            frozenset(cases[number].name for number in rounded),
+            (lambda more: exactly(worst, more, left)) if rounded else None,
         )
 
     def once_more(so_far: Sequence[Roundings], only: Collection[str], left: Sequence[int]) -> Replayed:
         again = again_of()
         return with_pass(again, nudged(again.module, left[0]), so_far, only, left[1:])
 
+    def exactly(so_far: Sequence[Roundings], only: Collection[str], left: Sequence[int]) -> Replayed:
+        in_wide(again_of(), {cases[number].name for number in rounded} & set(only))
+        for number in [number for number in rounded if outputs[number]]:
+            answers = rounded.pop(number)
+            known[number] = {name: rounding(outputs[number][name], array) for name, array in answers.items()}
+        return judged_by([own or known.get(number, {}) for number, own in enumerate(so_far)], left)
+
     again_of = remade or (lambda: reference)
-    every = {case.name for case in cases}
+    in_wide(reference, every - set(in_float32))
     return with_pass(reference, nullcontext(), [{} for _ in cases], every, range(_NUDGED_PASSES))
 
 

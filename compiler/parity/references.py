@@ -29,6 +29,10 @@ from .reference import Reference, replayed
 _MOST_BYTES_CACHED = 2**30
 
 
+# Of a large model the most tokens of a case for its narrower widths, and the least, where there are so many, of the one
+# that PyTorch always passes in float64: with a single key no head has a part in what attention returns.
+_SHORT, _SEVERAL = 8, 4
+
 # The name and the inputs of a case.
 _Inputs = tuple[str | tuple[int, ...] | bytes, ...]
 
@@ -73,6 +77,9 @@ class References:
     """The references of ``universal``'s submodels on the ``cases`` of each bucket, or where they are not ``of_all`` on
     some of them.
 
+    With ``looks``, as of a large model, PyTorch answers in float64 on a small case, and on others where its float32
+    leaves a doubt; engines of narrower widths, whose graph is the universal one's, are asked the short ones.
+
     Their modules, which have their weights in common, are made one at a time, by ``narrow`` where it is not the model's
     own; what they answered is among ``passes``.
     """
@@ -83,8 +90,9 @@ class References:
         cases: Mapping[Bucket, Sequence[Case]],
         narrow: Callable[[Submodel], torch.nn.Module] | None = None,
         passes: Passes | None = None,
+        looks: bool = False,
     ) -> None:
-        self.universal, self.cases = universal, cases
+        self.universal, self.cases, self.looks = universal, cases, looks
         self._narrow = narrow
         self._last: tuple[Submodel, Reference] | None = None
         self.of_all = True
@@ -101,6 +109,14 @@ class References:
             self._last = key, Reference(source.architecture.routing, module, source.signature.outputs)
         return self._last[1]
 
+    def asked(self, submodel: Submodel, bucket: Bucket) -> Sequence[Case]:
+        """The cases on which an engine of ``submodel`` is proven at ``bucket``."""
+        cases = self.cases[bucket]
+        if not self.looks or self._in_torch(submodel).has_all_widths:
+            return cases
+        (exact,) = smallest(cases)
+        return [case for number, case in enumerate(cases) if case.tokens <= _SHORT or number == exact]
+
     def replayed(
         self,
         submodel: Submodel,
@@ -114,7 +130,7 @@ class References:
         Without routes no engine plays a part, and later calls get what the first one found.
         """
         if routes:
-            return replayed(self.of(submodel), self.cases[bucket], routes, found, atol)
+            return replayed(self.of(submodel), self.asked(submodel, bucket), routes, found, atol)
         return self._once(_Pass(self._in_torch(submodel), bucket))
 
     def universal_outputs(self, bucket: Bucket) -> list[Arrays]:
@@ -137,27 +153,29 @@ class References:
     def of_texts(self, submodel: Submodel, texts: Sequence[Case], view: Callable[[Reference], Reference]) -> Replayed:
         """``submodel`` on whole ``texts``, by the ``view`` of its reference that returns what its layers keep too."""
         key = self._in_torch(submodel)
-
-        def make() -> Replayed:
-            return replayed(view(self.of(key)), texts, remade=lambda: view(self.of(key)))
-
-        return self._passes.once((self._narrow, key), texts, make)
+        return self._made((self._narrow, key), texts, lambda: view(self.of(key)))
 
     def narrowed_by(self, universal: UniversalModel, narrow: Callable[[Submodel], torch.nn.Module]) -> References:
         """Those of the same model with other numbers, on the same cases."""
-        return References(universal, self.cases, narrow, self._passes)
+        return References(universal, self.cases, narrow, self._passes, self.looks)
 
     def on(self, some: Callable[[Sequence[Case]], Sequence[int]]) -> References:
         """The same on ``some`` of the cases of each bucket, by number; what was passed is not passed again."""
         cases = {bucket: [cases[number] for number in some(cases)] for bucket, cases in self.cases.items()}
-        fewer = References(self.universal, cases, self._narrow, self._passes)
+        fewer = References(self.universal, cases, self._narrow, self._passes, self.looks)
         fewer.of_all = False
         fewer._last, self._last = self._last, None
         return fewer
 
     def _once(self, key: _Pass) -> Replayed:
-        cases, remade = self.cases[key.bucket], partial(self._reference, key)
-        return self._passes.once((self._narrow, key), cases, lambda: replayed(remade(), cases, remade=remade))
+        return self._made((self._narrow, key), self.asked(key.submodel, key.bucket), partial(self._reference, key))
+
+    def _made(self, key: Hashable, cases: Sequence[Case], made: Callable[[], Reference]) -> Replayed:
+        in_float32 = set[str]()
+        if self.looks:
+            (exact,) = smallest(cases)
+            in_float32 = {case.name for number, case in enumerate(cases) if number != exact}
+        return self._passes.once(key, cases, lambda: replayed(made(), cases, remade=made, in_float32=in_float32))
 
     def _reference(self, key: _Pass) -> Reference:
         whole, exits = self.of(key.submodel), self.universal.source.exits
@@ -171,6 +189,13 @@ class References:
 
 def _inputs(case: Case) -> _Inputs:
     return (case.name, *(part for array in case.feeds.values() for part in (array.shape, array.tobytes())))
+
+
+def smallest(cases: Sequence[Case]) -> list[int]:
+    """The number of the smallest case of several tokens, or of the largest one."""
+    sizes = [case.tokens for case in cases]
+    several = [size for size in sizes if size >= _SEVERAL]
+    return [sizes.index(min(several) if several else max(sizes))]
 
 
 def _float32(arrays: Arrays) -> Arrays:

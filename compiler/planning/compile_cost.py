@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from ...elastic import Submodel
 from ...errors import BuildError
 from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
+from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import INT4, INT8, PRECISIONS, TRACED
 from ...profiles.probe_host import free_memory_bytes
-from ..parity.cases import MOST_JUDGED, largest_proven
+from ..parity.cases import MOST_JUDGED, can_look, largest_proven
 from ..work.staging import staging_folder
 
 # Python, torch, transformers, ONNX Runtime, and the traces of a model.
@@ -34,6 +35,10 @@ _SHAPES, _OUTPUT_BYTES = 5, 8 + 4
 _LEAST_SHARE = 0.55
 # CPU seconds: what does not grow; a trace of a layer; a GFLOP of an engine's longest run, for all that it is proven by.
 _FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_A_GFLOP = 15, 0.7, 0.14
+# Of a large model a GFLOP of that run, which its narrower widths are not asked, and 10^9 weights of its short ones; of
+# integers too for rounding weights, PyTorch with the rounded ones, and runs that decode them.
+_SECONDS_A_GFLOP_OF_FEW, _SECONDS_A_BILLION = 0.03, 25
+_MORE_OF_INTEGERS_A_GFLOP, _MORE_OF_INTEGERS_A_BILLION = 0.03, 60
 
 
 @dataclass(frozen=True)
@@ -62,19 +67,36 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
     largest = max((prod(shape) for shape in source.shapes.values()), default=0)
     packed = max(source.weight_bytes(submodel, backend).held for submodel in chosen)
     forms = 2 if source.generates else 1
-    gflops = sum(
-        op.flops / 1e9
-        for submodel in chosen
-        for bucket in profile.buckets
-        for op in source.workload(submodel, submodel.at(largest_proven(bucket)))
-    )
+    looks = can_look(source) and BACKENDS[backend].runs_graphs
+    gates = sum((_gate_seconds if looks else _every_case_seconds)(source, profile, submodel) for submodel in chosen)
     layers = source.spec.depth * len(profile.buckets) * len({submodel.structure for submodel in chosen})
     return CompileCost(
-        memory_mb=(_PROGRAMS_BYTES + packed + outputs + 8 * largest) / 1e6,
+        memory_mb=(_PROGRAMS_BYTES + outputs + (4 * largest if looks else packed + 8 * largest)) / 1e6,
         mapped_mb=max(disk, in_fp32) / 1e6,
         disk_mb=disk / 1e6,
-        cpu_seconds=_FIXED_SECONDS + forms * (_SECONDS_A_LAYER * layers + _SECONDS_A_GFLOP * gflops),
+        cpu_seconds=_FIXED_SECONDS + forms * (_SECONDS_A_LAYER * layers + gates),
     )
+
+
+def _every_case_seconds(source: ModelSource, profile: DeviceProfile, submodel: Submodel) -> float:
+    """For the proofs of an engine of ``submodel`` on every case in float64."""
+    return _SECONDS_A_GFLOP * _gflops(source, profile, submodel)
+
+
+def _gate_seconds(source: ModelSource, profile: DeviceProfile, submodel: Submodel) -> float:
+    """For those of an engine of a large model."""
+    billions = source.parameters(submodel) / 1e9 * len(profile.buckets)
+    gflops = _gflops(source, profile, submodel) if replace(submodel, precision=None).has_all_widths else 0.0
+    seconds = _SECONDS_A_GFLOP_OF_FEW * gflops + _SECONDS_A_BILLION * billions
+    if PRECISIONS[source.precision(submodel)].is_integer:
+        seconds += _MORE_OF_INTEGERS_A_GFLOP * gflops + _MORE_OF_INTEGERS_A_BILLION * billions
+    return seconds
+
+
+def _gflops(source: ModelSource, profile: DeviceProfile, submodel: Submodel) -> float:
+    """The longest runs of engines of ``submodel``."""
+    shapes = [submodel.at(largest_proven(bucket)) for bucket in profile.buckets]
+    return sum(op.flops / 1e9 for shape in shapes for op in source.workload(submodel, shape))
 
 
 def _output_bytes(signature: Signature, longest: Bucket) -> int:

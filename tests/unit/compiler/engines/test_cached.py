@@ -20,6 +20,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.entries.generation_entry import GenerationEntry
 from nestforge.bundle.open_bundle import Bundle
+from nestforge.compiler.engines import cached as cached_module
 from nestforge.compiler.engines.cached import judge_generating
 from nestforge.compiler.engines.cached_gate import judge_cached
 from nestforge.compiler.engines.engine_references import EngineReferences
@@ -34,6 +35,7 @@ from nestforge.exporters.modules import cached_attention
 from nestforge.exporters.parts import CachedSpec
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
+from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.generation.cache import Cache, SlidingWindow
 from nestforge.runtime.generation.cached_engine import CachedEngine
@@ -180,6 +182,35 @@ def test_texts_are_passed_once_and_a_compile_verifies_what_it_wrote_on_a_few(
     _, other, _ = parts(bundle, "ffn8x1_24x1")
     list(judge_generating(bundle, references, other))
     assert passed[1:] == [names[:-1]], "another submodel has its own pass"
+
+
+def test_a_large_model_is_asked_short_texts_its_narrower_widths_two_kinds_and_what_is_written_as_the_gate_ran_it(
+    bundle: Bundle, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def counted(bundle: Bundle, engine: EngineEntry, residency: Residency, *rest: Any) -> Runner:
+        opened.append(residency)
+        return runner_for(bundle, engine, residency, *rest)
+
+    monkeypatch.setattr(cached_module, "LARGE", 0)
+    monkeypatch.setattr(cached_module, "runner_for", counted)
+    of_model = References(load_universal(replace(open_source(folder), generates=True)), {}, looks=True)
+    references = EngineReferences(of_model, tmp_path)
+    engines = [parts(bundle, name)[1] for name in ("ffn32", "ffn8x1_24x1")]
+    whole, narrower = (judged for engine in engines for judged in judge_generating(bundle, references, engine))
+    tokens = {case.name: case.feeds["input_ids"].shape[1] for case in whole.cases}
+    assert (tokens.pop("longer than a run"), tokens.pop("longer than the window")) == (521, 27)
+    assert tokens == {"whole": 16, "in pieces": 16, "token by token": 16} | {
+        f"row {number} of 3": size for number, size in enumerate((16, 7, 5))
+    }
+    assert [case.name for case in narrower.cases] == ["in pieces", *(f"row {number} of 3" for number in range(3))]
+    assert {"whole", "in pieces", "row 0 of 3"} <= whole.verdict.in_float32
+    assert "row 2 of 3" not in whole.verdict.in_float32, "the smallest is in float64"
+    (again,) = judge_generating(bundle, references.on(few), engines[1])
+    assert [case.name for case in again.cases] == ["row 2 of 3"]
+    assert not any(judged.verdict.broken for judged in (whole, narrower, again))
+    assert opened == ["packed", "packed", "shared"]
 
 
 def test_the_gate_finds_a_window_that_loses_a_token(

@@ -98,6 +98,25 @@ def test_no_pass_is_made_for_what_no_rounding_that_proves_something_explains() -
     assert verdict(EXPECTED[:, ::-1], hopeless).broken is not None
 
 
+def test_what_is_within_half_of_the_limits_of_pytorchs_float32_needs_no_float64() -> None:
+    """The rms limit is the narrowest here; what is beyond half of it is judged by float64 as any other case."""
+    asked: list[set[str]] = []
+
+    def exact(only: Collection[str]) -> Replayed:
+        asked.append(set(only))
+        return REFERENCE
+
+    looked = replace(REFERENCE, in_float32=frozenset({"one"}), exact=exact)
+    limit = LIMIT.rms * np.sqrt(12 / 8)  # of twelve numbers that are together at least 1, in the eight that count
+    assert np.sqrt(np.sum(np.square(EXPECTED[0, :2])) / 12) < 1
+    found = verdict(EXPECTED + 0.3 * limit, looked)
+    assert (found.broken, found.in_float32, asked) == (None, {"one"}, [])
+    found = verdict(EXPECTED + 0.8 * limit, looked)
+    assert (found.broken, found.in_float32, asked) == (None, frozenset(), [{"one"}])
+    assert verdict(EXPECTED + 0.8 * limit).broken is None
+    assert verdict(EXPECTED + 1.3 * limit, looked).broken is not None
+
+
 def test_what_rounds_too_much_in_pytorch_itself_is_unprovable() -> None:
     found = verdict(EXPECTED, reference=replace(REFERENCE, roundings=[{"y": Rounding(1.0, 1.0)}]))
     assert found.unprovable

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.parity import references as module
-from nestforge.compiler.parity.cases import parity_cases
+from nestforge.compiler.parity.cases import Case, parity_cases
 from nestforge.compiler.parity.judge import Replayed
 from nestforge.compiler.parity.reference import replayed
-from nestforge.compiler.parity.references import References, every_exit, split
+from nestforge.compiler.parity.references import References, every_exit, smallest, split
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from support.cost_eff_models import save_tiny
@@ -75,6 +76,46 @@ def test_fewer_cases_are_judged_by_what_was_passed(builder: EngineBuilder, passe
     assert more.roundings[0] is found.roundings[0]
     assert len(fewer.replayed(other, BUCKET).outputs) == 2
     assert passes == ["8", "16"], "what was not passed yet is passed on these alone"
+
+
+def test_of_a_large_model_some_cases_are_passed_in_float32_until_float64_is_asked_for(builder: EngineBuilder) -> None:
+    whole = builder.universal.spec.universal()
+    looks = References(builder.universal, builder.cases, looks=True).replayed(whole, BUCKET)
+    every = fresh(builder).replayed(whole, BUCKET)
+    names = [case.name for case in builder.cases[BUCKET]]
+    assert looks.in_float32 == set(names[1:]), "all are as small"
+    assert looks.exact is not None
+    for number, name in enumerate(names):
+        for output, array in looks.outputs[number].items():
+            assert array.dtype == (np.float32 if name in looks.in_float32 else np.float64)
+            own = np.abs(array - every.outputs[number][output]).max()
+            assert own == (every.roundings[number][output].largest if name in looks.in_float32 else 0)
+    for _ in range(2):  # the second time of what is known
+        exact = looks.exact({names[3]})
+        assert exact.in_float32 == set(names[1:]) - {names[3]}
+        for output, array in exact.outputs[3].items():
+            assert np.array_equal(array, every.outputs[3][output])
+            assert np.array_equal(exact.roundings[3][output].max_abs, every.roundings[3][output].max_abs)
+    assert looks.in_float32 == set(names[1:])
+    assert looks.at([3]).exact is not None
+
+
+def test_narrower_widths_of_a_large_model_are_asked_the_short_cases(builder: EngineBuilder, passes: list[str]) -> None:
+    universal, spec, bucket = builder.universal, builder.universal.spec, Bucket(1, 40, 1, 1)
+    cases = {bucket: parity_cases(universal.source.signature, bucket, universal.source.encoder)}
+    references, small = References(universal, cases, looks=True), spec.parse("ffn8-heads1")
+    assert references.asked(spec.universal(), bucket) == cases[bucket]
+    asked = references.asked(small, bucket)
+    assert [case.tokens for case in cases[bucket] if case not in asked] == [t for t in sizes(cases[bucket]) if t > 8]
+    assert len(references.replayed(small, bucket).outputs) == len(asked) < len(cases[bucket])
+    fewer = references.on(smallest)
+    assert sizes(fewer.asked(small, bucket)) == [4]
+    assert {array.dtype for array in fewer.replayed(small, bucket).outputs[0].values()} == {np.dtype(np.float64)}
+    assert passes == ["8"], "that case was passed in float64"
+
+
+def sizes(cases: Sequence[Case]) -> list[int]:
+    return [case.tokens for case in cases]
 
 
 def test_a_pass_that_is_kept_holds_no_module(builder: EngineBuilder) -> None:
