@@ -176,7 +176,7 @@ def _verify_written(stage: Stage, written: Bundle, references: EngineReferences,
     release_pages()  # a packed engine has copies of what PyTorch's side read
     here = proof_bundle_in(written, stage.work / "verify")
     merged = here.manifest.tasks is not None and here.manifest.tasks.merged
-    some = smallest if references.references.looks else few
+    some = smallest if references.of_model.looks else few
     for bundle in (here, here.with_merged(BASE)) if merged else (here,):
         for verdict in verify_engines(bundle, references.on(some), clock):
             if verdict.problem:

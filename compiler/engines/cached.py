@@ -280,7 +280,7 @@ def judge_generating(
         form = form.within(engine.capacity)
     batches = _texts(universal, form.entry, submodel, submodel.is_universal and of_all)
     if not of_all:  # rows, read at once and taken on together; drafts and longer runs were the gate's
-        batches = [batches[-1][-1 if references.references.looks else 0 :]]
+        batches = [batches[-1][-1 if references.of_model.looks else 0 :]]
     encoder, read, routes = generation.encoder_of(engine), None, None
     if encoder is not None:
         with _opened(bundle, encoder, task, residency_of(references, encoder)) as runner:

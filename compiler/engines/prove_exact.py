@@ -67,7 +67,7 @@ class ExactProof:
             answers = in_torch(lowered, cases)
             require_form(entry.id, judge(written, answers, cases, outputs, limit), limit)
         exact_engine, graph = self.graph(engine)
-        kept = _few(cases) if self.references.references.looks else range(len(cases))
+        kept = _few(cases) if self.references.of_model.looks else range(len(cases))
         asked = [cases[number] for number in kept]
         found = self.run(exact_engine, [case.feeds for case in asked])
         rounded = self.references.rounded(self.bundle, entry)

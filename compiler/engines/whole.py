@@ -44,7 +44,7 @@ def verify_whole(bundle: Bundle, references: EngineReferences, engine: EngineEnt
 def residency_of(references: EngineReferences, engine: EngineEntry) -> Residency:
     """How a written engine is asked: packed, or of a large model in the last verification of a compile as the gate ran
     it, since a copy of all its weights takes longer than the few cases."""
-    own = references.references
+    own = references.of_model
     return "shared" if own.looks and not own.of_all and not PRECISIONS[engine.precision].is_always_packed else "packed"
 
 
