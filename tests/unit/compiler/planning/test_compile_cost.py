@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.compiler.job import resolve
+from nestforge.compiler.parity import cases
 from nestforge.compiler.planning.compile_cost import CompileCost, written_bytes
 from nestforge.errors import BuildError
 from nestforge.profiles import host_load
@@ -69,6 +70,24 @@ def test_a_compile_costs_what_is_in_memory_at_once(tiny_folder: Path, tmp_path: 
     assert one.cpu_seconds < several.cpu_seconds
     assert cost(buckets=[Bucket(1, 40)]).memory_mb > one.memory_mb
     assert cost(buckets=[Bucket(1, 8)], precisions=("int8-dynamic",)).memory_mb < one.memory_mb
+
+
+def test_a_large_model_packs_nothing_its_widths_cost_little_and_its_integers_more(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cost(precision: Precision, *levels: float) -> CompileCost:
+        profile = replace(board(), precisions=(precision,), budgets={})
+        options = {"buckets": [Bucket(1, 40, None, 1)], "levels": {"ffn": levels}}
+        return resolve(CompileRequest(tiny_folder, profile, output=tmp_path / "b", **options)).cost
+
+    small = cost("fp32", 1)
+    monkeypatch.setattr(cases, "LARGE", 0)
+    one, two, integers = cost("fp32", 1), cost("fp32", 0.5, 1), cost("int8-dynamic", 1)
+    assert (one.memory_mb, one.disk_mb) == (two.memory_mb, two.disk_mb)
+    assert one.memory_mb < small.memory_mb
+    assert one.cpu_seconds < two.cpu_seconds
+    assert integers.cpu_seconds > one.cpu_seconds
+    assert integers.memory_mb > one.memory_mb
 
 
 def test_what_several_precisions_share_is_counted_once(tiny_folder: Path, tmp_path: Path) -> None:
