@@ -84,7 +84,8 @@ _Queue = Sequence[_Waiting]
 
 
 class Scheduler:
-    """The queue before ``workers`` runs at a time, of at most ``most_waiting`` jobs. Not thread-safe."""
+    """The queue before ``workers`` runs at a time, of at most ``most_waiting`` jobs. ``overloads`` counts those that
+    were refused, or expired, though alone they would have been in time. Not thread-safe."""
 
     def __init__(self, options: Options, workers: int = 1, most_waiting: int = 512) -> None:
         self._options, self._workers, self._most_waiting = options, workers, most_waiting
@@ -95,6 +96,7 @@ class Scheduler:
         self._share = 1.0
         self._tried = -_MS_TRIED
         self._refused_at = -inf
+        self.overloads = 0
         self._probe: Job | None = None  # which was tried last
         self._sending, self._deviation = 0.0, 0.0  # milliseconds, means
 
@@ -133,6 +135,7 @@ class Scheduler:
                     return
         if _least(job.alone).p95_ms <= job.due - job.arrived:  # else no load is why
             self._refused_at = now
+            self.overloads += 1
         self._sending *= _UNLEARNT
         self._deviation *= _UNLEARNT
         needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] + self._to_send - now
@@ -153,6 +156,7 @@ class Scheduler:
         if late:
             self._waiting = [entry for entry in self._waiting if entry.job not in late]
             self._weigh(late, now)
+            self.overloads += len(late)
         return late
 
     def start(self, now: float) -> Run | None:

@@ -22,9 +22,12 @@ from starlette.responses import Response
 from starlette.routing import Match, Route, Router
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..bundle.open_bundle import open_bundle
 from ..errors import InputError
 from ..optional import needed
 from ..profiles.probe_host import probe_host
+from ..runtime.engines.residency import Residency
+from ..runtime.inputs.files import read_text_file
 from ..runtime.load import load
 from . import classes, completions, embeddings, kserve
 from .app import ERRORS, LATE, PLAIN, AccessLog, Endpoint, Guard, Limits, Problem, Protocol, Service, metrics
@@ -37,7 +40,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """What is served and how; see ``nestforge serve --help``."""
+    """What is served and how; see ``nestforge serve --help``. ``workers`` are the runs at a time, None is as many as
+    the cores have ``threads`` for; ``maps``: weights are in files that the processes of a host map together."""
 
     bundles: Sequence[Path]
     _: KW_ONLY
@@ -48,6 +52,8 @@ class ServeRequest:
     stop_s: float = 30.0
     threads: int | None = None
     limits: Limits = Limits()
+    maps: bool = False
+    workers: int | None = None
 
 
 class Connection(HttpToolsProtocol):
@@ -196,30 +202,56 @@ def application(service: Service, token: str | None, log: AccessLog) -> Guard:
     return Guard(Router([*routes, *rest]), service, token, log, protocol_of)
 
 
-def serve(request: ServeRequest) -> None:
-    """Serves until SIGTERM or Ctrl-C, then finishes what is in progress within ``stop_s``. Raises InputError for a port
-    that is taken, or names that clash, and as ``load`` does."""
-    names = [Path(os.path.abspath(path)).name.removesuffix(".bundle") for path in request.bundles]
+def model_names(bundles: Sequence[Path]) -> list[str]:
+    """The names that models have, those of their folders. Raises InputError for those that none can have, or clash."""
+    names = [Path(os.path.abspath(path)).name.removesuffix(".bundle") for path in bundles]
     for name in names:
         if not _NAME.fullmatch(name) or names.count(name) > 1:
             raise InputError(
                 f"bundle {name!r:.80}: a model's name is its folder's, of letters, digits and ._-, and once; rename it"
             )
-    with ExitStack() as opened:
-        bound = opened.enter_context(_bound(request.host, request.port))
+    return names
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token in ``file``, if there is one. Raises InputError."""
+    token = None if file is None else read_text_file(file).strip()
+    if token is not None and not (token.isascii() and token.isprintable() and token):
+        raise InputError(f"{file}: expected a token of printable ASCII characters")
+    return token
+
+
+def _mapped(path: Path) -> Residency:
+    """How engines of a bundle map their weights: packed, but those that generate, of which there are no such files."""
+    return "mapped" if open_bundle(path).manifest.generation is None else "shared"
+
+
+@contextmanager
+def opened(request: ServeRequest) -> Iterator[tuple[Service, Guard]]:
+    """The bundles of ``request``, open and warm, behind the server's routes. Raises as ``model_names`` and ``load``
+    do."""
+    with ExitStack() as stack:
         served = {}
-        for name, path in zip(names, request.bundles, strict=True):
-            model = opened.enter_context(load(path, threads=request.threads, preload=True))
-            served[name] = Served(name, model)
+        for name, path in zip(model_names(request.bundles), request.bundles, strict=True):
+            residency = _mapped(path) if request.maps else "auto"
+            model = load(path, threads=request.threads, residency=residency, preload=True)
+            served[name] = Served(name, stack.enter_context(model))
             served[name].warm_up()
         threads = next(iter(served.values())).model.threads
-        desk = Desk(max(1, probe_host().cores // threads), request.limits.requests)
-        opened.callback(desk.close)
+        desk = Desk(request.workers or max(1, probe_host().cores // threads), request.limits.requests)
+        stack.callback(desk.close)
         _log()
         log = AccessLog()
-        opened.callback(log.close)
+        stack.callback(log.close)
         service = Service(served, desk, request.limits)
-        app = application(service, request.token, log)
+        yield service, application(service, request.token, log)
+
+
+def serve(request: ServeRequest) -> None:
+    """Serves until SIGTERM or Ctrl-C, then finishes what is in progress within ``stop_s``. Raises InputError for a port
+    that is taken, and as ``opened`` does."""
+    model_names(request.bundles)  # before the port is bound
+    with _bound(request.host, request.port) as bound, opened(request) as (service, app):
         config = uvicorn.Config(
             app,
             http=type("_Connection", (Connection,), {"limits": request.limits}),

@@ -29,7 +29,10 @@ OUTSIDE = {
     "runtime": {*DEVICE, "jinja2"} - {"yaml"},
     # what else they need is imported by name where it is requested: see optional.py
     "integrations": {"numpy", "rich"},
-    "serving": {"numpy", "starlette", "uvicorn", "grpc", "tritonclient", "uvloop", "prometheus_client"},
+    "serving": {
+        *("numpy", "starlette", "uvicorn", "grpc", "tritonclient", "uvloop", "prometheus_client"),
+        *("ray", "pydantic"),
+    },
     "exporters": {"numpy", "huggingface_hub", *BUILD} - {"onnx"},
     "compiler": {"numpy", "onnxruntime", "tensorrt", "ray", *BUILD} - {"transformers"},
     # onnx, onnxruntime, openvino by name where an export is of their kind

@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from ...errors import InputError
-from ...runtime.inputs.files import read_text_file
 from ...runtime.load import load
 from ..options import field_options, path_option
 
@@ -55,11 +53,8 @@ def serve_command(
     line. SIGTERM or Ctrl-C ends it.
     """
     from ...serving.app import Limits
-    from ...serving.server import ServeRequest, serve
+    from ...serving.server import ServeRequest, read_token, serve
 
-    token = None if token_file is None else read_text_file(token_file).strip()
-    if token is not None and not (token.isascii() and token.isprintable() and token):
-        raise InputError(f"{token_file}: expected a token of printable ASCII characters")
     limits = Limits(patience_ms=patience_ms)
-    options: dict[str, Any] = {"host": host, "port": port, "grpc_port": grpc_port, "token": token}
+    options: dict[str, Any] = {"host": host, "port": port, "grpc_port": grpc_port, "token": read_token(token_file)}
     serve(ServeRequest(bundles, **options, stop_s=stop_s, threads=threads, limits=limits))
