@@ -43,6 +43,8 @@ def load_farm(path: Path) -> dict[str, CompileRequest]:
     found: dict[str, CompileRequest] = {}
     stated: dict[str, str] = {}
     for job in farm.jobs:
+        if not Path(job).is_file():
+            raise InputError(f"{path}: jobs: {job}: no such file; expected one that `nestforge compile --save` writes")
         saved = load_job(Path(job))
         for profile in farm.profiles or ("",):
             name = "-".join(Path(part).stem for part in (job, profile) if part)

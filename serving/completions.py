@@ -58,6 +58,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
 async def _generated(service: Service, request: Request, is_chat: bool) -> Response:
     document = {name: value for name, value in (await service.document(request)).items() if value is not None}
     served = service.model(document.get("model"))
+    if served.model.bundle.manifest.generation is None:
+        raise InputError(f"model {served.name}: this model does not generate text")
     streams, with_usage = flag(document, "stream", False), _with_usage(document)
     found = stated(request.headers, document)
     if "latency_ms" in found:

@@ -140,9 +140,9 @@ class Scheduler:
         self._deviation *= _UNLEARNT
         needs_ms = self._ends([*self._waiting, _Waiting(last, self._number, job)], now)[-1][1] + self._to_send - now
         raise OverloadError(
-            f"no submodel answers {job.rows}x{job.steps} within {max(0.0, job.due - now):.3g} ms: {self.waiting} "
-            f"waiting and {self.running} running before it, it would need {needs_ms:.3g} ms; allow more time, or ask "
-            "again later",
+            f"no submodel answers {job.rows}x{job.steps} within {job.due - job.arrived:.3g} ms: {self.waiting} "
+            f"waiting and {self.running} running before it, it would need {now - job.arrived + needs_ms:.3g} ms; allow "
+            "more time, or ask again later",
             needs_ms,
         )
 

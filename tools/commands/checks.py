@@ -43,11 +43,11 @@ Examples:
 )
 @json_option
 def verify_command(bundle: Path, against: Path | None, provider: str | None, as_json: bool) -> None:
-    """Check a bundle's bytes, and its parity with a model, or on a GPU with the processor.
+    """Check a bundle's bytes, and its parity with a model.
 
     Without --against the hash of every file is checked, calibration, plans, measurements and tasks included; with it
-    every engine is run and compared as well, with the tensors of every task that it may answer for. --provider needs
-    no model and no torch.
+    every engine is run and compared as well, with the tensors of every task that it may answer for. --provider
+    compares engines on a GPU with their graphs on the processor, and needs no model and no torch.
     """
     if against is not None and provider is not None:
         raise click.UsageError("expected at most one of --against and --provider")

@@ -129,6 +129,7 @@ def _chat_of(text: str, path: Path) -> Sequence[Mapping[str, str]]:
 
 
 _PROMPT = "> "
+_ENDED_BY = {"end": "the end token", None: "interruption"}  # else as `finish` has it
 # Runs shown of a row: where a rate lies between two submodels, they may take turns at every other token.
 _RUNS_SHOWN = 10
 Message = dict[str, str]
@@ -170,8 +171,8 @@ def say_speed(generated: Generated, names: ShortNames, of_a_chat: bool = False) 
         before = f"row {number}: " if len(generated.rows) > 1 else ""
         reused = f" ({row.reused_tokens} reused)" if row.reused_tokens else ""
         say(
-            f"{before}{len(row.tokens)} tokens, ended by {row.finish or 'interruption'}; prompt of {row.prompt_tokens} "
-            f"tokens{reused} in {row.prompt_ms:.1f} ms",
+            f"{before}{_tokens(len(row.tokens))}, ended by {_ENDED_BY.get(row.finish, row.finish)}; prompt of "
+            f"{_tokens(row.prompt_tokens)}{reused} in {row.prompt_ms:.1f} ms",
             err=True,
         )
         for run in row.runs[:_RUNS_SHOWN]:
@@ -190,6 +191,10 @@ def say_speed(generated: Generated, names: ShortNames, of_a_chat: bool = False) 
             )
     if generated.tokens_per_second is not None:
         say(f"{generated.tokens_per_second:.1f} tokens/s", err=True)
+
+
+def _tokens(number: int) -> str:
+    return f"{number} token{'' if number == 1 else 's'}"
 
 
 def say_endless(entry: GenerationEntry | None, stops: Collection[str]) -> None:

@@ -39,7 +39,11 @@ def test_without_profiles_a_job_has_its_own(farm: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
-        ("jobs: [nowhere.yaml]\noutput: o\n", InputError, "nowhere.yaml: cannot be read (No such file or directory)"),
+        (
+            "jobs: [nowhere.yaml]\noutput: o\n",
+            InputError,
+            "farm.yaml: jobs: nowhere.yaml: no such file; expected one that `nestforge compile --save` writes",
+        ),
         ("jobs: []\noutput: o\n", InputError, "farm.yaml: jobs: expected at least one file of `nestforge compile --s"),
         ("jobs: [a.yaml]\n", InputError, "farm.yaml: missing key 'output'"),
         ("jobs: [a.yaml]\noutput: o\nprofile: [l4]\n", InputError, "unknown key 'profile'; did you mean 'profiles'?"),

@@ -210,9 +210,13 @@ def test_a_client_that_goes_away_stops_its_generation(client: openai.OpenAI, ser
 
 def test_a_bundle_that_does_not_generate_says_so(tiny_bundle: Path) -> None:
     with serving(tiny_bundle) as running:
-        status, _, said = running.ask("POST", "/v1/completions", {"model": "tiny", "prompt": "a"})
-    assert status == 400
-    assert said["error"]["message"].startswith("bundle tiny: has no engines that generate; compile the model with")
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("completions", {"prompt": "a"}),
+            ("chat/completions", {"messages": CHAT}),
+        ]
+        for path, given in asked:
+            status, _, said = running.ask("POST", f"/v1/{path}", {"model": "tiny", **given})
+            assert (status, said["error"]["message"]) == (400, "model tiny: this model does not generate text")
 
 
 def test_what_outlives_the_time_to_stop_is_cut_off_quietly(

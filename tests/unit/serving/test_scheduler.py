@@ -100,6 +100,12 @@ def test_smaller_submodels_answer_before_any_request_is_refused() -> None:
     assert answered == ["small"] * 5
 
 
+def test_a_refusal_states_what_was_given_and_counts_from_the_arrival() -> None:
+    with pytest.raises(OverloadError, match=r"within 0.01 ms: 0 waiting and 0 running .* would need 4 ms") as refusal:
+        queue().submit(job(0.0, 0.01), 3.0)
+    assert refusal.value.needs_ms == 1.0
+
+
 def test_a_new_job_may_not_make_an_admitted_one_late() -> None:
     scheduler = queue()
     scheduler.submit(job(0.0, 4.0, steps=128), 0.0)

@@ -164,6 +164,15 @@ def row(*runs: Run) -> Generated:
     return Generated((GeneratedRow("text", tokens, "length", None, runs, None, 3, 0, 1.0, ()),), None)
 
 
+@pytest.mark.parametrize(
+    ("finish", "said"), [("end", "the end token"), ("stop", "stop"), ("length", "length"), (None, "interruption")]
+)
+def test_what_ended_a_text_and_one_token_is_one(capsys: pytest.CaptureFixture[str], finish: Any, said: str) -> None:
+    one = replace(row(Run("ffn8", 1, "x")).rows[0], finish=finish, prompt_tokens=1)
+    say_speed(Generated((one,), None), NAMES)
+    assert capsys.readouterr().err.startswith(f"1 token, ended by {said}; prompt of 1 token in 1.0 ms\n")
+
+
 def test_every_run_has_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     say_speed(row(Run("ffn8", 1, "the smallest"), Run("ffn32", 2, "3 ms left"), Run("ffn8", 4, "1 ms left")), NAMES)
     assert capsys.readouterr().err.splitlines()[1:] == [
