@@ -92,7 +92,8 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
         for task in job.tasks.values():  # before the work, not behind it
             task.require_base(base_sha256)
     with clock("rank"):  # every elastic dimension becomes a prefix
-        ranking = rank_axes(universal, job.corpus, stage, clock)
+        # A published slice is a prefix of the order that the model's folder has.
+        ranking = rank_axes(universal, job.corpus, stage, clock, keeps_order=bool(job.options.slices))
     bundle = partial_bundle(stage, universal.source, ranking, job.profile, job.options)
     templates, fp32 = _templates(job, universal, stage, bundle, clock)
     builder = _builder(job, templates, stage, bundle, base_sha256)

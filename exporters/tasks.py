@@ -44,10 +44,39 @@ def with_tasks(
         raise CheckpointError(
             f"{folders[other]}: no adapter of PEFT, as {folders[adapters[0]]} is; tasks of one bundle are of one kind"
         )
-    read = {name: read_adapter(folder, source.architecture.parameter_shapes) for name, folder in folders.items()}
+    base = source.architecture
+    read = {name: _in_parts(read_adapter(folder, _fused_shapes(base)), base) for name, folder in folders.items()}
     ranks = ranks_of(read.values(), lora_rank)
     source = with_low_rank(source, ranks, {parameter for adapter in read.values() for parameter in adapter.saved})
     return source, {name: task_of(adapter, ranks) for name, adapter in read.items()}
+
+
+def _fused_shapes(base: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shapes of parameters as the model's class has them: those that lie one behind the other in one are that."""
+    shapes = dict(base.parameter_shapes)
+    for fused, parts in base.stacked.items():
+        rows = [shapes.pop(part) for part in parts]
+        shapes[fused] = (sum(row[0] for row in rows), *rows[0][1:])
+    return shapes
+
+
+def _in_parts(adapter: Adapter, base: Architecture) -> Adapter:
+    """``adapter`` with a pair for each part of a layer that ``base`` has in parts."""
+
+    def rows(fused: str, whole: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        start = 0
+        for part in base.stacked.get(fused, (fused,)):
+            stop = start + base.parameter_shapes[part][0]
+            yield part, whole[start:stop]
+            start = stop
+
+    pairs = {
+        part.removesuffix(".weight"): (down, own)
+        for module, (down, up) in adapter.pairs.items()
+        for part, own in rows(f"{module}.weight", up)
+    }
+    saved = {part: own for name, whole in adapter.saved.items() for part, own in rows(name, whole)}
+    return replace(adapter, pairs=pairs, saved=saved)
 
 
 def with_stated_tasks(source: ModelSource, entry: TasksEntry) -> ModelSource:

@@ -34,9 +34,11 @@ _BATCH = 16
 SLICES = "slices"
 
 
-def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock) -> Ranking:
-    """Orders the model's axes in place: not at all if it was trained nested or no axis has weights, by first-order
-    Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
+def rank_axes(
+    model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage: Stage, clock: Clock, keeps_order: bool = False
+) -> Ranking:
+    """Orders the model's axes in place: not at all if it was trained nested, ``keeps_order`` or no axis has weights, by
+    first-order Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
 
     What was permuted is written into the bundle.
     Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
@@ -45,7 +47,7 @@ def rank_axes(model: UniversalModel, corpus: Corpus | ArrayCorpus | None, stage:
         raise CheckpointError(
             f"{model.source.checkpoint.folder}: no tokenizer.json, so the text file cannot be read by this model"
         )
-    if model.spec.trained_nested or not model.spec.orders:
+    if keeps_order or model.spec.trained_nested or not model.spec.orders:
         return Ranking("none")
     ranking, places = _ranked(model, corpus, stage, clock)
     moved = permuted(places)

@@ -127,14 +127,10 @@ def find_axes(module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping
         parted = on_same_weights(module)
         part_layers(parted, fused)
         again, _ = _find(parted, args, kwargs or {})
-        used = {
-            path: n
-            for path, n in fused.items()
-            if any(cut.parameter.startswith(f"{path}.parts.") for cut in again.slices)
-        }
-        if used == fused:
+        cut = {each.parameter.partition(".parts.")[0] for each in again.slices}
+        if cut >= fused.keys():
             return replace(again, parted=fused)
-        fused = used
+        fused = {path: count for path, count in fused.items() if path in cut}
     return found
 
 
@@ -171,7 +167,20 @@ def _find(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
             break
         kind = HEADS if HEADS in kinds else FFN
         refused += [replace(each.candidate, problem=problem) for each in kept if each.candidate.kind == kind]
-    return axes, {path: count for candidate in refused for path, count in candidate.fused.items()}
+    return axes, _in_parts(module, [candidate.fused for candidate in refused], followed)
+
+
+def _in_parts(module: torch.nn.Module, fused: Iterable[Mapping[str, int]], followed: Followed) -> dict[str, int]:
+    """The layers of ``fused`` with which in parts the module is the same; of those that are alike one is tried."""
+    tried: dict[object, bool] = {}
+    found = {}
+    for path, count in ((path, count) for each in fused for path, count in each.items()):
+        key = (_NUMBER.sub("*", path), count, *(tuple(each.shape) for each in module.get_submodule(path).parameters()))
+        if key not in tried:
+            tried[key] = _is_same_in_parts(module, path, count, followed)
+        if tried[key]:
+            found[path] = count
+    return found
 
 
 def _described(kept: Sequence[_Kept], refused: Iterable[_Candidate]) -> FoundAxes:
@@ -240,7 +249,19 @@ def _fused(behind: Mapping[Place, int], module: torch.nn.Module) -> dict[str, in
     """The linear layers that hold these places in so many parts; none where one of the places is no row of such."""
     layers = {parameter.rpartition(".")[0]: count for (parameter, _), count in behind.items()}
     rows = all(count and not dim for (_, dim), count in behind.items())
-    return layers if rows and all(type(module.get_submodule(path)) is torch.nn.Linear for path in layers) else {}
+    return layers if rows and all(_is_plain(module, path) for path in layers) else {}
+
+
+def _is_plain(module: torch.nn.Module, path: str) -> bool:
+    """Whether a linear layer computes what its class does, and it and its parameters have this one name."""
+    layer = module.get_submodule(path)
+    hooks = (*layer._forward_hooks, *layer._forward_pre_hooks)
+    if type(layer) is not torch.nn.Linear or hooks or "forward" in vars(layer):
+        return False
+    parts = [part for _, part in module.named_modules(remove_duplicate=False)]
+    every = [id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)]
+    is_own = all(every.count(id(parameter)) == 1 for parameter in layer.parameters())
+    return is_own and sum(part is layer for part in parts) == 1
 
 
 def _misfit(
@@ -318,28 +339,51 @@ def _owner(module: torch.nn.Module, path: str, followed: Followed) -> str:
     return path
 
 
+def _call(
+    part: torch.nn.Module, owner: str, followed: Followed
+) -> tuple[dict[int, torch.Tensor], Any, Any, list[torch.Tensor]]:
+    """Numbers drawn for the tensors of ``part``, called ``owner``, and for the arguments that it had, and its answers.
+    Raises ExportError where it does not run by itself."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = {id(tensor): _drawn(tensor, generator) for tensor in (*part.parameters(), *part.buffers())}
+    full = {name: drawn[id(parameter)] for name, parameter in part.named_parameters()}
+    for value in (1, 0):  # a mask is 1 where a token counts, or where it is hidden
+        drawing = partial(_drawn, generator=generator, value=value)
+        args, kwargs = tree_map_only(torch.Tensor, drawing, followed.calls[owner])
+        answers = _answers(_copied(part, drawn, full), args, kwargs)
+        if all(bool(torch.isfinite(answer).all()) for answer in answers):
+            break
+    return drawn, args, kwargs, answers
+
+
+def _is_same_in_parts(module: torch.nn.Module, path: str, count: int, followed: Followed) -> bool:
+    """Whether what calls the layer ``path`` answers alike with it in so many parts: it may look at the layer itself."""
+    owner = _owner(module, path.rpartition(".")[0], followed)
+    part = module.get_submodule(owner)
+    try:
+        drawn, args, kwargs, whole = _call(part, owner, followed)
+        parted = _copied(part, drawn, {name: drawn[id(parameter)] for name, parameter in part.named_parameters()})
+        part_layers(parted, {path.removeprefix(f"{owner}."): count})
+        return _difference(whole, _answers(parted, args, kwargs)) <= _SLICE_LIMIT
+    except ExportError:
+        return False
+
+
 def _prove(module: torch.nn.Module, owner: str, candidate: _Candidate, followed: Followed) -> Sequence[_Count] | str:
     """The numbers of the part ``owner`` to be mended, each with how many of it are to a step, with which the part cut
     to half of the steps answers as the whole with the rest at zero; or why it does not, whatever is mended."""
     part, kept = module.get_submodule(owner), max(candidate.size // 2, 1)
     start = len(owner) + 1 if owner else 0
     cuts = {(parameter[start:], dim): unit for (parameter, dim), unit in candidate.cuts}
-    generator = torch.Generator().manual_seed(0)
-    drawn = {id(tensor): _drawn(tensor, generator) for tensor in (*part.parameters(), *part.buffers())}
-    full = {name: drawn[id(parameter)] for name, parameter in part.named_parameters()}
-    own, turned = dict(full), dict(full)
-    for (name, dim), unit in cuts.items():
-        own[name] = full[name].clone()
-        own[name].narrow(dim, kept * unit, (candidate.size - kept) * unit).zero_()
-        steps = torch.arange(candidate.size * unit).reshape(candidate.size, unit).flip(0).flatten()
-        turned[name] = full[name].index_select(dim, steps)
     try:
-        for value in (1, 0):  # a mask is 1 where a token counts, or where it is hidden
-            drawing = partial(_drawn, generator=generator, value=value)
-            args, kwargs = tree_map_only(torch.Tensor, drawing, followed.calls[owner])
-            as_it_is = _answers(_copied(part, drawn, full), args, kwargs)
-            if all(bool(torch.isfinite(answer).all()) for answer in as_it_is):
-                break
+        drawn, args, kwargs, as_it_is = _call(part, owner, followed)
+        full = {name: drawn[id(parameter)] for name, parameter in part.named_parameters()}
+        own, turned = dict(full), dict(full)
+        for (name, dim), unit in cuts.items():
+            own[name] = full[name].clone()
+            own[name].narrow(dim, kept * unit, (candidate.size - kept) * unit).zero_()
+            steps = torch.arange(candidate.size * unit).reshape(candidate.size, unit).flip(0).flatten()
+            turned[name] = full[name].index_select(dim, steps)
         whole, ranked = (_answers(_copied(part, drawn, each), args, kwargs) for each in (own, turned))
     except ExportError as failure:
         return f"{type(part).__name__} by itself {failure}"

@@ -174,11 +174,13 @@ class Parted(torch.nn.Module):
     def __init__(self, layer: torch.nn.Linear, parts: int) -> None:
         super().__init__()
         biases = [None] * parts if layer.bias is None else layer.bias.chunk(parts)
-        self.parts = torch.nn.ModuleList(map(linear_on, layer.weight.chunk(parts), biases))
+        self.parts = torch.nn.Module()  # no list, as layers of a model are in
+        for number, (weight, bias) in enumerate(zip(layer.weight.chunk(parts), biases, strict=True)):
+            self.parts.add_module(str(number), linear_on(weight, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., K] to [..., parts * N]."""
-        return torch.cat([part(x) for part in self.parts], -1)
+        return torch.cat([part(x) for part in self.parts.children()], -1)
 
 
 def linear_on(weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.nn.Linear:

@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .matching import Extent, extents, is_last, producer, product, reshape_target, scalar, typed_node
 
 
 def take_parts(model: ir.Model) -> bool:
-    """Applies two rules wherever they match. Nodes left unused stay for dead-code removal.
+    """Applies two rules wherever they match. The nodes left unused are removed: what joins elastic values must not be
+    there when their dimensions are followed.
 
     1. A Split of a Concat along the last dimension into the very parts.
     2. A Slice of one step, where a Reshape gave the parts of such a Concat a dimension of their own.
     """
-    return bool(sum(_split(node) or _step(model.graph, node) for node in model.graph))
+    changed = sum(_split(node) or _step(model.graph, node) for node in model.graph)
+    return bool(changed and RemoveUnusedNodesPass()(model))
 
 
 def _split(node: ir.Node) -> bool:

@@ -17,6 +17,7 @@ from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.job import stated_source
+from nestforge.compiler.nest.distill import blocks_of
 from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.prove_padding import prove_padding
 from nestforge.compiler.parity.references import References
@@ -110,6 +111,8 @@ def test_gate_and_queries_in_one_weight_shrink_as_the_class_made_narrower(tmp_pa
     bundle = open_bundle(folder)
     universal = load_universal(stated_source(wide, bundle.manifest))
     order = recover_order(bundle.file(WEIGHTS_NAME), universal)["layers.0.ffn"][:16]
+    assert [engine.slice_problem for engine in bundle.manifest.engines] == [None, None]
+    assert blocks_of(universal) == ["model.layers.0"]
     both = torch.cat([order, order + 32])
     weights["layers.0.mlp.Wi.weight"] = weights["layers.0.mlp.Wi.weight"][both]
     weights["layers.0.mlp.Wo.weight"] = weights["layers.0.mlp.Wo.weight"][:, order]

@@ -294,6 +294,49 @@ def test_layers_are_in_parts_where_that_gives_axes_alone() -> None:
     assert axes.stacked["layers.2.up.bias"] == ("layers.2.up.parts.0.bias", "layers.2.up.parts.1.bias")
 
 
+class Asked(Ffn):
+    """It looks at what its layer is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(functional.glu(self.up(x) * (3 if isinstance(self.up, nn.Linear) else 1)))
+
+
+class Again(Ffn):
+    """Its layer, or the weights of that, under a second name, behind which others follow."""
+
+    def __init__(self, shares: str) -> None:
+        super().__init__(functional.glu, 2 * F)
+        self.again, self.below = (self.up if shares == "layer" else nn.Linear(H, 2 * F)), nn.Linear(F, H)
+        if shares == "weight":
+            self.again.weight = self.up.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.below(functional.glu(self.again(x)))
+
+
+def hooked() -> Ffn:
+    layer = Ffn(lambda x: functional.glu(x), 2 * F)
+    layer.up.register_forward_hook(lambda _, __, found: 3 * found)
+    return layer
+
+
+def with_forward_of_its_own() -> Ffn:
+    layer = Ffn(lambda x: functional.glu(x), 2 * F)
+    plain = layer.up.forward
+    layer.up.forward = lambda x: 3 * plain(x)  # type: ignore[method-assign]
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Asked(wide=2 * F), Again("layer"), Again("weight"), hooked(), with_forward_of_its_own()],
+    ids=["asked", "layer twice", "weight twice", "hook", "forward"],
+)
+def test_a_layer_that_is_more_than_its_weights_is_in_no_parts(layer: nn.Module) -> None:
+    axes = found(layer)
+    assert (axes.axes, axes.parted) == ((), {})
+
+
 def test_what_layers_share_is_no_axis() -> None:
     table, shared = nn.Embedding(5, N), Ffn()
     reading = Ffn()
