@@ -207,7 +207,7 @@ def sizes_of(entry: GenerationEntry | None) -> tuple[CacheSize, ...]:
         return ()
     if capacities := [engine.capacity for engine in entry.engines if engine.capacity is not None]:
         return sizes_at(entry.layers, capacities)
-    return cache_sizes(entry.layers, entry.positions, entry.longest_run, entry.states)
+    return cache_sizes(entry.layers, entry.positions, entry.windowed_run, entry.states)
 
 
 def cache_facts(sizes: Sequence[CacheSize]) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ SOURCE_LENGTHS = "source_lengths"
 ON_DEVICE = (PAST, "source_key_", "source_value_")
 # Why no tokens are drafted for rows with states.
 NO_DRAFTS = "this model keeps recurrent states, from which a refused token could not be taken back"
+_LEAST_ROOM = 512
 # Length of the prompt for which the figures of engines that read one are stated.
 PROMPT_TOKENS = 512
 
@@ -131,6 +132,12 @@ class GenerationEntry:
         return max(engine.bucket.sequence for engine in self.engines)
 
     @property
+    def windowed_run(self) -> int:
+        """New tokens for which layers with a window have room behind it: where every run has one, as many as others
+        have, so that windows seldom move."""
+        return max(self.longest_run, _LEAST_ROOM) if self.states else self.longest_run
+
+    @property
     def most_tokens(self) -> int:
         """The most tokens that a text may have: the positions, or what the largest cache of one size holds."""
         sizes = self.capacities_for(self.positions)
@@ -164,7 +171,7 @@ class GenerationEntry:
         one size those of the last one that a text needs, and of the one before, from which tokens move."""
         sizes = self.capacities_for(capacity)[-2:]
         if not sizes:
-            return cache_bytes(self.layers, rows, capacity, self.longest_run, self.states)
+            return cache_bytes(self.layers, rows, capacity, self.windowed_run, self.states)
         return sum(cache_bytes(self.layers, rows, size, size) for size in sizes)
 
     def source_bytes(self, rows: int, tokens: int) -> int:

@@ -129,7 +129,10 @@ def _fails_with(said: str) -> Iterator[None]:
 
 
 def _require_plain(name: str, cache: Any) -> None:
-    """Raises ExportError for a layer of ``cache`` that holds something else than keys and values, or states."""
+    """Raises ExportError for a layer of ``cache`` that holds something else than keys and values, or states, and for a
+    cache of the model's own."""
+    if hasattr(cache, "layers") and not type(cache).__module__.endswith("cache_utils"):
+        raise ExportError(f"{name} keeps a {type(cache).__name__} of its own")
     for number, layer in enumerate(getattr(cache, "layers", ())):
         if (kind := type(layer).__name__) not in (*_PLAIN, *_STATES):
             raise ExportError(f"layer {number} of {name} keeps a {kind}, which is no keys and values, nor states")

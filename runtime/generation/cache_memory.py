@@ -62,7 +62,7 @@ class CacheMemory:
         device has too little memory."""
         entry, rows = self._entry, self._rows
         source = Source.empty(entry, rows, self._prompt_tokens) if self._prompt_tokens else None
-        return Cache.empty(entry.layers, rows, self._capacity, source, entry.longest_run, entry.states)
+        return Cache.empty(entry.layers, rows, self._capacity, source, entry.windowed_run, entry.states)
 
     def grown(self, laid_out: AnyCache[Any], tokens: int, copied: int) -> AnyCache[Any]:  # noqa: ARG002
         """A cache with room for ``tokens``. Laid out as the one there was, which is ``laid_out`` for smaller heads

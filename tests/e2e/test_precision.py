@@ -293,6 +293,7 @@ def test_a_memory_budget_is_judged_by_the_bytes_that_are_built(
 def test_a_published_slice_is_one_in_the_highest_precision(tmp_path: Path, wide: Path) -> None:
     bundle = open_bundle(compiled(wide, tmp_path / "b", "fp32", "int8-dynamic", slices=[wide], include="budgets"))
     assert {submodel.precision for submodel in bundle.manifest.submodels} == {"fp32"}
+    assert bundle.manifest.ranking.method == "none", "a slice is a prefix of the folder's order"
 
 
 def test_a_compile_in_bfloat16_goes_on_wherever_it_was_stopped(tmp_path: Path, wide: Path) -> None:

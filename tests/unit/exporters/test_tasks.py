@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from nestforge.errors import CheckpointError
@@ -39,3 +40,24 @@ def test_a_tied_parameter_that_was_trained_whole_is_refused(tmp_path: Path, is_t
         return
     with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight is tied to lm_head\.weight, and"):
         load_universal(source)
+
+
+def test_a_pair_beside_a_layer_in_parts_is_one_beside_each(tmp_path: Path) -> None:
+    import transformers
+
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 1)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.ModernBertConfig(**sizes, **tokens, vocab_size=40, max_position_embeddings=16)
+    transformers.ModernBertModel(config).save_pretrained(tmp_path / "m")
+    (tmp_path / "a").mkdir()
+    stated = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["Wi"]}
+    (tmp_path / "a" / CONFIG_NAME).write_text(json.dumps(stated))
+    down, up = torch.randn(2, 16), torch.randn(48, 2)
+    at = "base_model.model.layers.0.mlp.Wi"
+    save_file({f"{at}.lora_A.weight": down, f"{at}.lora_B.weight": up}, tmp_path / "a" / WEIGHTS_NAME)
+    source, tasks = with_tasks(open_source(tmp_path / "m"), {"a": tmp_path / "a"})
+    for number, rows in enumerate(up.chunk(2)):
+        part = f"layers.0.mlp.Wi.parts.{number}"
+        np.testing.assert_array_equal(tasks["a"].tensors[f"{part}.lora_A.weight"], down)
+        np.testing.assert_array_equal(tasks["a"].tensors[f"{part}.lora_B.weight"], rows)
+    assert source.architecture.parameter_shapes["layers.0.mlp.Wi.parts.1.lora_B.weight"] == (24, 2)

@@ -103,6 +103,12 @@ def test_states_are_kept_alone_and_beside_keys_and_values(tmp_path: Path) -> Non
             {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "attention_types": [[["local"], 1]], **TEXT},
             "GPTNeoForCausalLM takes new tokens for the last of its keys",
         ),
+        (
+            "MiniMaxForCausalLM",
+            "minimax",
+            {**SHARED, "head_dim": 8, "block_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+            "MiniMaxForCausalLM keeps a MiniMaxCache of its own",
+        ),
     ],
 )
 def test_why_a_class_cannot_generate(

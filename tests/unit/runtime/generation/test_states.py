@@ -23,6 +23,7 @@ from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.calibrate.drafts import calibrate_drafts
 from nestforge.runtime.engines.runner import runner_for
+from nestforge.runtime.generation.cache_memory import CacheMemory
 from nestforge.runtime.generation.options import GenerationRequest
 from nestforge.runtime.generation.states import RowStates
 from nestforge.runtime.load import load
@@ -211,6 +212,16 @@ def test_the_gate_holds_states_by_value(
 def test_verify_steps_through_texts(saved: Callable[[str], Path]) -> None:
     folder = saved("lfm2")
     assert nestforge.verify(folder.parent / "bundle", against=folder)
+
+
+def test_a_window_beside_states_has_room_to_slide_through(saved: Callable[[str], Path]) -> None:
+    entry = open_bundle(saved("lfm2").parent / "bundle").manifest.generation
+    assert entry is not None
+    assert (entry.longest_run, entry.windowed_run) == (1, 512)
+    windowed = replace(entry, layers=tuple(replace(layer, window=16) for layer in entry.layers), positions=4096)
+    cache = CacheMemory(windowed, rows=1, capacity=4096, prompt_tokens=0).empty()
+    assert [tensor.shape[2] for tensor in cache.tensors] == [528] * len(cache.tensors)
+    assert windowed.cache_bytes(1, 4096) == cache.bytes
 
 
 def test_rows_are_moved_whole() -> None:
