@@ -362,6 +362,9 @@ class Guard:
         self._wanted = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # what Ray Serve tells of its beginning and end
+            await self._app(scope, receive, send)
+            return
         scope["nestforge.arrived"] = started = now_ms()
         sent = {"status": 499, "bytes": 0}
 

@@ -56,9 +56,13 @@ def replicas(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
     running = Running(process, f"127.0.0.1:{port}")
     try:
-        while not is_ready(running):
+        for _ in range(600):  # two minutes
             assert process.poll() is None, (folder / "log").read_text()
+            if is_ready(running):
+                break
             time.sleep(0.2)
+        else:
+            pytest.fail((folder / "log").read_text()[-8000:])
         yield running
     finally:
         process.send_signal(signal.SIGINT)
