@@ -163,7 +163,7 @@ def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket,
             )
             raise ExportError(
                 f"{type(wrapped).__name__} at {bucket}: the module is made for one size: {said}; ask for static "
-                "buckets, such as `--bucket 1x64`; a module of your own may use the size as it is, without int() or a "
+                "buckets, such as 1x64; a module of your own may use the size as it is, without int() or a "
                 "loop over it"
             )
 
