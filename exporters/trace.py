@@ -29,6 +29,7 @@ from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..errors import ExportError
+from .complex_translations import COMPLEX_TRANSLATIONS
 from .frozen_dims import branching_dims, frozen_dims
 from .onnx_translations import TRANSLATIONS
 from .universal import PREFIX
@@ -321,4 +322,6 @@ def torchlib_read_once() -> Iterator[None]:
 def _copy(opset_version: int) -> ONNXRegistry:
     registry = copy.copy(_read(opset_version))
     registry.functions = {target: list(functions) for target, functions in registry.functions.items()}
+    for target, function in COMPLEX_TRANSLATIONS.items():
+        registry.register_op(target, function, is_complex=True)
     return registry

@@ -42,8 +42,6 @@ def read(checkpoint: Checkpoint) -> Architecture:
     if checkpoint.config.get("add_cross_attention"):
         raise checkpoint.misfit("add_cross_attention: a second sequence to attend to is not supported")
     model_type = checkpoint.config.get("model_type")
-    if model_type == "llama4_text":
-        raise checkpoint.misfit("model_type 'llama4_text': its positions are complex numbers, which no graph has")
     if model_type == "falcon" and checkpoint.config.get("alibi"):
         raise checkpoint.misfit(
             "alibi: Falcon multiplies it in bfloat16, for which ONNX Runtime has no kernel; take a Falcon with rotary "

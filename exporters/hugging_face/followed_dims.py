@@ -413,6 +413,15 @@ def _product(follower: _Follower, inputs: _Tensors, outputs: _Tensors, _: _Given
         _elementwise(follower, [tensor, outputs[0]], outputs, {})
 
 
+def _as_complex(follower: _Follower, inputs: _Tensors, outputs: _Tensors, _: _Given) -> None:
+    """The last dimension is the two parts of a number."""
+    follower.carry(outputs[0], follower.dims(inputs[0])[:-1])
+
+
+def _as_real(follower: _Follower, inputs: _Tensors, outputs: _Tensors, _: _Given) -> None:
+    follower.carry(outputs[0], (*follower.dims(inputs[0]), (Factor(2),)))
+
+
 def _new(*_: Any) -> None:
     """A tensor of the type of another."""
 
@@ -459,6 +468,8 @@ _RULES: Mapping[str, Callable[[_Follower, _Tensors, _Tensors, _Given], None]] = 
     "index": _indexed,
     **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), _new),
     "expand": _expand,
+    "view_as_complex": _as_complex,
+    "view_as_real": _as_real,
     "cat": _join,
     "stack": _stacked,
     "repeat": _repeated,

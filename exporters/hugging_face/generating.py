@@ -253,7 +253,8 @@ def asked(
     if logits_at is not None and keeps:
         more["logits_to_keep"] = logits_at
     counted = _counted_from(model, position_ids) if counts and position_ids is not None else nullcontext()
-    with counted, nothing_left(model):
+    scaled = nullcontext() if position_ids is None or logits_at is None else _scaled_at(model, position_ids)
+    with counted, nothing_left(model), scaled:
         answer = model(input_ids=input_ids, **more)
     if logits_at is not None and not keeps:
         answer.logits = answer.logits[:, logits_at]
@@ -277,6 +278,24 @@ def _counted_from(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         table.forward = read
+
+
+@contextmanager
+def _scaled_at(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
+    """Within it layers of Llama 4 that scale queries by their places, which they count from what a cache says of all
+    rows at once, scale them at ``position_ids`` [B, S]."""
+    hooks = []
+    for part in model.modules():
+        if getattr(part, "attn_temperature_tuning", False) and not part.use_rope:
+            steps = torch.floor((position_ids[..., None].float() + 1.0) / part.floor_scale)
+            scales = torch.log1p(steps) * part.attn_scale + 1.0
+            part.attn_temperature_tuning = False
+            hooks.append(part.q_proj.register_forward_hook(lambda *pass_, by=scales: pass_[-1] * by))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _wide(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -75,6 +75,25 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "decoder_ffn_dim",
     ),
+    # Positions are complex numbers; a layer sees its chunk alone, another all before, by queries scaled by places.
+    "llama4_text": (
+        "Llama4ForCausalLM",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "intermediate_size_mlp": 32,
+            "moe_layers": [],
+            "no_rope_layers": [1, 0],
+            "attention_chunk_size": 6,
+            "floor_scale": 4,
+            "attn_scale": 0.5,
+            "max_position_embeddings": 64,
+        },
+        "intermediate_size_mlp",
+    ),
 }
 VOCABULARY, TOKENS = 96, 12
 PROMPTS = [[5], [9, 31, 64, 17, 80, 12, 44], [*range(20, 37)]]

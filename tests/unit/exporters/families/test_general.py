@@ -289,17 +289,8 @@ def test_positions_end_where_frequencies_change(tmp_path: Path) -> None:
     assert (dict(module.named_buffers()), [dict(vars(part)) for part in module.modules()]) == before
 
 
-@pytest.mark.parametrize(
-    ("class_name", "model_type", "settings", "why"),
-    [
-        ("FalconForCausalLM", "falcon", {"alibi": True}, "alibi: Falcon multiplies it in bfloat16"),
-        ("Llama4ForCausalLM", "llama4_text", {}, "'llama4_text': its positions are complex numbers"),
-    ],
-)
-def test_what_no_engine_computes_is_refused_early(
-    tmp_path: Path, class_name: str, model_type: str, settings: dict[str, Any], why: str
-) -> None:
-    stated = {"architectures": [class_name], "model_type": model_type, **settings}
+def test_what_no_engine_computes_is_refused_early(tmp_path: Path) -> None:
+    stated = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "alibi": True}
     (tmp_path / "config.json").write_text(json.dumps(stated))
-    with pytest.raises(CheckpointError, match=why):
+    with pytest.raises(CheckpointError, match="alibi: Falcon multiplies it in bfloat16"):
         open_source(open_checkpoint(tmp_path, untrained=True))
