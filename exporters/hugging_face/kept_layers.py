@@ -21,8 +21,9 @@ from ...errors import ExportError
 from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
 from ..parts import SIZE_MULTIPLE, CacheAxes
-from .found_axes import HEADS, FoundAxes
+from .found_axes import FoundAxes
 from .generating import BufferedDecoder, CachedDecoder, RecordedDecoder, State, asked, attention_by, cache_argument
+from .slice_proof import HEADS
 from .transformers_model import caches_unused, one_sequence_a_row
 
 # Rows and tokens of the passes, and places of a buffer, which no size of a model is likely to have.
