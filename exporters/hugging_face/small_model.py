@@ -21,8 +21,9 @@ _SMALL: dict[int, str] = {
     "out_hidden_size pooler_output_size channels attention_hidden_size linear_num_value_dim embedding_dim n_embed "
     "image_size input_size img_size max_source_positions conv_pos projection_hidden_size attention_dim lru_width "
     "decoder_dim encoder_dim num_mel_bins upsample_groups audio_hidden_size condition_dim",
-    48: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim n_inner ffn_hidden_size d_inner "
-    "inner_dim dense_intermediate_size feed_forward_size mlp_dim encoder_intermediate_size decoder_intermediate_size",
+    48: "intermediate_size intermediate_size_mlp d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim n_inner "
+    "ffn_hidden_size d_inner inner_dim dense_intermediate_size feed_forward_size mlp_dim encoder_intermediate_size "
+    "decoder_intermediate_size",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth num_encoder_layers "
     "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_block_layers num_frames "
     "num_hidden_groups num_experts_per_tok top_k moe_top_k moe_k num_experts_per_token num_selected_experts "
