@@ -32,6 +32,14 @@ def heard_by(listener: Callable[[int, int], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
+@contextmanager
+def part_of(total: int, before: int) -> Iterator[None]:
+    """Within it what is told of bytes is of a part of ``total``, behind the ``before`` first."""
+    listener = _listener.get()
+    with heard_by(lambda done, _: listener(Bytes(before + done), Bytes(total))):
+        yield
+
+
 def tell(done: int, total: int) -> None:
     """Says how far one long piece of work is, such as a file that is written, to the job that it is a part of, if there
     is one: files and passes lie too deep for a callback of every function above them."""

@@ -13,8 +13,8 @@ import onnxruntime
 import torch
 
 from ..bucket import Bucket
-from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import open_bundle
+from ..bundle.weight_files import weights_in
 from ..compiler.compile import compile_bundle
 from ..compiler.graph.emit import emit
 from ..compiler.graph.make_template import traced_template
@@ -190,9 +190,9 @@ def _subject(name: str, checkpoint: Path) -> Subject:
     folder = CACHE / name
     folder.mkdir(parents=True, exist_ok=True)
     model = load_universal(open_source(checkpoint))
-    template, weights = folder / "template.onnx", folder / WEIGHTS_NAME
-    if not weights.exists():
+    template = folder / "template.onnx"
+    if not weights_in(folder):
         traced = traced_template(model, model.module, model.source.signature, BUCKET, opset=20)
         save_template(traced, template)
-        write_store(model, traced.weights, traced.tables, weights)
-    return Subject(name, folder, model, load_template(template), read_store(weights, model.spec))
+        write_store(model, traced.weights, traced.tables, folder)
+    return Subject(name, folder, model, load_template(template), read_store(weights_in(folder), model.spec))

@@ -16,12 +16,12 @@ from .entries.exits_entry import ExitsEntry
 from .entries.generation_entry import GenerationEntry
 from .entries.task_entry import TasksEntry
 from .entries.tensor_spec import TensorSpec
+from .weight_files import hash_of_all, is_of_weights
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 BUILD_NAME = "build.json"
 REPORT_NAME = "report.md"
-WEIGHTS_NAME = "weights.safetensors"
 RANKING_NAME = "ranking.safetensors"
 PLANS_NAME = "plans.json"
 CALIBRATION_NAME = "calibration.json"
@@ -275,6 +275,21 @@ class Manifest:
     texts: tuple[TextReceipt, ...] = ()
     generation: GenerationEntry | None = None
     tasks: TasksEntry | None = None
+
+    @property
+    def weight_files(self) -> tuple[FileEntry, ...]:
+        """The files of the weight store, in order."""
+        return tuple(sorted((file for file in self.files if is_of_weights(file.path)), key=lambda file: file.path))
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """The names of ``weight_files``."""
+        return tuple(file.path for file in self.weight_files)
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """Hash of the weight store; None without one."""
+        return hash_of_all([file.sha256 for file in self.weight_files])
 
     @property
     def every_engine(self) -> tuple[EngineEntry, ...]:

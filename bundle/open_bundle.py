@@ -53,6 +53,11 @@ class Bundle:
         self.require_unchanged(name)
         return self.path / name
 
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """Paths of the files of the weight store, as of ``file``."""
+        return tuple(map(self.file, self.manifest.weight_names))
+
     def sha256(self, name: str) -> str | None:
         """The statement of the manifest or build record on the file ``name``; None where neither lists it."""
         listed = {entry.path: entry.sha256 for entry in self.manifest.files}

@@ -21,6 +21,7 @@ from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
 from .files import unsealed
 from .manifest import SCHEMA_VERSION, UNLISTED, Manifest
 from .roles import role_problems
+from .weight_files import weight_problems
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20
@@ -101,6 +102,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"file {entry.path}: sha256 {entry.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
     # Compared without case: on some file systems two such names are one file.
     yield from _repeated("file", (path.lower() for path in files))
+    yield from weight_problems(manifest.weight_names)
     called = ((entry.id, *(label for label in entry.labels if label != entry.id)) for entry in manifest.submodels)
     yield from _repeated("submodel", chain.from_iterable(called))
     yield from _repeated("engine", (entry.id for entry in manifest.listed_engines))

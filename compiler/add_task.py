@@ -16,7 +16,7 @@ from ..argument_types import checked
 from ..bucket import Bucket
 from ..bundle.device_files.task_index import TaskEntry, TaskReceipt, read_tasks, save_task_entry, task_file
 from ..bundle.entries.task_entry import TasksEntry, TaskTensor
-from ..bundle.manifest import WEIGHTS_NAME, FileEntry
+from ..bundle.manifest import FileEntry
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..elastic import Submodel
 from ..errors import BundleIncompatibleError, CheckpointError, InputError, ParityError
@@ -147,7 +147,7 @@ def _receipt(bundle: Bundle, references: EngineReferences, judged: JudgedEngine)
         reference=f"with the task's tensors, narrowed to {engine.submodel}, in float64",
         rule=rule_of(limit, engine.routing),
         graph_sha256=bundle.sha256(engine.file) or "",
-        weights_sha256=bundle.sha256(WEIGHTS_NAME) or "",
+        weights_sha256=bundle.manifest.weights_sha256 or "",
     )
     return TaskReceipt(engine.id, receipt)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ..argument_types import takes_request
 from ..bundle.entries.task_entry import BASE
-from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
+from ..bundle.weight_files import weights_in
 from ..errors import ParityError
-from ..exporters.checkpoints.checkpoint import sha256_of
 from ..exporters.checkpoints.tensor_file import release_pages
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.backends import BACKENDS
@@ -43,6 +43,7 @@ from .write_bundle import (
     resume_key,
     shared_key,
     with_task_inputs,
+    with_weights,
     write_build_record,
     write_manifest,
     written_bundle,
@@ -143,15 +144,16 @@ def _templates(
     with clock("store"):  # every weight once in each precision, elastic dimension first
         for key in keys:
             templates.get(key)
-        write = partial(write_store, universal, templates.weights(), templates.tables(), chosen=templates.rounded)
-        weights = stage.once(stage.folder / WEIGHTS_NAME, write, templates.stored_for())
+        once = partial(stage.once, follows_from=templates.stored_for())
+        names, tables = templates.weights(), templates.tables()
+        files = write_store(universal, names, tables, stage.folder, templates.rounded, once)
         if fp32 is None:  # whose store the model shares, since this one has lower precisions
-            share_store(universal, weights)
+            share_store(universal, files)
     return templates, fp32
 
 
 def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_sha256: str) -> EngineBuilder:
-    universal, weights = templates.universal, stage.folder / WEIGHTS_NAME
+    universal, weights = templates.universal, weights_in(stage.folder)
     store = read_store(weights, universal.spec)
     submodels = (universal.spec.universal(), *job.rungs, *job.submodels)
     shapes = {shape for submodel in submodels for shape in shapes_of(submodel, job.profile)}
@@ -165,9 +167,8 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
         profile=job.profile,
         templates=templates,
         store=store,
-        weights_sha256=sha256_of(weights),
         stage=stage,
-        bundle=with_task_inputs(bundle, tasks_entry(universal, store, base_sha256)),
+        bundle=with_task_inputs(with_weights(bundle, weights), tasks_entry(universal, store, base_sha256)),
     )
 
 

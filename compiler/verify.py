@@ -14,7 +14,6 @@ from ..argument_types import checked
 from ..bucket import Bucket
 from ..bundle.device_files.task_index import read_tasks
 from ..bundle.entries.task_entry import BASE, MergedTask
-from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import Bundle
 from ..errors import CheckpointError, ParityError
 from ..exporters.sentence_transformers.library import is_installed
@@ -88,7 +87,7 @@ def verify_bundle(path: str | Path, against: Any = None, progress: Progress = si
         with clock("model"):
             universal = load_universal(stated_source(against, bundle.manifest))
             require_same_interface(universal, bundle)
-            orders = recover_order(bundle.file(WEIGHTS_NAME), universal)
+            orders = recover_order(bundle.weights, universal)
         with clock("parity"), proof_bundle(bundle) as here:
             verdicts = _verify(here, universal, orders, clock)
     return VerifyReport(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
 from functools import lru_cache, partial
@@ -29,7 +29,6 @@ from ..bundle.manifest import (
     SCHEMA_VERSION,
     TASKS_NAME,
     UNLISTED,
-    WEIGHTS_NAME,
     BudgetEntry,
     FileEntry,
     JobOptions,
@@ -155,6 +154,12 @@ def partial_bundle(
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, {}, ()))
 
 
+def with_weights(bundle: Bundle, files: Iterable[Path]) -> Bundle:
+    """The partial bundle with the files of its weight store, of which receipts will be."""
+    entries = tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in files)
+    return replace(bundle, manifest=replace(bundle.manifest, files=entries))
+
+
 def with_task_inputs(bundle: Bundle, tasks: TasksEntry | None) -> Bundle:
     """The partial bundle whose engines take the tensors of ``tasks`` as inputs, if there are any."""
     return replace(bundle, manifest=replace(bundle.manifest, tasks=tasks))
@@ -194,10 +199,11 @@ def write_manifest(
 
     It states of graphs and weights the hashes in the receipts: what is read again must be what the gate has proven.
     """
-    engines, proven = completed.manifest.listed_engines, dict[str, str]()
+    engines = completed.manifest.listed_engines
+    proven = {entry.path: entry.sha256 for entry in completed.manifest.files}
     for engine in engines:
         if engine.parity is not None:
-            proven |= {engine.file: engine.parity.graph_sha256, WEIGHTS_NAME: engine.parity.weights_sha256}
+            proven[engine.file] = engine.parity.graph_sha256
     listed = {engine.file for engine in engines}
     for path in (*stage.folder.glob(f"{TASK_FILE_PREFIX}*"), stage.folder / TASKS_NAME):
         path.unlink(missing_ok=True)  # of an earlier run: tasks are added to the bundle that this manifest is of

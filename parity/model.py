@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ..bundle.manifest import WEIGHTS_NAME
 from ..bundle.open_bundle import open_bundle
 from ..compiler.graph.store import recover_order
 from ..compiler.job import stated_source
@@ -236,7 +235,7 @@ def universal_of(model: Model, bundle: Path) -> UniversalModel:
         raise InputError(f"{bundle}: its smaller submodels are compared with slices of the model's folder; give that")
     opened = open_bundle(bundle)
     universal = load_universal(stated_source(model.folder, opened.manifest))
-    for axis, order in recover_order(opened.file(WEIGHTS_NAME), universal).items():
+    for axis, order in recover_order(opened.weights, universal).items():
         permute_axis(universal, axis, order)
     return universal
 

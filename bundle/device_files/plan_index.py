@@ -21,7 +21,7 @@ from ...profiles.device_profile import TensorRTOptions
 from ...strict import structure, unstructure
 from ..entries.engine_entry import EngineEntry
 from ..files import KEY_VARIABLE, plan_key, regular_file
-from ..manifest import PLANS_NAME, WEIGHTS_NAME
+from ..manifest import PLANS_NAME
 from ..open_bundle import Bundle
 from ..read_manifest import is_plain_name
 from ..shape_profile import shape_profiles
@@ -95,7 +95,7 @@ def build_key(bundle: Bundle, engine: EngineEntry, gpu: Gpu, options: TensorRTOp
     """Hash of everything that a plan follows from; two plans of one key are the same plan. Raises BundleFormatError for
     a device profile whose ``budget_at`` is no shape."""
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-    facts = [_BUILD_VERSION, files[engine.file], files.get(WEIGHTS_NAME, ""), unstructure(gpu), options.key]
+    facts = [_BUILD_VERSION, files[engine.file], bundle.manifest.weights_sha256 or "", unstructure(gpu), options.key]
     if not engine.bucket.is_static:  # its graph names the free dimensions and does not know their ends
         facts += [profile.key for profile in shape_profiles(bundle.manifest, engine)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -12,7 +12,6 @@ import numpy as np
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry, EngineKind, Segment, Whole
-from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import BuildError, ParityError
@@ -61,7 +60,6 @@ class EngineBuilder:
     profile: DeviceProfile
     templates: Templates
     store: Store
-    weights_sha256: str
     stage: Stage
     bundle: Bundle
 
@@ -105,7 +103,7 @@ class EngineBuilder:
     def engine_references(self) -> EngineReferences:
         """What engines are held against, by the numbers that they read."""
         folder, chosen = self.proofs.path, self.templates.rounded
-        return EngineReferences(self.references, StoredNumbers(self.universal, folder / WEIGHTS_NAME, folder, chosen))
+        return EngineReferences(self.references, StoredNumbers(self.universal, self.proofs.weights, folder, chosen))
 
     @cached_property
     def proofs(self) -> Bundle:
@@ -232,7 +230,7 @@ class EngineBuilder:
             reference=reference,
             rule=rule,
             graph_sha256=engine.graph_sha256,
-            weights_sha256=self.weights_sha256,
+            weights_sha256=self.bundle.manifest.weights_sha256 or "",
         )
         return replace(engine.entry, parity=receipt)
 

@@ -20,7 +20,6 @@ import onnx
 import torch
 
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...profiles.precision import INT4, INT4_BLOCK, INT4_SCALE, PRECISIONS
@@ -80,7 +79,7 @@ class EngineReferences:
 def written_references(bundle: Bundle, references: References) -> Iterator[EngineReferences]:
     """Those of a written ``bundle``; the numbers of its integers lie in a temporary folder. Where it was compiled with
     examples, these may have chosen every matrix of 4 bits that has whole blocks."""
-    universal, store = references.universal, bundle.file(WEIGHTS_NAME)
+    universal, store = references.universal, bundle.weights
     options, chosen, shapes = bundle.manifest.provenance.options, dict[str, np.ndarray](), universal.stored_shapes()
     if options.text or options.data:
         for name, array in stored_arrays(store, universal.spec, INT4, INT4_SCALE).items():

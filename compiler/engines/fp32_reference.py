@@ -16,7 +16,7 @@ import onnx
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry, Whole
-from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.manifest import FileEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import BuildError
 from ...exporters.checkpoints.tensor_file import write_tensors
@@ -61,10 +61,9 @@ def build_fp32_reference(templates: Templates, stage: Stage, partial: Bundle) ->
     template = templates.get(TemplateKey(whole.at(bucket), whole.structure))
     folder = stage.work / _FOLDER
     folder.mkdir(exist_ok=True)
-    weights = folder / WEIGHTS_NAME
-    stage.once(weights, lambda path: write_store(universal, template.weights, template.tables, path))
-    share_store(universal, weights)  # of other precisions the bundle's store holds float32 weights in part alone
-    store = read_store(weights, spec)
+    files = write_store(universal, template.weights, template.tables, folder, once=stage.once)
+    share_store(universal, files)  # of other precisions the bundle's store holds float32 weights in part alone
+    store = read_store(files, spec)
     graph = emit(template, store, whole)
     (folder / _GRAPH_FILE).write_bytes(graph)
     source = universal.source
@@ -81,7 +80,8 @@ def build_fp32_reference(templates: Templates, stage: Stage, partial: Bundle) ->
         activation_bytes=0,
         kind=Whole(routing=source.routes(whole, whole.at(bucket)) or None),
     )
-    bundle = replace(partial, path=folder, manifest=replace(partial.manifest, engines=(engine,)))
+    listed = tuple(FileEntry(file.name, file.stat().st_size, sha256="") for file in files)
+    bundle = replace(partial, path=folder, manifest=replace(partial.manifest, engines=(engine,), files=listed))
     return Fp32Reference(bundle, engine, template, onnx.ModelProto.FromString(graph))
 
 
@@ -117,7 +117,7 @@ def calibrated(
             write_tensors(rounded(seen(), templates.universal.stored(), tick), path)
 
         path = stage.once(stage.work / _ROUNDED_FILE, write)
-        templates = replace(templates, rounded=stored_arrays(path, templates.universal.spec, INT4, INT4_SCALE))
+        templates = replace(templates, rounded=stored_arrays([path], templates.universal.spec, INT4, INT4_SCALE))
     if not _needing("scales", precisions):
         return templates
 

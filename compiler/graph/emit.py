@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from ...bundle.manifest import WEIGHTS_NAME
 from ...elastic import Submodel
 from .encodings import stored_stack
 from .passes.free_elastic_dims import HeadAxes
@@ -34,7 +33,7 @@ def emit(template: Template, store: Store, submodel: Submodel, inputs: Collectio
             continue
         stored = _stored(store, tensor.name)
         tensor.dims[:] = stored.view_shape(submodel)
-        place = {"location": WEIGHTS_NAME, "offset": str(stored.offset), "length": str(stored.length(submodel))}
+        place = {"location": stored.file, "offset": str(stored.offset), "length": str(stored.length(submodel))}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=value)
     _set_numbers(model, template, submodel)

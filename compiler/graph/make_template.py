@@ -12,7 +12,7 @@ import torch
 
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import POSITIONS
-from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.weight_files import WEIGHTS_NAME
 from ...elastic import ElasticSpec
 from ...errors import SliceError
 from ...exporters.trace import Interface, Trace, trace

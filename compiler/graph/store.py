@@ -1,9 +1,10 @@
-"""The weight store: one plain ``weights.safetensors`` that every engine names as its external data.
+"""The weight store: a plain ``weights.safetensors``, or several, that every engine names as its external data.
 
 Each tensor is stored once, with its elastic dimension first, so that a submodel's weights are byte prefixes. Weights
 that some engines read as one, ``a+b``, lie in one tensor, and who reads ``a`` alone reads its rows there. Beside the
 weights lie the tables of the graphs: constants that no engine should hold for itself, or compute. A tensor that engines
-of several precisions read stands there once in each (encodings.py).
+of several precisions read stands there once in each (encodings.py). A store of more than ``MOST_BYTES`` lies in
+several files, each of whole tensors and written by itself, so that a compile that goes on rewrites none that is whole.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -21,17 +23,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
+from ...bundle.weight_files import weight_names
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
-from ...exporters.checkpoints.tensor_file import METADATA, Unmade, map_file, release_pages, write_tensors
+from ...exporters.checkpoints.tensor_file import (
+    METADATA,
+    Unmade,
+    has_tensors,
+    in_order,
+    map_file,
+    release_pages,
+    write_tensors,
+)
 from ...exporters.universal import UniversalModel
 from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
+from ...progress import part_of
 from .encodings import DTYPES, PER_OUTPUT, encode, parts_of, split_encoding
 from .passes.contract import TRANSPOSED
 
-# In the file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone.
+# Of tensors in one file, but for a larger tensor, which has a file of its own. With its header that is less than the
+# 4 GiB that some file systems and tools take.
+MOST_BYTES = 4 * 10**9
+# In a file's metadata: rows of each parameter that lies in a joined tensor, as JSON. It is there alone.
 _ROWS = "rows"
 # Weights that are encoded at once, so that what choosing scales takes, several times their bytes, stays in caches.
 _BLOCK = 2**18
@@ -40,12 +54,13 @@ _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the store: ``offset`` in the file, full ``shape``, and the slice of dimension 0 if it has one."""
+    """One tensor of the store: ``offset`` in its ``file``, full ``shape``, the slice of dimension 0 if it has one."""
 
     offset: int
     shape: tuple[int, ...]
     itemsize: int
     cut: PrefixSlice | None
+    file: str
 
     def view_shape(self, submodel: Submodel) -> tuple[int, ...]:
         """Shape of the view in ``submodel``."""
@@ -58,12 +73,13 @@ class StoredTensor:
     def rows(self, first: int, count: int) -> StoredTensor:
         """``count`` rows from ``first`` on, as a tensor of their own."""
         offset = self.offset + first * prod(self.shape[1:]) * self.itemsize
-        return StoredTensor(offset, (count, *self.shape[1:]), self.itemsize, None)
+        return StoredTensor(offset, (count, *self.shape[1:]), self.itemsize, None, self.file)
 
     def row(self, number: int) -> StoredTensor:
         """Row ``number`` of dimension 0, as a tensor of its own; not of a transposed one."""
         shape = self.shape[1:]
-        return StoredTensor(self.offset + number * prod(shape) * self.itemsize, shape, self.itemsize, None)
+        offset = self.offset + number * prod(shape) * self.itemsize
+        return StoredTensor(offset, shape, self.itemsize, None, self.file)
 
 
 Store = Mapping[str, StoredTensor]
@@ -100,18 +116,42 @@ def write_store(
     model: UniversalModel,
     names: Collection[str],
     tables: Mapping[str, np.ndarray],
-    path: Path,
+    folder: Path,
     chosen: Mapping[str, np.ndarray] = _NOTHING,
-) -> None:
+    once: Callable[[Path, Callable[[Path], None]], object] = lambda path, write: write(path),
+) -> tuple[Path, ...]:
     """Writes the tensors ``names`` of the universal model (a parameter, that with ``.T``, or several joined, encoded or
     not), and ``tables``, one after the other; those of 4 bits as they are ``chosen`` already, if they are. What lies in
-    a joined one is not written again. Raises OSError."""
+    a joined one is not written again. Returns the files in ``folder``, each made ``once``; one that an earlier run left
+    and that ends too early, or has other tensors, is made again. Raises OSError."""
     stored, shapes, known = model.stored(), model.stored_shapes(), dict(chosen)
     joined = [parts for name in names if len(parts := parts_of(name)) > 1]
     within = {part for parts in joined for part in parts}
     tensors = {name: _unmade(stored, shapes, name, known) for name in set(names) - within}
     rows = {plain: shapes[plain][0] for plain in sorted({split_encoding(part)[0] for part in within})}
-    write_tensors({**tensors, **tables}, path, {_ROWS: json.dumps(rows)} if rows else METADATA)
+    metadata = {_ROWS: json.dumps(rows)} if rows else METADATA
+    shards, before = list(_shards({**tensors, **tables})), 0
+    paths = tuple(folder / name for name in weight_names(len(shards)))
+    total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+    for path, shard in zip(paths, shards, strict=True):
+        if path.exists() and not has_tensors(shard, path, metadata):
+            path.unlink()
+        with part_of(total, before):
+            once(path, partial(write_tensors, shard, metadata=metadata))
+        before += sum(tensor.nbytes for tensor in shard.values())
+    return paths
+
+
+def _shards(tensors: Mapping[str, np.ndarray | Unmade]) -> Iterator[dict[str, np.ndarray | Unmade]]:
+    """What each file holds: the tensors in the order of one file, as many as it may have."""
+    shard, size = dict[str, np.ndarray | Unmade](), 0
+    for name in in_order(tensors):
+        if shard and size + tensors[name].nbytes > MOST_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensors[name]
+        size += tensors[name].nbytes
+    yield shard
 
 
 def _unmade(
@@ -170,23 +210,24 @@ def rows_of(stored: Callable[[str], torch.Tensor], name: str) -> Iterator[tuple[
         yield rows, np.ascontiguousarray(data[rows])
 
 
-def read_store(path: Path, spec: ElasticSpec) -> Store:
-    """The index of a weight store: its tensors, and the parts of joined ones."""
+def read_store(files: Iterable[Path], spec: ElasticSpec) -> Store:
+    """The index of a weight store of these ``files``: its tensors, and the parts of joined ones."""
+    return dict(chain.from_iterable(_stored(path, spec) for path in files))
+
+
+def _stored(path: Path, spec: ElasticSpec) -> Iterable[tuple[str, StoredTensor]]:
     with path.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(header_bytes))
     base = 8 + header_bytes
-    return dict(_stored(base, header, spec))
-
-
-def _stored(base: int, header: Mapping[str, dict[str, Any]], spec: ElasticSpec) -> Iterable[tuple[str, StoredTensor]]:
     rows: Mapping[str, int] = json.loads(header.get("__metadata__", {}).get(_ROWS, "{}"))
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        tensor = StoredTensor(base + begin, shape, (end - begin) // max(prod(shape), 1), _cut(name, spec))
+        size = (end - begin) // max(prod(shape), 1)
+        tensor = StoredTensor(base + begin, shape, size, _cut(name, spec), path.name)
         yield name, tensor
         parts, first = parts_of(name), 0
         for part in parts if len(parts) > 1 else ():
@@ -204,7 +245,7 @@ def _cut(name: str, spec: ElasticSpec) -> PrefixSlice | None:
     return cuts[0] if cuts else None
 
 
-def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
+def recover_order(files: Sequence[Path], model: UniversalModel) -> dict[str, torch.Tensor]:
     """The permutation of every order that turns ``model``'s weights into the store's, found by their bytes.
 
     A tensor that no engine reads is not in the store: what was made of it says the order then. Raises CheckpointError
@@ -212,26 +253,25 @@ def recover_order(path: Path, model: UniversalModel) -> dict[str, torch.Tensor]:
     """
     of_model, orders, unshared = model.stored(), {}, unshared_parameters(model.spec)
     folded = [cut for cut in model.spec.folded.values() if cut is not None]
-    with safe_open(path, framework="np") as file:
-        names = frozenset(file.keys())
-        for order in model.spec.orders:
-            cuts = [cut for cut in (*order.slices, *order.followers) if cut.parameter not in unshared]
-            made = [cut for cut in folded if cut.axis == order.axis.name]
-            found = [(_name_in(names, cut.parameter, model.spec), cut) for cut in (*cuts, *made)]
-            stored = [(name, cut) for name, cut in found if name is not None]
-            if not stored or (len(stored) < len(cuts) and not made):
-                raise _other_model(model, f"weights of {order.name} have other names in {path}")
-            # Integers of 4 bits may be chosen on examples, and are then no function of a step's weights alone.
-            stored = [pair for pair in stored if split_encoding(pair[0])[1] != INT4] or stored
-            ours = _step_keys((laid_out(of_model, name), name, cut) for name, cut in stored)
-            theirs = _step_keys((file.get_tensor(name), name, cut) for name, cut in stored)
-            places: dict[bytes, list[int]] = {}
-            for place, key in enumerate(ours):
-                places.setdefault(key, []).append(place)
-            try:
-                orders[order.name] = torch.tensor([places[key].pop(0) for key in theirs])
-            except (KeyError, IndexError):
-                raise _other_model(model, f"weights of {order.name} are not those in {path}") from None
+    held = stored_arrays(files, model.spec)
+    for order in model.spec.orders:
+        cuts = [cut for cut in (*order.slices, *order.followers) if cut.parameter not in unshared]
+        made = [cut for cut in folded if cut.axis == order.axis.name]
+        found = [(_name_in(held, cut.parameter, model.spec), cut) for cut in (*cuts, *made)]
+        stored = [(name, cut) for name, cut in found if name is not None]
+        if not stored or (len(stored) < len(cuts) and not made):
+            raise _other_model(model, f"weights of {order.name} have other names in {files[0].parent}")
+        # Integers of 4 bits may be chosen on examples, and are then no function of a step's weights alone.
+        stored = [pair for pair in stored if split_encoding(pair[0])[1] != INT4] or stored
+        ours = _step_keys((laid_out(of_model, name), name, cut) for name, cut in stored)
+        theirs = _step_keys((held[name], name, cut) for name, cut in stored)
+        places: dict[bytes, list[int]] = {}
+        for place, key in enumerate(ours):
+            places.setdefault(key, []).append(place)
+        try:
+            orders[order.name] = torch.tensor([places[key].pop(0) for key in theirs])
+        except (KeyError, IndexError):
+            raise _other_model(model, f"weights of {order.name} are not those in {files[0].parent}") from None
     return orders
 
 
@@ -262,12 +302,12 @@ def _steps(array: np.ndarray, cut: PrefixSlice) -> np.ndarray:
     return steps.reshape(-1, cut.unit, *steps.shape[1:])
 
 
-def share_store(model: UniversalModel, path: Path) -> None:
+def share_store(model: UniversalModel, files: Iterable[Path]) -> None:
     """Makes the parameters of ``model`` views of a store that was written from it, and frees what they were.
 
     One that has other numbers there stays, for the gate to find; and so does one that has other forms there alone.
     """
-    views = float32_views(path, model.spec)
+    views = float32_views(files, model.spec)
     for name, parameter in model.parameters().items():
         view = views.get(name)
         # A view of the checkpoint's file would keep all of it in memory.
@@ -282,23 +322,25 @@ def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-def float32_views(path: Path, spec: ElasticSpec) -> dict[str, torch.Tensor]:
-    """The float32 tensors of a store, by the names of what they are, as views of its file."""
+def float32_views(files: Iterable[Path], spec: ElasticSpec) -> dict[str, torch.Tensor]:
+    """The float32 tensors of a store, by the names of what they are, as views of its files."""
     views = dict[str, torch.Tensor]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch cannot protect what nothing may write to
-        for plain, array in stored_arrays(path, spec, FP32).items():
+        for plain, array in stored_arrays(files, spec, FP32).items():
             view = torch.from_numpy(array.T if plain.endswith(TRANSPOSED) else array)
             views[plain.removesuffix(TRANSPOSED)] = view
     return views
 
 
-def stored_arrays(path: Path, spec: ElasticSpec, *encodings: Encoding) -> dict[str, np.ndarray]:
-    """The tensors of a store in ``encodings``, or all, by their names, as views of its file; no tables of integers."""
-    pages, arrays = map_file(path), dict[str, np.ndarray]()
-    for name, tensor in read_store(path, spec).items():
-        encoding = split_encoding(name)[1]
-        dtype = DTYPES[encoding]
-        if encoding in (encodings or DTYPES) and tensor.itemsize == dtype.itemsize:
-            arrays[name] = np.frombuffer(pages, dtype, prod(tensor.shape), tensor.offset).reshape(tensor.shape)
+def stored_arrays(files: Iterable[Path], spec: ElasticSpec, *encodings: Encoding) -> dict[str, np.ndarray]:
+    """The tensors of a store in ``encodings``, or all, by their names, as views of its files; no tables of integers."""
+    arrays = dict[str, np.ndarray]()
+    for path in files:
+        pages = map_file(path)
+        for name, tensor in _stored(path, spec):
+            encoding = split_encoding(name)[1]
+            dtype = DTYPES[encoding]
+            if encoding in (encodings or DTYPES) and tensor.itemsize == dtype.itemsize:
+                arrays[name] = np.frombuffer(pages, dtype, prod(tensor.shape), tensor.offset).reshape(tensor.shape)
     return arrays

@@ -8,7 +8,7 @@ far as these are known, and no further from the weight than rounding can leave t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
@@ -52,11 +52,11 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class StoredNumbers:
-    """The numbers of the weight store ``path``, made of the weights of ``model``; rounded ones lie as float32 in files
+    """The numbers of the weight store ``files``, made of the weights of ``model``; rounded ones lie as float32 in files
     of ``folder``, each once. ``chosen`` are tensors of 4 bits that examples may have chosen, as they must be."""
 
     model: UniversalModel
-    path: Path
+    files: Sequence[Path]
     folder: Path
     chosen: Mapping[str, np.ndarray] = field(default_factory=dict)
     _made: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class StoredNumbers:
             made = path.with_name(f"{path.name}.writing")  # an earlier one of that name may be mapped
             write_tensors(tensors, made)
             made.replace(path)
-            views = float32_views(path, self.model.spec)
+            views = float32_views([path], self.model.spec)
             self._made.update({plain + encoding: views[_parameter(plain)] for plain in tensors})
 
     def _numbers(self, name: str, known: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
@@ -113,11 +113,11 @@ class StoredNumbers:
 
     @cached_property
     def _stored(self) -> Mapping[str, np.ndarray]:
-        return stored_arrays(self.path, self.model.spec)
+        return stored_arrays(self.files, self.model.spec)
 
     @cached_property
     def _views(self) -> Mapping[str, torch.Tensor]:
-        return float32_views(self.path, self.model.spec)
+        return float32_views(self.files, self.model.spec)
 
 
 def _fewest_bits(name: str) -> tuple[int, str]:

@@ -15,8 +15,9 @@ import torch
 from safetensors import safe_open
 
 from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting, RoutingEntry
-from ...bundle.manifest import WEIGHTS_NAME, Manifest
+from ...bundle.manifest import Manifest
 from ...bundle.roles import continued_input, ids_input
+from ...bundle.weight_files import weights_in
 from ...errors import ParityError
 from ...exporters.universal import PREFIX, UniversalModel
 from ...profiles.backends import BACKENDS, ONNXRUNTIME, BackendName
@@ -199,10 +200,11 @@ def _module_values(module: torch.nn.Module, run: Callable[[], object]) -> dict[s
 
 def _of_base(inputs: Sequence[Any], folder: Path) -> dict[str, np.ndarray]:
     """Inputs that a task has its own of: the base's, from the weight store."""
-    if not inputs:
-        return {}
-    with safe_open(folder / WEIGHTS_NAME, framework="np") as store:
-        return {value.name: store.get_tensor(value.name)[: value.shape[0]] for value in inputs}
+    rows, found = {value.name: value.shape[0] for value in inputs}, dict[str, np.ndarray]()
+    for path in weights_in(folder) if rows else ():
+        with safe_open(path, framework="np") as file:
+            found |= {name: file.get_tensor(name)[: rows[name]] for name in rows.keys() & file.keys()}
+    return found
 
 
 def _graph_values(

@@ -20,7 +20,7 @@ from ...bucket import Bucket
 from ...bundle.device_files.plan_index import PlanParity
 from ...bundle.device_files.task_index import read_tasks
 from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.manifest import MANIFEST_NAME, WEIGHTS_NAME
+from ...bundle.manifest import MANIFEST_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleIncompatibleError, OutputError, ParityError, SelectionError
 from ...profiles.backends import BACKENDS, ONNXRUNTIME
@@ -28,6 +28,7 @@ from ...profiles.precision import PRECISIONS
 from ...progress import Progress, silent
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, open_session, session_options
+from ...runtime.graphs.initializers import files_of
 from ...runtime.graphs.task_tensors import TaskTensors, base_tensors, read_task_tensors
 from ...runtime.graphs.weight_store import store_initializers
 from ...runtime.inputs.arrays import Array
@@ -136,22 +137,22 @@ def _write(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None, path: 
     model = onnx.load_model_from_string(bundle.file(engine.file).read_bytes())
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
     apart = sum(one.bytes for one in stored) > _MOST_INSIDE
-    with bundle.held(WEIGHTS_NAME), bundle.file(WEIGHTS_NAME).open("rb") as store:
-        places: dict[tuple[int, int], int] = {}
+    places: dict[tuple[str, int, int], int] = {}
+    with bundle.held(*files_of(stored)):
         for one in stored:
-            tensor = by_name[one.name]
+            tensor, view = by_name[one.name], (one.file, one.offset, one.bytes)
             del tensor.external_data[:]
-            if apart:
-                view = one.offset, one.bytes
-                if view not in places:
-                    places[view] = _append(store, *view, beside)
-                place = {"location": beside.name, "offset": str(places[view]), "length": str(one.bytes)}
-                for name, value in place.items():
-                    tensor.external_data.add(key=name, value=value)
-            else:
+            with bundle.file(one.file).open("rb") as store:
                 store.seek(one.offset)
-                tensor.raw_data = store.read(one.bytes)
-                tensor.data_location = onnx.TensorProto.DEFAULT
+                if not apart:
+                    tensor.raw_data = store.read(one.bytes)
+                    tensor.data_location = onnx.TensorProto.DEFAULT
+                    continue
+                if view not in places:
+                    places[view] = _append(store, one.bytes, beside)
+            place = {"location": beside.name, "offset": str(places[view]), "length": str(one.bytes)}
+            for name, value in place.items():
+                tensor.external_data.add(key=name, value=value)
     _inputs_to_initializers(bundle, engine, task, model)
     for key, value in _metadata(bundle, engine, task).items():
         model.metadata_props.add(key=key, value=value)
@@ -159,9 +160,8 @@ def _write(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None, path: 
     return [path, beside] if apart else [path]
 
 
-def _append(store: Any, offset: int, size: int, beside: Path) -> int:
-    """Copies bytes of the weight store behind what ``beside`` has. Returns where they begin."""
-    store.seek(offset)
+def _append(store: Any, size: int, beside: Path) -> int:
+    """Copies the next bytes of the weight store behind what ``beside`` has. Returns where they begin."""
     with beside.open("ab") as file:
         start = file.tell() + -file.tell() % _ALIGNMENT
         file.write(bytes(start - file.tell()))

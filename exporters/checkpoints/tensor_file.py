@@ -43,26 +43,44 @@ def write_tensors(
 ) -> None:
     """Writes a safetensors file, with ``metadata`` (one entry: several have no order) beside its tensors, and
     waits until it has reached the disk. Each tensor is made when its place in the file has come. Raises OSError."""
-    kinds = {name: _kind(tensor.dtype) for name, tensor in tensors.items()}
-    names, end = sorted(tensors, key=lambda name: (_TYPES.index(kinds[name]), name)), 0
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    for name in names:
-        begin, end = end, end + tensors[name].nbytes
-        header[name] = {"dtype": kinds[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    head, end = _head(tensors, metadata), 0
+    total = sum(tensor.nbytes for tensor in tensors.values())
     with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        data = stream.tell()
-        for name in names:
-            tensor = tensors[name]
+        stream.write(head)
+        for name in in_order(tensors):
+            tensor, end = tensors[name], end + tensors[name].nbytes
             for block in tensor.blocks() if isinstance(tensor, Unmade) else (tensor,):
                 assert block.dtype == tensor.dtype, name
                 stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
-                tell(Bytes(stream.tell() - data), Bytes(end))
-            assert stream.tell() == data + header[name]["data_offsets"][1], name
+                tell(Bytes(stream.tell() - len(head)), Bytes(total))
+            assert stream.tell() == len(head) + end, name
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def has_tensors(tensors: Mapping[str, np.ndarray | Unmade], path: Path, metadata: Mapping[str, str]) -> bool:
+    """Whether ``write_tensors`` of them ended at ``path``: its header and its size are those. Raises OSError."""
+    head = _head(tensors, metadata)
+    with path.open("rb") as stream:
+        size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
+        return stream.read(len(head)) == head and path.stat().st_size == size
+
+
+def in_order(tensors: Mapping[str, np.ndarray | Unmade]) -> list[str]:
+    """Their names in the order in which a file has them."""
+    return sorted(tensors, key=lambda name: (_TYPES.index(_kind(tensors[name].dtype)), name))
+
+
+def _head(tensors: Mapping[str, np.ndarray | Unmade], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in in_order(tensors):
+        begin, end = end, end + tensors[name].nbytes
+        kind, shape = _kind(tensors[name].dtype), list(tensors[name].shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

@@ -30,7 +30,7 @@ _CHUNK_BYTES = 64 * 2**20
 
 
 class DeviceStore:
-    """The tensors of one store on one device, by the bytes of the file that they are. Thread-safe under its device's
+    """The tensors of one file of a store on one device, by its bytes that they are. Thread-safe under its device's
     lock."""
 
     def __init__(self, path: Path, device: Device) -> None:
@@ -99,7 +99,7 @@ _stores: SharedValues[tuple[object, ...], DeviceStore] = SharedValues()
 
 
 class StoreUse:
-    """One engine's use of the store at ``path`` on ``device``, which all engines of the process share.
+    """One engine's use of the file of a store at ``path`` on ``device``, which all engines of the process share.
 
     A file that was replaced is another store: engines that are open keep the tensors that they opened with.
     """

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ...bundle.entries.engine_entry import EngineEntry, Residency
-from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ...outside import library_errors
@@ -83,7 +82,7 @@ class OpenVinoRunner(CopyingRunner):
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
         }
-        with self._bundle.held(self.engine.file, WEIGHTS_NAME):
+        with self._bundle.held(self.engine.file, *self._bundle.manifest.weight_names):
             store_initializers(self._bundle, self.engine)  # checks where they lie
             path = self._bundle.file(self.engine.file)
             with library_errors(lambda said: BundleIncompatibleError(f"{path}: {described()} cannot open it: {said}")):

@@ -9,11 +9,11 @@ before it is used, and what only some readers accept (groups, tags of more than 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.weight_files import WEIGHTS_NAME, is_of_weights
 from ...errors import BundleCorruptError
 
 # ``TensorProto.DataType``: name, and bytes of one element.
@@ -48,13 +48,20 @@ _MAX_RANK = 64
 
 @dataclass(frozen=True)
 class Initializer:
-    """One initializer of a graph whose values are ``bytes`` bytes of the weight store, from byte ``offset`` on."""
+    """One initializer of a graph whose values are ``bytes`` bytes of ``file`` of the weight store, from byte ``offset``
+    on."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     bytes: int
+    file: str
+
+
+def files_of(initializers: Iterable[Initializer]) -> list[str]:
+    """The files of the weight store that they lie in, each once."""
+    return sorted({one.file for one in initializers})
 
 
 def external_initializers(graph: bytes, where: str) -> tuple[Initializer, ...]:
@@ -138,15 +145,16 @@ def _external(tensor: memoryview, limit: _Limit) -> Initializer | None:
     if written != len(_ENTRIES) or entries.keys() != set(_ENTRIES):
         found = ", ".join(map(repr, entries))[:80]
         raise ValueError(f"{label}: external data has {found}; expected {', '.join(_ENTRIES)}, once each")
-    if entries["location"] != WEIGHTS_NAME:
-        raise ValueError(f"{label}: lies in {entries['location']!r:.80}, expected {WEIGHTS_NAME}")
+    file = entries["location"]
+    if not is_of_weights(file):
+        raise ValueError(f"{label}: lies in {file!r:.80}, expected {WEIGHTS_NAME}")
     dtype, size = _DTYPES[data_type]
     offset, length = (_count(entries[key], f"{label}: {key}") for key in ("offset", "length"))
     if len(dims) > _MAX_RANK:
         raise ValueError(f"{label}: {len(dims)} dimensions, more than {_MAX_RANK}")
     if min(dims, default=0) < 0 or prod(dims) * size != length:
         raise ValueError(f"{label}: {length} bytes, expected those of {dtype} {dims}")
-    return Initializer(name, dtype, tuple(dims), offset, length)
+    return Initializer(name, dtype, tuple(dims), offset, length, file)
 
 
 def _fields(message: memoryview, limit: _Limit) -> Iterator[tuple[int, int | memoryview]]:

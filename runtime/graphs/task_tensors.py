@@ -20,18 +20,17 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...bundle.device_files.task_index import TaskEntry
-from ...bundle.entries.task_entry import LORA_A, LORA_B, MergedTask, TasksEntry
-from ...bundle.files import FETCH_AGAIN, FileIdentity, regular_file
-from ...bundle.manifest import WEIGHTS_NAME
+from ...bundle.entries.task_entry import LORA_A, LORA_B, MergedTask, TasksEntry, TaskTensor
+from ...bundle.files import FETCH_AGAIN, FileIdentity, identity_at, regular_file
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError
 from ..inputs.arrays import Array
-from .initializers import Initializer
+from .initializers import Initializer, files_of
 from .weight_store import read_header, readable
 
 _FLOAT32_BYTES = 4
 _WEIGHT, _TRANSPOSED = ".weight", ".T"
-_bases: WeakValueDictionary[FileIdentity, TaskTensors] = WeakValueDictionary()
+_bases: WeakValueDictionary[tuple[FileIdentity | None, ...], TaskTensors] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -70,7 +69,7 @@ def task_tensors(
     begin, header = read_header(BytesIO(held), len(held), path)
     arrays = {
         tensor: np.frombuffer(held, np.dtype("<f4"), prod(shape), begin + place).reshape(shape)
-        for tensor, shape, place in _places(tasks, header, len(held) - begin, path)
+        for tensor, shape, place in _places(tasks.tensors, header, len(held) - begin, path)
     }
     return TaskTensors(name, arrays)
 
@@ -80,19 +79,27 @@ def base_tensors(bundle: Bundle) -> TaskTensors:
 
     Raises BundleCorruptError where the store does not have them.
     """
-    tasks, path = bundle.manifest.tasks, bundle.path / WEIGHTS_NAME
+    tasks, names = bundle.manifest.tasks, bundle.manifest.weight_names
     assert tasks is not None
-    with bundle.held(WEIGHTS_NAME), regular_file(path) as (file, identity), _lock:
-        found = _bases.get(identity)
+    with bundle.held(*names), _lock:
+        key = tuple(identity_at(bundle.path / name) for name in names)
+        found = _bases.get(key)
         if found is None:
-            with readable(path):
-                found = _bases[identity] = TaskTensors(None, dict(_read(file, identity.size, tasks, path)))
+            arrays = dict[str, Array]()
+            for path in bundle.weights:
+                with regular_file(path) as (file, identity), readable(path):
+                    arrays |= _read(file, identity.size, tasks, path)
+            for tensor in tasks.tensors:
+                if tensor.name not in arrays:
+                    raise _other(tensor, bundle.path)
+            found = _bases[key] = TaskTensors(None, arrays)
         return found
 
 
 def _read(file: BufferedReader, size: int, tasks: TasksEntry, path: Path) -> Iterator[tuple[str, Array]]:
     begin, header = read_header(file, size, path)
-    for name, shape, place in _places(tasks, header, size - begin, path):
+    held = [tensor for tensor in tasks.tensors if tensor.name in header]
+    for name, shape, place in _places(held, header, size - begin, path):
         file.seek(begin + place)
         data = bytearray(prod(shape) * _FLOAT32_BYTES)
         if file.readinto(data) != len(data):
@@ -100,20 +107,26 @@ def _read(file: BufferedReader, size: int, tasks: TasksEntry, path: Path) -> Ite
         yield name, np.frombuffer(data, np.dtype("<f4")).reshape(shape)
 
 
-def _places(tasks: TasksEntry, header: Any, size: int, path: Path) -> list[tuple[str, tuple[int, ...], int]]:
+def _places(
+    tensors: Iterable[TaskTensor], header: Any, size: int, path: Path
+) -> list[tuple[str, tuple[int, ...], int]]:
     """Name, shape and first byte of every tensor, behind the header. Raises BundleCorruptError for another one."""
     found = []
-    for tensor in tasks.tensors:
+    for tensor in tensors:
         entry = header.get(tensor.name)
         if entry is None or entry["dtype"] != "F32" or tuple(entry["shape"]) != tensor.shape:
-            raise BundleCorruptError(
-                f"{path}: tensor {tensor.name:.80} is missing or none of F32 {list(tensor.shape)}; {FETCH_AGAIN}"
-            )
+            raise _other(tensor, path)
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= size or end - begin != prod(tensor.shape) * _FLOAT32_BYTES:
             raise ValueError(f"{tensor.name}: outside the file")
         found.append((tensor.name, tensor.shape, begin))
     return found
+
+
+def _other(tensor: TaskTensor, path: Path) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"{path}: tensor {tensor.name:.80} is missing or none of F32 {list(tensor.shape)}; {FETCH_AGAIN}"
+    )
 
 
 def merged_weights(bundle: Bundle, initializers: Iterable[Initializer]) -> dict[str, Array]:
@@ -125,9 +138,10 @@ def merged_weights(bundle: Bundle, initializers: Iterable[Initializer]) -> dict[
     task = bundle.merged
     if task is None or not task.arrays:
         return {}
-    with bundle.held(WEIGHTS_NAME):
-        path = bundle.file(WEIGHTS_NAME)
-        return {one.name: array for one in initializers if (array := _merged(path, task, one)) is not None}
+    read = tuple(initializers)
+    with bundle.held(*files_of(read)):
+        merged = {one.name: _merged(bundle.file(one.file), task, one) for one in read}
+    return {name: array for name, array in merged.items() if array is not None}
 
 
 def _merged(path: Path, task: MergedTask, one: Initializer) -> Array | None:

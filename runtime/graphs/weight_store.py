@@ -19,11 +19,10 @@ from weakref import WeakValueDictionary, finalize
 
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.files import FETCH_AGAIN, FileIdentity, identity_at, regular_file, stream_sha256
-from ...bundle.manifest import WEIGHTS_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleCorruptError
 from ...outside_file import parse_json
-from .initializers import Initializer, external_initializers
+from .initializers import Initializer, external_initializers, files_of
 
 # Some 40,000 tensors; parsed, a header takes 15 times its bytes.
 _MAX_HEADER_BYTES = 4 * 2**20
@@ -58,16 +57,20 @@ def store_initializers(bundle: Bundle, engine: EngineEntry) -> tuple[Initializer
 
 
 def _require_tensors(bundle: Bundle, initializers: tuple[Initializer, ...], where: str) -> None:
-    path = bundle.file(WEIGHTS_NAME)
-    identity = identity_at(path)
-    if identity is None:
-        raise BundleCorruptError(f"{path}: missing; {FETCH_AGAIN}")
-    spans = tensor_spans(path, identity)
-    for one in initializers:
-        span_with(one, spans, path, where)
+    for file in files_of(initializers):
+        if file not in bundle.manifest.weight_names:
+            raise BundleCorruptError(f"{where}: reads {file}, which the bundle does not list; {FETCH_AGAIN}")
+        path = bundle.file(file)
+        identity = identity_at(path)
+        if identity is None:
+            raise BundleCorruptError(f"{path}: missing; {FETCH_AGAIN}")
+        spans = tensor_spans(path, identity)
+        for one in initializers:
+            if one.file == file:
+                span_with(one, spans, path, where)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def tensor_spans(path: Path, identity: FileIdentity) -> tuple[tuple[int, int], ...]:
     """First and last byte, exclusive, of each tensor of the safetensors file ``path``, in order.
 
@@ -122,8 +125,8 @@ def readable(path: Path) -> Iterator[None]:
 
 
 class MappedStore:
-    """A store whose bytes open engines map: one that was written to would change their answers, and where one was cut
-    short a run would end the process (SIGBUS). Replacing the file by another changes nothing: this one stays."""
+    """A file of a store whose bytes open engines map: one that was written to would change their answers, and where one
+    was cut short a run would end the process (SIGBUS). Replacing it by another changes nothing: this one stays."""
 
     def __init__(self, path: Path, sha256: str | None) -> None:
         self._path, self._sha256 = path, sha256
@@ -157,7 +160,7 @@ class MappedStore:
 
 
 def mapped_store(path: Path, sha256: str | None) -> MappedStore:
-    """The store at ``path``, which all engines of the process share; its bundle lists ``sha256``.
+    """The file of a store at ``path``, which all engines of the process share; its bundle lists ``sha256``.
 
     Raises BundleCorruptError.
     """

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry, ParityReceipt
-from ...bundle.manifest import WEIGHTS_NAME, FileEntry, Manifest, SubmodelEntry
+from ...bundle.manifest import FileEntry, Manifest, SubmodelEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...profiles.backends import BACKENDS
@@ -91,11 +91,6 @@ def tokenizer_sha256(bundle: Bundle) -> str | None:
     return None if text is None else _hash_of(bundle, text.file)
 
 
-def weights_sha256(bundle: Bundle) -> str | None:
-    """Hash of the bundle's weight store."""
-    return _hash_of(bundle, WEIGHTS_NAME)
-
-
 def covered(bundle: Bundle, engine: EngineEntry, output: str) -> ParityReceipt:
     """The receipt of ``engine``, which is about this very file and weight store, and about ``output``.
 
@@ -105,7 +100,7 @@ def covered(bundle: Bundle, engine: EngineEntry, output: str) -> ParityReceipt:
     problem = None
     if receipt is None:
         problem = "has no parity receipt"
-    elif receipt.weights_sha256 != weights_sha256(bundle):
+    elif receipt.weights_sha256 != bundle.manifest.weights_sha256:
         problem = "has a parity receipt for other weights than this bundle's"
     elif BACKENDS[engine.backend].runs_graphs and receipt.graph_sha256 != _hash_of(bundle, engine.file):
         problem = "has a parity receipt for another file"
@@ -122,7 +117,7 @@ def covered(bundle: Bundle, engine: EngineEntry, output: str) -> ParityReceipt:
 def check_fits(identity: IndexIdentity, bundle: Bundle, where: str) -> None:
     """Raises InputError if ``bundle`` may not answer with the index, whatever the submodel; ``where`` names it."""
     manifest = bundle.manifest
-    here = weights_sha256(bundle)
+    here = manifest.weights_sha256
     if identity.weights_sha256 != here:
         raise InputError(
             f"{where}: built by another universal model ({identity.model!r:.80}, weights "

@@ -55,7 +55,6 @@ from .identity import (
     identity_problems,
     tokenizer_sha256,
     universal_of,
-    weights_sha256,
 )
 from .search import encode, nearest
 
@@ -163,7 +162,7 @@ class Index:
         classes = None if labels is None else checked_labels(labels, count)
         check_size(count, width, entries)
         encoded = encode(model, rows, spec, Request(submodel=universal), width, truncate=truncate, progress=progress)
-        weights = weights_sha256(bundle)
+        weights = bundle.manifest.weights_sha256
         assert weights is not None  # covered() found it equal to the receipts'
         identity = IndexIdentity(
             schema_version=INDEX_SCHEMA_VERSION,

@@ -50,7 +50,7 @@ def contents(bundle: Path) -> dict[str, bytes]:
 def reference(compiled: Any) -> UniversalModel:
     """The user's model, its steps put into the bundle's order by their bytes alone."""
     universal = load_universal(open_source(compiled.model))
-    for axis, order in recover_order(compiled.bundle / "weights.safetensors", universal).items():
+    for axis, order in recover_order([compiled.bundle / "weights.safetensors"], universal).items():
         permute_axis(universal, axis, order)
     return universal
 
@@ -172,7 +172,7 @@ def test_a_nested_model_keeps_its_order_and_uses_its_own_levels(model: Path, tmp
     assert [entry.id for entry in manifest.submodels] == ["ffn8-heads1", "ffn16-heads1", "ffn32-heads2"]
     assert manifest.submodel("S") == manifest.submodel("M")
     store, universal = (bundle / "weights.safetensors").read_bytes(), load_universal(open_source(nested))
-    index = read_store(bundle / "weights.safetensors", universal.spec)
+    index = read_store([bundle / "weights.safetensors"], universal.spec)
     bias = universal.parameters()["encoder.layer.0.intermediate.dense.bias"].numpy()
     offset = index["encoder.layer.0.intermediate.dense.bias"].offset
     assert store[offset : offset + bias.nbytes] == bias.tobytes()

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.precision.calibrate import calibrate
@@ -81,8 +81,8 @@ def half_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int | 
     templates = {"fp32": wide, "fp16": derived(wide, "fp16", heads), "bf16": derived(wide, "bf16", heads)}
     weights = {name for template in templates.values() for name in template.weights}
     tables = {name: table for template in templates.values() for name, table in template.tables.items()}
-    write_store(model, weights, tables, folder / WEIGHTS_NAME)
-    store = read_store(folder / WEIGHTS_NAME, model.spec)
+    write_store(model, weights, tables, folder)
+    store = read_store([folder / WEIGHTS_NAME], model.spec)
     return HalfEngines(model, templates, store, folder, random_feeds(made.interface.inputs, bucket))
 
 
@@ -118,10 +118,9 @@ def encoded_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int
     """The engines of the model in folder ``checkpoint``, or of a segment of it, whose heads stay float32."""
     made = wide_template(checkpoint, bucket, segment)
     model, wide, heads = made.model, made.template, made.heads
-    path = folder / WEIGHTS_NAME
-    write_store(model, wide.weights, wide.tables, path)
+    (path,) = write_store(model, wide.weights, wide.tables, folder)
     in_fp32 = fp32_products(wide.proto, heads)
-    graph = onnx.ModelProto.FromString(emit(wide, read_store(path, model.spec), model.spec.universal()))
+    graph = onnx.ModelProto.FromString(emit(wide, read_store([path], model.spec), model.spec.universal()))
     feeds = random_feeds(made.interface.inputs, bucket)
     if "attention_mask" in feeds:  # a pooler reads the first token, so one that is hidden has no answer to compare
         feeds["attention_mask"][:, 0] = 1
@@ -136,8 +135,8 @@ def encoded_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int
         "int4": small_tables(weight_only(wide.proto, in_fp32)),
     }
     templates = {form: replace(wide, proto=proto) for form, proto in protos.items()}
-    write_store(model, {name for template in templates.values() for name in template.weights}, wide.tables, path)
-    return EncodedEngines(model, templates, scales, read_store(path, model.spec), folder, feeds)
+    write_store(model, {name for template in templates.values() for name in template.weights}, wide.tables, folder)
+    return EncodedEngines(model, templates, scales, read_store([path], model.spec), folder, feeds)
 
 
 def run(

@@ -25,7 +25,6 @@ from nestforge.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
     SCHEMA_VERSION,
-    WEIGHTS_NAME,
     BudgetEntry,
     FileEntry,
     Limits,
@@ -36,6 +35,7 @@ from nestforge.bundle.manifest import (
     TextEntry,
 )
 from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.elastic import Axis
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.calibrate import measure as measure_exits

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME, JobOptions, Quality, Ranking
+from nestforge.bundle.manifest import JobOptions, Quality, Ranking
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.measure import measure_engines
 from nestforge.compiler.engines.templates import TemplateKey, Templates
@@ -21,8 +21,7 @@ from nestforge.compiler.planning.plan import make_plan
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.work.clock import Clock
 from nestforge.compiler.work.staging import Stage
-from nestforge.compiler.write_bundle import complete, partial_bundle, write_build_record, write_manifest
-from nestforge.exporters.checkpoints.checkpoint import sha256_of
+from nestforge.compiler.write_bundle import complete, partial_bundle, with_weights, write_build_record, write_manifest
 from nestforge.exporters.universal import UniversalModel
 from nestforge.profiles.device_profile import DeviceProfile, read_profile
 from nestforge.progress import silent
@@ -76,16 +75,15 @@ def builder_in(
     templates.known[TemplateKey(template.bucket, universal.spec.universal().structure)] = template
     for key in templates.keys([universal.spec.universal()], [template.bucket]) if segments else ():
         templates.get(key)
-    write_store(universal, templates.weights(), templates.tables(), folder / WEIGHTS_NAME)
+    weights = write_store(universal, templates.weights(), templates.tables(), folder)
     cases = parity_cases(universal.source.signature, template.bucket, universal.source.encoder)
     return EngineBuilder(
         references=References(universal, {template.bucket: cases}),
         profile=profile,
         templates=templates,
-        store=read_store(folder / WEIGHTS_NAME, universal.spec),
-        weights_sha256=sha256_of(folder / WEIGHTS_NAME),
+        store=read_store(weights, universal.spec),
         stage=stage,
-        bundle=partial_bundle(stage, universal.source, Ranking("none"), profile, JobOptions()),
+        bundle=with_weights(partial_bundle(stage, universal.source, Ranking("none"), profile, JobOptions()), weights),
     )
 
 

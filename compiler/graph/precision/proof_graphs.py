@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto
 
 from ....bundle.entries.engine_entry import EngineEntry
-from ....bundle.manifest import WEIGHTS_NAME, Manifest
+from ....bundle.manifest import Manifest
 from ....bundle.open_bundle import Bundle
 from ....profiles.backends import BACKENDS, ONNXRUNTIME
 from ....profiles.precision import INT4_BLOCK, PRECISIONS, Precision
@@ -127,7 +127,7 @@ def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:
 
 def with_proof_graphs(bundle: Bundle, folder: Path) -> Bundle:
     """``bundle`` as this host runs it, with the proof graphs in ``folder``, whose hashes are not those it lists."""
-    manifest = replace(_here(bundle.manifest), files=())
+    manifest = replace(_here(bundle.manifest), files=bundle.manifest.weight_files)
     return Bundle(folder.absolute(), manifest, bundle.build)
 
 
@@ -142,7 +142,7 @@ def _here(manifest: Manifest) -> Manifest:
 def link_shared_files(bundle: Bundle, folder: Path) -> None:
     """Puts what engines of ``bundle`` read beside their graphs into ``folder``, which is made."""
     folder.mkdir(exist_ok=True)
-    for file in (WEIGHTS_NAME, *((bundle.manifest.text.file,) if bundle.manifest.text else ())):
+    for file in (*bundle.manifest.weight_names, *((bundle.manifest.text.file,) if bundle.manifest.text else ())):
         link(bundle.file(file), folder / file)
 
 

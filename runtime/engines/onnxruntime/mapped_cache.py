@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.files import private_folder, stream_sha256
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import OutputError
 from ....outside_file import parse_json
@@ -41,7 +40,7 @@ def mapped_engine(bundle: Bundle, engine: EngineEntry, build: Callable[[Path, st
     with _clear_errors():
         folder = _entry(bundle, engine)
         if not _intact(folder):
-            bundle.require_hashes(engine.file, WEIGHTS_NAME)
+            bundle.require_hashes(engine.file, *bundle.manifest.weight_names)
             _build(folder, build)
             _sweep(folder.parent)
     return folder / _ENGINE_NAME
@@ -73,7 +72,7 @@ def _clear_errors() -> Iterator[None]:
 def _entry(bundle: Bundle, engine: EngineEntry) -> Path:
     """Folder ``VERSION-HASH``: of ONNX Runtime, and of everything that the packed bytes follow from."""
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-    key = [_PACKING_VERSION, files[engine.file], files.get(WEIGHTS_NAME, ""), _processor()]
+    key = [_PACKING_VERSION, files[engine.file], bundle.manifest.weights_sha256 or "", _processor()]
     return private_folder("mapped") / f"{_version()}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
 
 

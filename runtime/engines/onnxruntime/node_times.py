@@ -13,7 +13,6 @@ from typing import Any
 
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import EngineEntry
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ...graphs.weight_store import store_initializers
 from ...inputs.arrays import random_feeds
@@ -51,7 +50,7 @@ def node_times(
         options = session_options(threads, OPTIMIZATION_LEVEL, packed=True)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder, "nodes"))
-        with bundle.held(engine.file, WEIGHTS_NAME):
+        with bundle.held(engine.file, *bundle.manifest.weight_names):
             store_initializers(bundle, engine)  # checks where they lie
             session = open_session(bundle.file(engine.file), options)
         if bundle.manifest.tasks is not None:  # the base's tensors

@@ -16,12 +16,12 @@ import onnxruntime
 
 from ....bucket import Bucket
 from ....bundle.entries.engine_entry import EngineEntry, Residency
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
 from ....profiles.precision import HALF_ENCODINGS, INT4, PRECISIONS
 from ...device.layout import layout_of, routes_of
+from ...graphs.initializers import files_of
 from ...graphs.task_tensors import TaskTensors, merged_weights
 from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
 from ...inputs.arrays import Array, named_sizes, nearest_shape, random_feeds
@@ -62,13 +62,13 @@ class OnnxRuntimeRunner:
         self._output_names = [spec.name for spec in self._outputs]
         self._all_names = [*self._output_names, *(entry.name for entry in engine.routing or ())]
         self._session: Any = None
-        self._store: MappedStore | None = None  # even packed, what has no packed layout is mapped
+        self._stores: tuple[MappedStore, ...] = ()  # even packed, what has no packed layout is mapped
         self._tasks: TaskInputs | None = None
 
     def __enter__(self) -> OnnxRuntimeRunner:
         """Opens the session. Raises BundleCorruptError or BundleIncompatibleError."""
         bundle, file = self._bundle, self.engine.file
-        with bundle.held(file, WEIGHTS_NAME):
+        with bundle.held(file, *bundle.manifest.weight_names):
             path = bundle.file(file)
             initializers = store_initializers(bundle, self.engine)
             if self.residency == "mapped":  # from a file of this user alone
@@ -76,14 +76,15 @@ class OnnxRuntimeRunner:
             else:
                 options = self._options(OPTIMIZATION_LEVEL, packed=self.residency == "packed")
                 session = open_session(path, options, merged_weights(bundle, initializers))
-                if initializers:
-                    self._store = mapped_store(bundle.file(WEIGHTS_NAME), bundle.sha256(WEIGHTS_NAME))
+                read = files_of(initializers)
+                self._stores = tuple(mapped_store(bundle.file(each), bundle.sha256(each)) for each in read)
         self._tasks = self._check_interface(session)
         self._session = session
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._session = self._store = self._tasks = None
+        self._session = self._tasks = None
+        self._stores = ()
 
     def for_task(self, task: TaskTensors) -> TaskRunner:
         """This engine, open, with the tensors of ``task`` in place of the base's. Raises BundleError while inactive."""
@@ -93,9 +94,9 @@ class OnnxRuntimeRunner:
     def run(self, feeds: Mapping[str, Array], routing: bool = False, task: TaskTensors | None = None) -> list[Array]:
         """See ``Runner.run``; the base answers unless there is a ``task``. Raises InputError where ONNX Runtime refuses
         the values, BundleError while inactive or where the weight store was written to."""
-        session, store, tasks = self._active(), self._store, self._tasks
+        session, stores, tasks = self._active(), self._stores, self._tasks
         names = self._all_names if routing else self._output_names
-        if store is not None:
+        for store in stores:
             store.require_unchanged()
         try:
             outputs: list[Array]
@@ -104,7 +105,7 @@ class OnnxRuntimeRunner:
             if not is_of_library(failure):
                 raise
             raise InputError(f"engine {self.engine.id}: {said_by(failure)}") from failure
-        if store is not None:
+        for store in stores:
             store.require_unchanged()
         return outputs
 
@@ -117,7 +118,7 @@ class OnnxRuntimeRunner:
         for it, 5 us with one that is kept, 9 us for a run that allocates and returns its outputs. So callers with
         buffers of their own keep the call.
         """
-        session, store = self._active(), self._store
+        session, stores = self._active(), self._stores
         binding = session.io_binding()
         shape = nearest_shape(self._inputs, feeds, self.engine.bucket)
         # ONNX Runtime would read or write past or beside an array that does not fit, or a copy of a strided one.
@@ -136,7 +137,7 @@ class OnnxRuntimeRunner:
         def call() -> None:
             if self._session is not session or not kept:
                 raise BundleError(f"engine {self.engine.id}: not open; run it inside its `with` block")
-            if store is not None:
+            for store in stores:
                 store.require_unchanged()
             try:
                 session.run_with_iobinding(binding)
@@ -144,7 +145,7 @@ class OnnxRuntimeRunner:
                 if not is_of_library(failure):
                     raise
                 raise InputError(f"engine {self.engine.id}: {said_by(failure)}") from failure
-            if store is not None:
+            for store in stores:
                 store.require_unchanged()
 
         return call

@@ -19,7 +19,6 @@ from ....bucket import Bucket
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.generation_entry import LOGIT_COUNT, PAST, POSITIONS, PRESENT, SOURCE, SOURCE_LENGTHS
 from ....bundle.entries.tensor_spec import TensorSpec
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleIncompatibleError
 from ....outside import library_errors
@@ -42,7 +41,7 @@ def require_equal(bundle: Bundle, engine: EngineEntry, bind: Bind, device: Devic
     """Raises BundleIncompatibleError where the runs of ``engine`` that ``bind`` makes on ``device`` answer otherwise
     than the processor, on ``threads`` cores. Takes the host a session of the graph, and a cache of one row twice."""
     files = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-    key, proven = (files[engine.file], files.get(WEIGHTS_NAME, "")), _proven.setdefault(device, set())
+    key, proven = (files[engine.file], bundle.manifest.weights_sha256 or ""), _proven.setdefault(device, set())
     if key in proven:
         return
     layouts, rng = CachedLayouts(bundle, engine), np.random.default_rng(0)
@@ -54,7 +53,7 @@ def require_equal(bundle: Bundle, engine: EngineEntry, bind: Bind, device: Devic
     )
     kept = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in read.items()}
     path = bundle.file(engine.file)
-    with bundle.held(engine.file, WEIGHTS_NAME):
+    with bundle.held(engine.file, *bundle.manifest.weight_names):
         options = session_options(threads, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL, packed=False)
         session = open_session(path, options)
     answered = [spec.name for spec in layouts.outputs if spec.dtype == "float32"]

@@ -23,7 +23,6 @@ from typing import Any
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.generation_entry import GenerationEntry
 from ....bundle.files import private_folder
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....bundle.shape_profile import shape_profile
 from ....errors import BundleIncompatibleError, InputError
@@ -67,7 +66,7 @@ class Provider:
         if self.shares:
             return None
         files: Mapping[str, str] = {entry.path: entry.sha256 for entry in bundle.manifest.files}
-        parts = [files[engine.file], files.get(WEIGHTS_NAME, ""), os.environ.get("NVIDIA_TF32_OVERRIDE", "")]
+        parts = [files[engine.file], bundle.manifest.weights_sha256 or "", os.environ.get("NVIDIA_TF32_OVERRIDE", "")]
         if not engine.bucket.is_static:
             parts.append(str(shape_profile(bundle.manifest, engine.bucket)))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()

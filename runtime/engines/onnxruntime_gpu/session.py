@@ -16,7 +16,6 @@ import onnxruntime
 
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.tensor_spec import TensorSpec
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....bundle.shape_profile import shape_profiles
 from ....errors import BundleCorruptError, BundleError, InputError
@@ -24,6 +23,7 @@ from ....outside import is_of_library, said_by
 from ...device.device import Device, DeviceGraph
 from ...device.layout import routes_of
 from ...device.store import DeviceView, StoreUse
+from ...graphs.initializers import files_of
 from ...graphs.weight_store import store_initializers
 from ..onnxruntime.session import open_error, stop_spinning
 from .provider import Provider, require_on_device, require_providers
@@ -199,19 +199,20 @@ class OpenEngine:
 
     def __init__(self, bundle: Bundle, engine: EngineEntry, provider: Provider, device: Device) -> None:
         """Called under the device's lock. Raises BundleCorruptError or BundleIncompatibleError."""
-        self.store: StoreUse | None = None
+        self.stores: list[StoreUse] = []
         inputs, outputs = bundle.manifest.interface_of(engine)
         path, bucket = bundle.file(engine.file), engine.bucket
         try:
-            with bundle.held(engine.file, WEIGHTS_NAME):
+            weights = bundle.manifest.weight_names
+            with bundle.held(engine.file, *weights):
                 folder = provider.cache_folder(bundle, engine)
                 if folder is not None:  # what is built is kept by these hashes, so they must be those of the bytes
-                    bundle.require_hashes(engine.file, WEIGHTS_NAME)
-                views: Mapping[str, DeviceView] = {}
+                    bundle.require_hashes(engine.file, *weights)
+                views: dict[str, DeviceView] = {}
                 initializers = store_initializers(bundle, engine)
-                if initializers and provider.shares:
-                    self.store = StoreUse(bundle.file(WEIGHTS_NAME), device)
-                    views = self.store.store.views(initializers, str(path))
+                for file in files_of(initializers) if provider.shares else ():
+                    self.stores.append(StoreUse(bundle.file(file), device))
+                    views |= self.stores[-1].store.views([one for one in initializers if one.file == file], str(path))
                 shapes = shape_profiles(bundle.manifest, engine)[0].written(inputs)
                 options = provider.options(device, folder, shapes)
                 self.session = GpuSession(path, provider, device, views, options, is_range=not bucket.is_static)
@@ -224,9 +225,8 @@ class OpenEngine:
         """Called under the device's lock, once nothing of it runs."""
         if hasattr(self, "session"):
             del self.session  # it reads the store until it is gone
-        store, self.store = self.store, None
-        if store is not None:
-            store.close()
+        while self.stores:
+            self.stores.pop().close()
 
     def _check_interface(
         self, where: str, engine: EngineEntry, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]

@@ -11,7 +11,6 @@ import tensorrt as trt
 from ....bundle.device_files.plan_index import Gpu, PlanEntry, plan_for, read_plan
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.tensor_spec import TensorSpec
-from ....bundle.manifest import WEIGHTS_NAME
 from ....bundle.open_bundle import Bundle
 from ....bundle.shape_profile import Shape, shape_profiles
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError
@@ -46,7 +45,7 @@ def open_plan(
     opened = open_engine(where, data, plan.options.version_compatible, log)
     if plan.options.strip_weights:
         store_initializers(bundle, engine)
-        with bundle.held(engine.file, WEIGHTS_NAME):
+        with bundle.held(engine.file, *bundle.manifest.weight_names):
             refit(where, opened, bundle.file(engine.file), log)
     profiles = shape_profiles(bundle.manifest, engine)
     if problem := plan_problem(*interface, engine.bucket, profiles, tensors_of(opened)):

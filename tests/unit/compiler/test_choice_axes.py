@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.templates import TemplateKey
 from nestforge.compiler.graph.store import recover_order
@@ -59,7 +59,7 @@ def bundle(folder: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def universal(bundle: Bundle) -> UniversalModel:
     model = load_universal(open_source(bundle.path.with_suffix("")))
-    for name, order in recover_order(bundle.path / WEIGHTS_NAME, model).items():
+    for name, order in recover_order([bundle.path / WEIGHTS_NAME], model).items():
         permute_axis(model, name, order)
     return model
 

@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.emitted import Emitted
 from nestforge.compiler.engines.templates import Templates

@@ -11,8 +11,8 @@ import onnx
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.read_manifest import is_plain_name
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.engines import build_engine as module
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.emitted import engine_names, short
@@ -148,16 +148,16 @@ def test_4_bits_that_are_not_those_of_the_model_are_found_in_the_store(
     chosen = rounded(seen, universal.stored(), lambda done: None)
     assert (chosen[name + INT4] != encode(universal.parameters()[name].numpy(), name + INT4)).any()
     builder = replace(builder, templates=replace(builder.templates, rounded=chosen))
-    path, templates = builder.stage.folder / WEIGHTS_NAME, builder.templates
+    folder, templates = builder.stage.folder, builder.templates
     for fault in (
         {name + INT4: np.full_like(chosen[name + INT4], 0x88)},  # zeros
         {name + INT4: np.roll(chosen[name + INT4], 1, axis=0)},
         {name + INT4_SCALE: chosen[name + INT4_SCALE] * np.float32(1.3)},
     ):
-        store.write_store(universal, templates.weights(), templates.tables(), path, {**chosen, **fault})
+        store.write_store(universal, templates.weights(), templates.tables(), folder, {**chosen, **fault})
         with pytest.raises(ParityError, match=rf"^weight {next(iter(fault))}: the bundle has other numbers than are m"):
             replace(builder).build(whole, BUCKET)
-    store.write_store(universal, templates.weights(), templates.tables(), path, chosen)
+    store.write_store(universal, templates.weights(), templates.tables(), folder, chosen)
     assert replace(builder).build(whole, BUCKET).parity
 
 

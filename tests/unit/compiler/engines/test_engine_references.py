@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.engine_references import written_references
 from nestforge.compiler.graph import store
@@ -55,8 +54,7 @@ def test_how_far_rounded_weights_leave_the_model_is_stated_and_not_judged(in_4_b
             if "attention.output.LayerNorm" in name:
                 parameter[0] /= 1e4
     templates = in_4_bits.templates
-    path = in_4_bits.stage.folder / WEIGHTS_NAME
-    store.write_store(in_4_bits.universal, templates.weights(), templates.tables(), path)
+    store.write_store(in_4_bits.universal, templates.weights(), templates.tables(), in_4_bits.stage.folder)
     whole = in_4_bits.universal.spec.universal()
     receipt = in_4_bits.build(whole, BUCKET).parity
     assert receipt is not None

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.graph.encodings import parts_of
 from nestforge.profiles.precision import FP32, INT4, INT4_SCALE, encoded_bytes
 from safetensors import safe_open

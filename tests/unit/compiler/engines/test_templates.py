@@ -69,8 +69,8 @@ def test_the_plans_bytes_are_the_stores(traced: Templates, precision: Precision,
     templates = replace(traced, universal=replace(traced.universal, source=source), profile=profile, known=known)
     for key in templates.keys(ends_of(source), profile.buckets):
         templates.get(key)
-    write_store(templates.universal, templates.weights(), templates.tables(), tmp_path / "weights")
-    store = read_store(tmp_path / "weights", source.spec)
+    files = write_store(templates.universal, templates.weights(), templates.tables(), tmp_path)
+    store = read_store(files, source.spec)
     for submodel in ends_of(source):
         read = read_by(templates, submodel)
         stored = sum(store[name].length(submodel) for name in read)

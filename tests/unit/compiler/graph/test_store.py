@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph import store as module
 from nestforge.compiler.graph.encodings import encode, parts_of, split_encoding
@@ -36,6 +36,7 @@ from nestforge.exporters.checkpoints.tensor_file import write_tensors
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.precision import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE
+from nestforge.progress import heard_by
 from support.gated_decoders import save_decoder
 from support.tiny_compile import save_tiniest, template_of
 
@@ -60,14 +61,14 @@ def test_every_view_is_the_narrowed_weight(builder: EngineBuilder, ffn: list[int
 def test_the_store_is_a_plain_safetensors_file(builder: EngineBuilder) -> None:
     tensors = safetensors.numpy.load_file(builder.stage.folder / WEIGHTS_NAME)
     assert tensors["encoder.layer.0.output.dense.weight.T"].shape == (32, 16)
-    assert list(read_store(builder.stage.folder / WEIGHTS_NAME, builder.universal.spec)) == list(tensors)
+    assert list(read_store([builder.stage.folder / WEIGHTS_NAME], builder.universal.spec)) == list(tensors)
 
 
 def test_lengths_by_hand() -> None:
     spec = ElasticSpec((), ())
     submodel = type("Point", (), {"__getitem__": lambda _, axis: {"layers.0.heads": 3}[axis]})()
-    whole = StoredTensor(100, (64, 32), 4, None)
-    cut = StoredTensor(100, (64, 32), 4, PrefixSlice("w", 0, "layers.0.heads", 8))
+    whole = StoredTensor(100, (64, 32), 4, None, "w")
+    cut = StoredTensor(100, (64, 32), 4, PrefixSlice("w", 0, "layers.0.heads", 8), "w")
     assert (whole.view_shape(submodel), whole.length(submodel)) == ((64, 32), 64 * 32 * 4)
     assert (cut.view_shape(submodel), cut.length(submodel)) == ((24, 32), 24 * 32 * 4)
     assert stored_name("w", spec) == "w"
@@ -89,27 +90,26 @@ def test_which_parameters_are_transposed_and_which_have_no_view() -> None:
 
 def test_writing_twice_gives_the_same_bytes(builder: EngineBuilder, tmp_path: Path) -> None:
     names = list(builder.store)
-    module.write_store(builder.universal, names[::-1], {}, tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (builder.stage.folder / WEIGHTS_NAME).read_bytes()
+    (again,) = module.write_store(builder.universal, names[::-1], {}, tmp_path)
+    assert again.read_bytes() == (builder.stage.folder / WEIGHTS_NAME).read_bytes()
 
 
-def test_steps_that_are_equal_are_each_used_once(builder: EngineBuilder) -> None:
+def test_steps_that_are_equal_are_each_used_once(builder: EngineBuilder, tmp_path: Path) -> None:
     """Dead neurons are all zero: their order cannot be told from bytes, and does not matter."""
     model = builder.universal
     for layer in model.module.model.encoder.layer:
         for parameter in (layer.intermediate.dense.weight, layer.intermediate.dense.bias):
             parameter.data[10:20] = 0
         layer.output.dense.weight.data[:, 10:20] = 0
-    path = builder.stage.folder / "ranked.safetensors"
     original = {name: parameter.clone() for name, parameter in model.parameters().items()}
     generator = torch.Generator().manual_seed(0)
     for axis in model.spec.axes:
         permute_axis(model, axis.name, torch.randperm(axis.size, generator=generator))
-    module.write_store(model, list(builder.store), {}, path)
+    files = module.write_store(model, list(builder.store), {}, tmp_path)
     ranked = {name: parameter.clone() for name, parameter in model.parameters().items()}
     for name, parameter in model.parameters().items():
         parameter.data.copy_(original[name])
-    for axis, order in recover_order(path, model).items():
+    for axis, order in recover_order(files, model).items():
         assert sorted(order.tolist()) == list(range(len(order)))
         permute_axis(model, axis, order)
     assert all(torch.equal(parameter, ranked[name]) for name, parameter in model.parameters().items())
@@ -120,13 +120,13 @@ def test_a_store_whose_tensors_have_other_names(builder: EngineBuilder, tmp_path
     with pytest.raises(
         CheckpointError, match=r"task: weights of layers.0.ffn have other names in .*; the bundle was made"
     ):
-        recover_order(builder.stage.folder / WEIGHTS_NAME, other)
+        recover_order([builder.stage.folder / WEIGHTS_NAME], other)
 
 
 def test_one_step_of_one_tensor_is_enough_to_tell_models_apart(builder: EngineBuilder) -> None:
     builder.universal.parameters()["encoder.layer.0.attention.self.value.bias"].data[9] += 1e-6
     with pytest.raises(CheckpointError, match=r"weights of layers.0.heads are not those in"):
-        recover_order(builder.stage.folder / WEIGHTS_NAME, builder.universal)
+        recover_order([builder.stage.folder / WEIGHTS_NAME], builder.universal)
 
 
 def test_an_order_is_found_beside_a_weight_in_4_bits(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_an_order_is_found_beside_a_weight_in_4_bits(tmp_path: Path) -> None:
     model = load_universal(open_source(save_tiniest(tmp_path / "wide", **sizes)))
     up = "encoder.layer.1.intermediate.dense.weight"
     names = {stored_name(name, model.spec) for name in model.parameters()} - {up} | {up + INT4, up + INT4_SCALE}
-    module.write_store(model, names, {}, tmp_path / "w")
+    files = module.write_store(model, names, {}, tmp_path)
     model.parameters()[up].data.normal_()
-    assert len(recover_order(tmp_path / "w", model)) == len(model.spec.orders)
+    assert len(recover_order(files, model)) == len(model.spec.orders)
 
 
 def test_offsets_count_from_the_start_of_the_file(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_offsets_count_from_the_start_of_the_file(tmp_path: Path) -> None:
     raw = (tmp_path / "w").read_bytes()
     header = int.from_bytes(raw[:8], "little")
     assert json.loads(raw[8 : 8 + header])["__metadata__"] == {"format": "nestforge"}
-    store = read_store(tmp_path / "w", ElasticSpec((), ()))
+    store = read_store([tmp_path / "w"], ElasticSpec((), ()))
     assert np.frombuffer(raw, np.float32, 3, store["a"].offset).tolist() == [0, 1, 2]
     assert (store["b"].shape, store["b"].itemsize) == ((2, 2), 4)
 
@@ -158,8 +158,8 @@ def test_a_submodel_is_a_prefix_of_the_encoded_weights_too(
     universal, spec = builder.universal, builder.universal.spec
     names = [stored_name(name, spec) for name, p in universal.parameters().items() if p.dim() == 2]
     scales = [name + INT8_SCALE for name in names] if encoding == INT8 else []
-    write_store(universal, [*(name + encoding for name in names), *scales], {}, tmp_path / WEIGHTS_NAME)
-    raw, store = (tmp_path / WEIGHTS_NAME).read_bytes(), read_store(tmp_path / WEIGHTS_NAME, spec)
+    write_store(universal, [*(name + encoding for name in names), *scales], {}, tmp_path)
+    raw, store = (tmp_path / WEIGHTS_NAME).read_bytes(), read_store([tmp_path / WEIGHTS_NAME], spec)
     submodel = spec.from_kinds({"ffn": [8, 24], "heads": [1, 2]})
     narrowed = {name.removeprefix("model."): p for name, p in universal.narrow(submodel).named_parameters()}
     for name in names:
@@ -185,8 +185,8 @@ def test_orders_are_recovered_from_encoded_weights(tmp_path: Path, encoding: str
         permute_axis(permuted, axis, order)
     names = [stored_name(name, permuted.spec) for name in permuted.parameters()]
     kept = [name + encoding if original.parameters()[name.removesuffix(".T")].dim() == 2 else name for name in names]
-    write_store(permuted, kept, {}, tmp_path / WEIGHTS_NAME)
-    found = recover_order(tmp_path / WEIGHTS_NAME, original)
+    write_store(permuted, kept, {}, tmp_path)
+    found = recover_order([tmp_path / WEIGHTS_NAME], original)
     assert {name: order.tolist() for name, order in found.items()} == {n: o.tolist() for n, o in wanted.items()}
 
 
@@ -208,8 +208,8 @@ def test_the_encoding_of_joined_rows_is_their_encodings_joined(encoding: str) ->
 def test_what_lies_in_a_joined_tensor_is_a_view_of_it_and_stored_once(builder: EngineBuilder, tmp_path: Path) -> None:
     universal, path = builder.universal, tmp_path / WEIGHTS_NAME
     names = {_JOINED, _JOINED + INT4, _JOINED + INT4_SCALE, "pooler.dense.weight", "pooler.dense.weight" + FP16}
-    write_store(universal, names | set(parts_of(_JOINED + INT4)), {}, path)
-    tensors, store = safetensors.numpy.load_file(path), read_store(path, universal.spec)
+    write_store(universal, names | set(parts_of(_JOINED + INT4)), {}, tmp_path)
+    tensors, store = safetensors.numpy.load_file(path), read_store([path], universal.spec)
     assert set(tensors) == {_JOINED, _JOINED + INT4, _JOINED + INT4_SCALE, "pooler.dense.weight" + FP16}
     assert tensors[_JOINED].shape == (48, 16)
     raw, whole, parameters = path.read_bytes(), universal.spec.universal(), universal.parameters()
@@ -227,8 +227,8 @@ def test_what_lies_in_a_joined_tensor_is_a_view_of_it_and_stored_once(builder: E
 def test_writing_joined_tensors_again_gives_the_same_bytes(builder: EngineBuilder, tmp_path: Path) -> None:
     written = set()
     for number in range(16):
-        path = tmp_path / str(number)
-        write_store(builder.universal, [_JOINED], {}, path)
+        (tmp_path / str(number)).mkdir()
+        (path,) = write_store(builder.universal, [_JOINED], {}, tmp_path / str(number))
         written.add(path.read_bytes())
     assert len(written) == 1
 
@@ -245,11 +245,11 @@ def test_a_tensor_is_encoded_some_rows_at_a_time_to_the_same_bytes(
 ) -> None:
     universal = builder.universal
     names = {*_encoded_names(universal), _JOINED + INT4, _JOINED + INT4_SCALE, _JOINED}
-    write_store(universal, names, {}, tmp_path / "whole")
+    whole = write_store(universal, names, {}, tmp_path)[0].rename(tmp_path / "whole")
     monkeypatch.setattr(module, "_BLOCK", 40)  # rows of 16 or 32 weights
-    write_store(universal, names, {}, tmp_path / "rows")
-    assert (tmp_path / "rows").read_bytes() == (tmp_path / "whole").read_bytes()
-    stored, held = universal.stored(), safetensors.numpy.load_file(tmp_path / "whole")
+    (rows,) = write_store(universal, names, {}, tmp_path)
+    assert rows.read_bytes() == whole.read_bytes()
+    stored, held = universal.stored(), safetensors.numpy.load_file(whole)
     assert all(np.array_equal(held[name], encode_whole(stored, name)) for name in held if "+" not in name)
 
 
@@ -269,7 +269,7 @@ def test_a_store_is_written_without_a_second_copy_of_the_weights(
     names = _encoded_names(universal)
     weights = sum(parameter.nbytes for parameter in universal.parameters().values())
     tracemalloc.start()
-    write_store(universal, names, {}, tmp_path / WEIGHTS_NAME)
+    write_store(universal, names, {}, tmp_path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     largest = max(parameter.nbytes for parameter in universal.parameters().values())
@@ -282,13 +282,12 @@ def test_parameters_are_the_store_itself_once_it_is_written(tmp_path: Path) -> N
     apart = {_JOINED, "embeddings.LayerNorm.bias" + FP16}  # in a joined tensor, and in another form alone
     parts = {"embeddings.LayerNorm.bias", *parts_of(_JOINED)}
     names = {stored_name(name, universal.spec) for name in before if name not in parts}
-    path = tmp_path / WEIGHTS_NAME
-    write_store(universal, names | apart, {}, path)
-    store, other = read_store(path, universal.spec), "embeddings.LayerNorm.weight"
+    (path,) = write_store(universal, names | apart, {}, tmp_path)
+    store, other = read_store([path], universal.spec), "embeddings.LayerNorm.weight"
     with path.open("r+b") as file:
         file.seek(store[other].offset)
         file.write(np.float32(0.5).tobytes())
-    share_store(universal, path)
+    share_store(universal, [path])
     assert all(parameter.equal(before[name]) for name, parameter in universal.parameters().items())
     with path.open("r+b") as file:  # who looks at the file sees what is written into it
         file.seek(min(tensor.offset for tensor in store.values()))
@@ -302,11 +301,46 @@ def test_nothing_keeps_the_checkpoint_in_memory_once_the_store_is_written(tmp_pa
     was traced had the tied table twice, and a rule of onnxscript has that graph."""
     universal = load_universal(open_source(save_decoder(tmp_path / "model", tie_word_embeddings=True)))
     assert str(tmp_path / "model") in Path("/proc/self/maps").read_text()
-    template, path = template_of(universal, Bucket(1, 4)), tmp_path / WEIGHTS_NAME
-    write_store(universal, template.weights[1:], template.tables, path)
-    share_store(universal, path)
+    template = template_of(universal, Bucket(1, 4))
+    share_store(universal, write_store(universal, template.weights[1:], template.tables, tmp_path))
     gc.collect()
     assert str(tmp_path / "model") not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("most", [1, 3000, 10**9])
+def test_a_store_of_several_files_is_that_of_one(
+    builder: EngineBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Integers of 4 bits lie behind their scales, perhaps in another file: a run that goes on finds both anew."""
+    universal = builder.universal
+    names = {*_encoded_names(universal), _JOINED + INT4, _JOINED + INT4_SCALE, _JOINED}
+    whole = safetensors.numpy.load_file(write_store(universal, names, {}, tmp_path)[0])
+    monkeypatch.setattr(module, "MOST_BYTES", most)
+    told: list[tuple[int, int]] = []
+    with heard_by(lambda *done: told.append(done)):
+        files = write_store(universal, names, {}, tmp_path)
+    sizes = [sum(array.nbytes for array in safetensors.numpy.load_file(path).values()) for path in files]
+    assert (len(files) == 1) == (most == 10**9)
+    assert told[-1] == (sum(sizes), sum(sizes))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    before = [path.read_bytes() for path in files]
+
+    def once(path: Path, write: Callable[[Path], None]) -> None:
+        if not path.exists():
+            write(path)
+
+    for path in files[1:]:
+        path.unlink()
+    files[0].write_bytes(before[0][:-1])  # ends too early
+    assert write_store(universal, names, {}, tmp_path, once=once) == files
+    assert [path.read_bytes() for path in files] == before
+    store, found = read_store(files, universal.spec), module.stored_arrays(files, universal.spec)
+    assert [name for name in store if name in whole] == list(whole)
+    for name, array in whole.items():
+        assert found[name].tobytes() == array.tobytes()
+        raw = (tmp_path / store[name].file).read_bytes()
+        assert raw[store[name].offset :][: array.nbytes] == array.tobytes()
+    assert {store[part].file for part in parts_of(_JOINED)} == {store[_JOINED].file}
 
 
 def test_what_an_axis_cuts_or_puts_in_order_is_not_joined(builder: EngineBuilder) -> None:

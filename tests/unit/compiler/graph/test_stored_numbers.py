@@ -29,8 +29,7 @@ def universal(tmp_path: Path) -> UniversalModel:
 
 @pytest.fixture
 def stored(universal: UniversalModel, tmp_path: Path) -> StoredNumbers:
-    write_store(universal, NAMES, {}, tmp_path / "w")
-    return StoredNumbers(universal, tmp_path / "w", tmp_path)
+    return StoredNumbers(universal, write_store(universal, NAMES, {}, tmp_path), tmp_path)
 
 
 def test_weights_have_the_numbers_that_are_stored(universal: UniversalModel, stored: StoredNumbers) -> None:
@@ -57,16 +56,16 @@ def test_of_two_encodings_of_a_weight_pytorch_has_the_one_of_products(
 ) -> None:
     """A tied table that an engine has in 8 bits beside another that multiplies by it in 4."""
     names = [POOLER + form for form in (INT8, INT8_SCALE, INT4, INT4_SCALE)]
-    write_store(universal, names, {}, tmp_path / "w")
-    found = StoredNumbers(universal, tmp_path / "w", tmp_path).in_model(names).universal.parameters()[POOLER]
+    files = write_store(universal, names, {}, tmp_path)
+    found = StoredNumbers(universal, files, tmp_path).in_model(names).universal.parameters()[POOLER]
     assert np.array_equal(found.numpy(), rounded(universal.parameters()[POOLER].numpy(), POOLER + INT4))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_byte_of_the_store_that_is_not_made_of_the_model_is_found(stored: StoredNumbers, name: str) -> None:
     """The last one of a tensor: of a table it may be of a token that no case has."""
-    tensor = read_store(stored.path, stored.model.spec)[name]
-    with stored.path.open("r+b") as file:
+    tensor = read_store(stored.files, stored.model.spec)[name]
+    with stored.files[0].open("r+b") as file:
         file.seek(tensor.offset + int(np.prod(tensor.shape)) * tensor.itemsize - 1)
         (byte,) = file.read(1)
         file.seek(-1, 1)
@@ -91,11 +90,12 @@ def test_chosen_integers_are_no_further_from_a_weight_than_rounding_can_leave_th
     weight = universal.parameters()[FIRST].numpy()
     chosen = {FIRST + form: encode(weight, FIRST + form) for form in (INT4, INT4_SCALE)}
     chosen[FIRST + INT4][5, 0, 3] ^= 1  # an example's
-    write_store(universal, NAMES, {}, tmp_path / "w", chosen)
-    StoredNumbers(universal, tmp_path / "w", tmp_path, chosen).in_model(NAMES)
+    files = write_store(universal, NAMES, {}, tmp_path, chosen)
+    StoredNumbers(universal, files, tmp_path, chosen).in_model(NAMES)
     with pytest.raises(ParityError, match="other numbers than are made of the model's"):
-        StoredNumbers(universal, tmp_path / "w", tmp_path).in_model(NAMES)
+        StoredNumbers(universal, files, tmp_path).in_model(NAMES)
     chosen[FIRST + INT4] = np.roll(chosen[FIRST + INT4], 1, axis=0)
-    write_store(universal, NAMES, {}, tmp_path / "other", chosen)
+    (tmp_path / "other").mkdir()
+    files = write_store(universal, NAMES, {}, tmp_path / "other", chosen)
     with pytest.raises(ParityError, match=rf"weight {FIRST}.int4: its numbers are further from the model's than"):
-        StoredNumbers(universal, tmp_path / "other", tmp_path, chosen).in_model(NAMES)
+        StoredNumbers(universal, files, tmp_path, chosen).in_model(NAMES)

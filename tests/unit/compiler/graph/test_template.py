@@ -35,8 +35,8 @@ class Workbench:
     def __init__(self, folder: Path, model: UniversalModel, bucket: Bucket = BUCKET) -> None:
         self.folder, self.model, self.bucket = folder, model, bucket
         self.template = traced_template(model, model.module, model.source.signature, bucket, opset=20)
-        write_store(model, self.template.weights, self.template.tables, folder / "weights.safetensors")
-        self.store = read_store(folder / "weights.safetensors", model.spec)
+        files = write_store(model, self.template.weights, self.template.tables, folder)
+        self.store = read_store(files, model.spec)
 
     def run(self, submodel_id: str, template: Template | None = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Outputs of the emitted graph, and of the narrowed PyTorch module."""
@@ -139,14 +139,14 @@ def test_other_layouts_slice_too(tmp_path: Path, model_type: str, task: str) -> 
 
 def test_the_order_of_a_store_is_found_by_its_bytes(bench: Workbench, tmp_path: Path) -> None:
     original = load_universal(bench.model.source)
-    orders = recover_order(bench.folder / "weights.safetensors", original)
+    orders = recover_order([bench.folder / "weights.safetensors"], original)
     for cut in bench.model.spec.slices:
         if cut.dim == 0 and cut.unit == 1 and cut.parameter.endswith("bias"):
             ranked = original.parameters()[cut.parameter][orders[cut.axis]]
             assert torch.equal(ranked, bench.model.parameters()[cut.parameter])
     original.parameters()["encoder.layer.1.output.dense.weight"].data[5, 7] += 1
     with pytest.raises(CheckpointError, match=r"layers.1.ffn are not those in"):
-        recover_order(bench.folder / "weights.safetensors", original)
+        recover_order([bench.folder / "weights.safetensors"], original)
 
 
 def test_a_parameter_sliced_twice_cannot_be_shared_and_says_so(
@@ -290,7 +290,7 @@ def test_a_pair_that_is_no_summand_is_refused() -> None:
 
 def test_named_weights_become_inputs_in_the_shapes_of_their_views() -> None:
     body = parsed("g (float[2] x) => (float[2] y) { a = Add(x, w) y = Mul(a, v) }", w=(2,), v=(2,))
-    store = {name: StoredTensor(0, (2,), 4, None) for name in "wv"}
+    store = {name: StoredTensor(0, (2,), 4, None, "w") for name in "wv"}
     universal, whole = ElasticSpec((), ()).universal(), Template(Bucket(1, 16), body, {}, None)
     found = onnx.ModelProto.FromString(emit(whole, store, universal, ["w"]))
     assert [tensor.name for tensor in found.graph.initializer] == ["v"]

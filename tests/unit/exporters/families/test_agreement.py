@@ -9,7 +9,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.graph.passes.contract import TRANSPOSED
 from nestforge.exporters import source
 from nestforge.exporters.families.general import FAMILY

@@ -12,7 +12,6 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
@@ -110,7 +109,7 @@ def test_gate_and_queries_in_one_weight_shrink_as_the_class_made_narrower(tmp_pa
     weights = load_file(wide / "model.safetensors")
     bundle = open_bundle(folder)
     universal = load_universal(stated_source(wide, bundle.manifest))
-    order = recover_order(bundle.file(WEIGHTS_NAME), universal)["layers.0.ffn"][:16]
+    order = recover_order(bundle.weights, universal)["layers.0.ffn"][:16]
     assert [engine.slice_problem for engine in bundle.manifest.engines] == [None, None]
     assert blocks_of(universal) == ["model.layers.0"]
     both = torch.cat([order, order + 32])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
-from nestforge.bundle.manifest import WEIGHTS_NAME
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.verify import verify_bundle
@@ -243,7 +243,7 @@ def test_every_engine_is_a_slice_of_one_store(bundle: Path) -> None:
 
 def test_answers_are_pytorchs_for_every_submodel(bundle: Path) -> None:
     universal = load_universal(open_source(bundle.with_suffix("")))
-    for axis, order in recover_order(bundle / WEIGHTS_NAME, universal).items():
+    for axis, order in recover_order([bundle / WEIGHTS_NAME], universal).items():
         permute_axis(universal, axis, order)
     with nestforge.load(bundle) as model:
         for entry in model.bundle.manifest.submodels:

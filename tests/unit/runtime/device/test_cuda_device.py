@@ -200,9 +200,9 @@ def test_weights_that_do_not_fit_are_one_line(world: World, tmp_path: Path) -> N
     begin = (tmp_path / "w").stat().st_size - 4000
     world.free = 3999
     with pytest.raises(BundleIncompatibleError, match=r"^CUDA: allocating 4000 bytes: out of memory; close other"):
-        use.store.views([Initializer("w", "float32", (10,), begin, 40)], "e")
+        use.store.views([Initializer("w", "float32", (10,), begin, 40, "w")], "e")
     world.free = 4000
-    (view,) = use.store.views([Initializer("w", "float32", (10,), begin, 40)], "e").values()
+    (view,) = use.store.views([Initializer("w", "float32", (10,), begin, 40, "w")], "e").values()
     assert view.__dlpack_device__() == (2, 0)
     use.close()
     device.release()

@@ -33,7 +33,8 @@ def places(path: Path) -> dict[str, int]:
 
 
 def rows(path: Path, begin: int, end: int, name: str = "w") -> Initializer:
-    return Initializer(name, "float32", (end - begin, 3), places(path)["matrix"] + 12 * begin, 12 * (end - begin))
+    begins, size = places(path)["matrix"] + 12 * begin, 12 * (end - begin)
+    return Initializer(name, "float32", (end - begin, 3), begins, size, path.name)
 
 
 def values(view: DeviceView) -> list[object]:
@@ -49,7 +50,7 @@ def test_every_prefix_is_a_view_of_one_copy(path: Path) -> None:
     assert len({view.address for view in views}) == 1
     assert [values(view) for view in views] == [MATRIX[:end].tolist() for end in (2, 7, 4)]
     assert use.store.bytes == device.allocated_bytes == MATRIX.nbytes
-    use.store.views([Initializer("b", "int64", (5,), places(path)["bias"], 40)], "e")
+    use.store.views([Initializer("b", "int64", (5,), places(path)["bias"], 40, path.name)], "e")
     assert use.store.bytes == MATRIX.nbytes + BIAS.nbytes
     use.close()
     assert device.allocated_bytes == 0
@@ -104,7 +105,7 @@ def test_a_file_that_is_cut_short_is_an_error_and_not_a_bus_error(path: Path) ->
 
 def test_what_lies_in_no_tensor_is_refused(path: Path) -> None:
     use = StoreUse(path, HostDevice())
-    for wrong in (rows(path, 6, 9), Initializer("w", "float32", (2,), 0, 8)):
+    for wrong in (rows(path, 6, 9), Initializer("w", "float32", (2,), 0, 8, path.name)):
         with pytest.raises(BundleCorruptError, match=r"^e: initializer 'w': bytes \d+ to \d+ are no tensor of weights"):
             use.store.views([wrong], "e")
     use.close()

@@ -49,7 +49,7 @@ def by_onnx(data: bytes) -> tuple[Initializer, ...]:
     for tensor in onnx.load_from_string(data).graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in tensor.external_data}
-            place = int(entries["offset"]), int(entries["length"])
+            place = int(entries["offset"]), int(entries["length"]), entries["location"]
             found.append(Initializer(tensor.name, SIZES[tensor.data_type][0], tuple(tensor.dims), *place))
     return tuple(found)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bundle.entries.task_entry import BASE, MergedTask
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError
 from nestforge.runtime.graphs.initializers import Initializer
 from nestforge.runtime.graphs.task_tensors import merged_weights
@@ -28,7 +28,7 @@ def merged(tmp_path: Path, array: np.ndarray, name: str, rows: int, **arrays: np
     task = MergedTask("a", "lora", {name.replace("_T", ".T").replace("__", "."): one for name, one in arrays.items()})
     bundle = replace(open_bundle(GOLDEN).with_merged(task), path=tmp_path, opened={})
     shape = (rows, *array.shape[1:])
-    return merged_weights(bundle, [Initializer(name, "float32", shape, 12, 4 * int(np.prod(shape)))])
+    return merged_weights(bundle, [Initializer(name, "float32", shape, 12, 4 * int(np.prod(shape)), WEIGHTS_NAME)])
 
 
 @pytest.mark.parametrize("rows", [5, 3])
@@ -53,7 +53,7 @@ def test_a_parameter_that_was_trained_whole_takes_the_place_of_the_base_s(tmp_pa
 def test_weights_without_a_pair_stay_the_store_s(tmp_path: Path) -> None:
     assert merged(tmp_path, W, "m.weight", 5, l__lora_A__weight=A, l__lora_B__weight=B) == {}
     assert merged(tmp_path, W[0], "l.bias", 5, l__lora_A__weight=A, l__lora_B__weight=B) == {}
-    one = Initializer("encoder.layer.0.attention.self.query.weight", "float32", (16, 16), 0, 1024)
+    one = Initializer("encoder.layer.0.attention.self.query.weight", "float32", (16, 16), 0, 1024, WEIGHTS_NAME)
     assert merged_weights(open_bundle(GOLDEN).with_merged(BASE), [one]) == {}
     assert merged_weights(open_bundle(GOLDEN), [one]) == {}
 

@@ -132,6 +132,6 @@ def test_names_of_rows(name: str, parts: tuple[str, int | None]) -> None:
 
 
 def test_a_row_of_the_store_is_a_view() -> None:
-    stack = StoredTensor(offset=400, shape=(4, 2, 3), itemsize=4, cut=None)
-    assert stack.row(3) == StoredTensor(offset=400 + 3 * 24, shape=(2, 3), itemsize=4, cut=None)
+    stack = StoredTensor(offset=400, shape=(4, 2, 3), itemsize=4, cut=None, file="w")
+    assert stack.row(3) == StoredTensor(offset=400 + 3 * 24, shape=(2, 3), itemsize=4, cut=None, file="w")
     assert stack.row(3).length(ElasticSpec((), ()).universal()) == 24

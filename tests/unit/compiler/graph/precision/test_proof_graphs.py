@@ -10,8 +10,8 @@ import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.precision.half import half
@@ -153,7 +153,7 @@ def test_without_the_rounding_of_activations_nothing_is_left_but_that_of_weights
     kinds = {node.op_type for node in left.graph.node}
     assert not kinds & {"QGemm", "QuantizeLinear", "DynamicQuantizeLinear", "MatMulNBits"}
     found, rounded = (run(one, engines.feeds, engines.folder, True) for one in (left, graph))
-    stored = StoredNumbers(engines.model, engines.folder / WEIGHTS_NAME, tmp_path)
+    stored = StoredNumbers(engines.model, [engines.folder / WEIGHTS_NAME], tmp_path)
     module = stored.in_model(engines.templates[form].weights).narrow(whole, {})
     import torch
 
@@ -199,7 +199,7 @@ def test_a_largest_number_of_an_input_is_left_alone() -> None:
 def test_the_model_itself_is_left_alone(tmp_path: Path) -> None:
     engines = encoded_engines(tmp_path, save_tiniest(tmp_path / "model", **WIDE), BUCKET)
     before = {name: p.detach().clone() for name, p in engines.model.parameters().items()}
-    stored = StoredNumbers(engines.model, engines.folder / WEIGHTS_NAME, tmp_path)
+    stored = StoredNumbers(engines.model, [engines.folder / WEIGHTS_NAME], tmp_path)
     other = stored.in_model(engines.templates["int8"].weights)
     changed = {name for name, p in other.universal.parameters().items() if not p.equal(before[name])}
     assert changed

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.store import write_store
@@ -137,8 +137,8 @@ def test_stored_numbers_take_the_place_of_folded_tensors(tmp_path: Path) -> None
     at = "layers.0.attention"
     integers = {f"{at}.folded.output.T.int8", f"{at}.query.weight.int8"}
     names = {f"{at}.folded.query", *integers, *(f"{name}-scale" for name in integers)}
-    write_store(universal, names, {}, tmp_path / "w")
-    stored, narrow = StoredNumbers(universal, tmp_path / "w", tmp_path).in_model(names), universal.spec.parse(NARROW)
+    files = write_store(universal, names, {}, tmp_path)
+    stored, narrow = StoredNumbers(universal, files, tmp_path).in_model(names), universal.spec.parse(NARROW)
     assert stored.folded.keys() == {f"{at}.folded.output", f"{at}.folded.query"}
     form = stored.narrow(narrow, {"attention": "normal"})
     attention: Any = form.get_submodule("model.layers.0.attention")

@@ -14,8 +14,8 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.manifest import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.templates import Templates
 from nestforge.compiler.graph.emit import emit
@@ -48,7 +48,7 @@ def compiled(folder: Path, submodels: tuple[str, ...] = (), **overrides: Any) ->
 def universal_of(bundle: Path) -> UniversalModel:
     """The model as the bundle has it, its experts in the bundle's order."""
     universal = load_universal(open_source(bundle.with_suffix("")))
-    for axis, order in recover_order(bundle / WEIGHTS_NAME, universal).items():
+    for axis, order in recover_order([bundle / WEIGHTS_NAME], universal).items():
         permute_axis(universal, axis, order)
     return universal
 
@@ -250,9 +250,9 @@ def test_an_engine_of_every_variant(case: str, tmp_path: Path) -> None:
     universal = load_universal(open_source(save_tiny_mixer(tmp_path / "m", **settings)))
     whole = universal.spec.universal()
     template = Templates(universal, Stage(tmp_path, tmp_path), board(variants=variants)).traced(whole, BUCKET, None)
-    write_store(universal, template.weights, template.tables, tmp_path / WEIGHTS_NAME)
+    files = write_store(universal, template.weights, template.tables, tmp_path)
     path = tmp_path / "engine.onnx"
-    path.write_bytes(emit(template, read_store(tmp_path / WEIGHTS_NAME, universal.spec), whole))
+    path.write_bytes(emit(template, read_store(files, universal.spec), whole))
     _check_operations(path)
     assert_tensorrt_takes(tmp_path)
     assert template.slice_problem is None
