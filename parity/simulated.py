@@ -65,6 +65,10 @@ def _halves(weight: torch.Tensor) -> torch.Tensor:
     return weight.to(torch.float16).to(weight.dtype)
 
 
+def _brains(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to(torch.bfloat16).to(weight.dtype)
+
+
 def _integers(weight: torch.Tensor) -> torch.Tensor:
     """Symmetric, of 8 bits, one scale a tensor."""
     scale = weight.abs().max().clamp(min=1e-12) / 127
@@ -94,6 +98,7 @@ _Round = Callable[[torch.Tensor], torch.Tensor]
 # How what is given to a product, its weight and a table of embeddings are rounded, and the products that are not.
 _ROUNDS: Mapping[str, tuple[_Round, _Round, _Round, tuple[str, ...]]] = {
     "fp16-weights": (_same, _halves, _halves, ("bmm", "baddbmm")),
+    "bf16-weights": (_same, _brains, _brains, ("bmm", "baddbmm")),
     "int8": (_bytes, _integers, _integers, ()),
     "int8-dynamic": (_bytes, _integers, _integers, ("bmm",)),
     "int4": (_same, _blocks, _same, ("bmm",)),

@@ -98,18 +98,19 @@ def _int4(traced: _Traced) -> _Derived:
     return in_whole_rows(small_tables(weight_only(traced.template.proto, traced.in_fp32))), traced.template.tables
 
 
-def _fp16_weights(traced: _Traced) -> _Derived:
+def _half_weights(narrow: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:
     template = as_run(traced.template, traced.backend)
     read = {node.output[0]: node.input[1:2] for node in traced.template.proto.graph.node}
     whole = {weight for value in traced.in_fp32 for weight in read[value]} | template.tables.keys()
-    return with_half_weights(template.proto, whole), template.tables
+    return with_half_weights(template.proto, narrow, whole), template.tables
 
 
 # How a traced graph gets each precision of the registry.
 _TRANSFORMS: Mapping[Precision, Callable[[_Traced], _Derived]] = {
     "fp32": lambda traced: (traced.template.proto, traced.template.tables),
-    "fp16-weights": _fp16_weights,
+    "fp16-weights": partial(_half_weights, "fp16"),
     "fp16": partial(_half, "fp16"),
+    "bf16-weights": partial(_half_weights, "bf16"),
     "bf16": partial(_half, "bf16"),
     "int8": _int8,
     "int8-dynamic": _int8_dynamic,

@@ -75,23 +75,25 @@ def half(
     return Converted(writing.done(), writing.tables)
 
 
-def with_half_weights(proto: onnx.ModelProto, whole: Collection[str]) -> onnx.ModelProto:
-    """The template ``proto`` with its matrices and tables in float16, but for ``whole``, each widened where it is read;
+def with_half_weights(
+    proto: onnx.ModelProto, precision: Literal["fp16", "bf16"], whole: Collection[str]
+) -> onnx.ModelProto:
+    """The template ``proto`` with its matrices and tables in 16 bits, but for ``whole``, each widened where it is read;
     of a table the rows that are taken."""
-    edit = Edit(proto)
+    edit, narrow = Edit(proto), _SIXTEEN_BIT_TYPES[precision]
     halved = {name for name, tensor in edit.initializers.items() if name not in whole and _is_large(tensor)}
     widened: dict[str, str] = {}
     for node in edit.source:
         for place, name in enumerate(node.input):
             if name not in halved:
                 continue
-            node.input[place] = edit.encoded(name, FP16, TensorProto.FLOAT16, edit.initializers[name].dims)
+            node.input[place] = edit.encoded(name, narrow.suffix, narrow.elem, edit.initializers[name].dims)
             if node.op_type != "Gather":
                 widened[name] = widened.get(name) or edit.add("Cast", [node.input[place]], to=TensorProto.FLOAT)
                 node.input[place] = widened[name]
         edit.nodes.append(node)
-        if node.op_type == "Gather" and node.input[0].removesuffix(FP16) in halved:
-            taken, node.output[0] = node.output[0], f"{node.output[0]}{FP16}"
+        if node.op_type == "Gather" and node.input[0].removesuffix(narrow.suffix) in halved:
+            taken, node.output[0] = node.output[0], f"{node.output[0]}{narrow.suffix}"
             edit.add("Cast", [node.output[0]], [taken], to=TensorProto.FLOAT)
     return edit.done()
 

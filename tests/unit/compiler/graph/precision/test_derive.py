@@ -18,6 +18,7 @@ READ: dict[tuple[str, str], set[str]] = {
     ("fp32", "openvino"): {""},
     ("fp16-weights", "onnxruntime"): {"", ".fp16"},
     ("fp16-weights", "openvino"): {"", ".fp16"},
+    ("bf16-weights", "onnxruntime"): {"", ".bf16"},
     ("fp16", "onnxruntime"): {"", ".fp16"},
     ("fp16", "tensorrt"): {"", ".fp16"},
     ("bf16", "tensorrt"): {"", ".bf16"},
@@ -63,7 +64,7 @@ def test_half_weights_are_widened_once_where_they_are_read_and_tables_row_by_row
         few=(16, 16),
         kept=(16, 32),
     )
-    found = with_half_weights(proto, {"kept"})
+    found = with_half_weights(proto, "fp16", {"kept"})
     assert [f"{node.op_type} {', '.join(node.input)} {node.output[0]}" for node in found.graph.node] == [
         "Gather t.fp16, i r.fp16",
         "Cast r.fp16 r",
