@@ -169,7 +169,7 @@ def _compiled(folder: Path, class_name: str, kinds: Sequence[str], has_tokens: b
                 if generate and ("generate: " in refused["reason"] or ".cached@" in refused["reason"]):
                     said["generates"] = refused["reason"]
                 else:
-                    said = {**refused, **said, "result": refused["result"]}
+                    said |= refused  # the last and least that was asked is the reason
                 continue
             if generate:
                 said["generates"] = _generates(class_name, folder)

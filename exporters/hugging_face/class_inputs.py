@@ -31,6 +31,7 @@ _POSITIONS = (
     "max_target_positions",
 )
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth")
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 
 
 def data_of(model: Any) -> Iterator[str]:
@@ -172,6 +173,12 @@ def _is_decoder(model: Any) -> bool:
 
 
 def depth(model: Any) -> int:
-    """Layers that an answer passes through, for tolerances."""
+    """Layers that an answer passes through, for tolerances: those of both sides of an encoder-decoder."""
+    deepest = _most(model, _LAYERS, 1)
+    both = getattr(model.config, "is_encoder_decoder", False) is True
+    return deepest + _most(model, _DECODER_LAYERS, deepest) if both else deepest
+
+
+def _most(model: Any, keys: Sequence[str], usual: int) -> int:
     parts = configs_of(model.config)
-    return max([value for c in parts for key in _LAYERS if isinstance(value := getattr(c, key, None), int)], default=1)
+    return max([value for c in parts for key in keys if isinstance(value := getattr(c, key, None), int)], default=usual)

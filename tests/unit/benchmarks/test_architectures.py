@@ -1,0 +1,24 @@
+"""The tool behind `make zoo`, on a sample of transformers' types, and the tables that it writes."""
+
+from __future__ import annotations
+
+from nestforge.benchmarks.architecture_tables import main_tables
+from nestforge.benchmarks.architectures import tried
+
+SAMPLE = {"olmo2": "Olmo2ForCausalLM", "convnext": "ConvNextModel", "led": "LEDModel"}
+
+
+def test_a_sample_is_tried_and_tabled() -> None:
+    found = {f"{kind}/{name}": {"type": kind, "code": "1", **tried(kind, name)} for kind, name in SAMPLE.items()}
+    text, image, refused = found.values()
+    assert (text["result"], text["generates"], text["axes"]) == ("range", "tokens", "ffn")
+    assert (image["result"], image["axes"]) == ("batch", "ffn")
+    # PyTorch itself runs it, so it counts as refused.
+    assert (refused["result"], refused["torch"]) == ("not understood", "")
+    assert "LEDModel does not run without numbers at modeling_led.py" in refused["reason"]
+    lines = main_tables(found, [*found, "bert/BertModel"], "transformers")
+    assert lines[0].startswith("transformers: 3 of 4 types tried, in an order at random; 1 were not.")
+    assert "| compile and pass, of those that PyTorch runs | 2 of 3, 67 % |" in lines
+    assert "| write what transformers' `generate` writes, of causal ones that compile | 1 of 1, 100 % |" in lines
+    assert "| inputs of one size, any batch | 1 | `convnext` |" in lines
+    assert any(line.startswith("| `led` | not understood | `LEDModel does not run") for line in lines)
