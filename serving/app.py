@@ -34,6 +34,8 @@ from .served import Reply, Served, Terms, Work, now_ms
 ERRORS = logging.getLogger("nestforge.serving")
 # In the scope of a request whose body did not come in time.
 LATE = "nestforge.late"
+# In the scope of every request: its headers by name, as bytes, and those of ours as text.
+HEADERS, OWN_HEADERS = "nestforge.headers", "nestforge.own"
 # Bodies above are read as JSON on another thread, so that other requests go on.
 _LARGE = 1 << 16
 _MOST_LINES, _LOG_S = 4096, 0.1
@@ -124,6 +126,17 @@ class Limits:
     patience_ms: float = 30_000.0
 
 
+def document_of(raw: bytes) -> dict[str, Any]:
+    """A JSON object. Raises Problem."""
+    try:
+        data = parse_json(raw)
+    except ValueError as failure:
+        raise Problem("invalid", f"body: not JSON ({failure})") from None
+    if not isinstance(data, dict):
+        raise Problem("invalid", f"body: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
 def client_of(scope: Scope, name: object) -> str:
     """Who asks: by a name from this host alone, as a proxy gives it; from elsewhere anyone could take any."""
     address = str((scope.get("client") or ("127.0.0.1", 0))[0])
@@ -155,30 +168,26 @@ class Service:
             raise Problem(
                 "too_large", f"body: expected at most {self.limits.json_bytes} bytes of JSON; send them binary"
             )
-        try:
-            data = await asyncio.to_thread(parse_json, raw) if len(raw) > _LARGE else parse_json(raw)
-        except ValueError as failure:
-            raise Problem("invalid", f"body: not JSON ({failure})") from None
-        if not isinstance(data, dict):
-            raise Problem("invalid", f"body: expected a JSON object, got {type(data).__name__}")
-        return data
+        return await asyncio.to_thread(document_of, raw) if len(raw) > _LARGE else document_of(raw)
 
     async def body(self, request: Request, most: int | None = None) -> bytes:
         """Raises Problem for a body that is too large, comes too slowly, or is compressed."""
-        if request.headers.get("content-encoding", "identity") != "identity":
+        headers = request.scope[HEADERS]
+        if headers.get(b"content-encoding", b"identity") != b"identity":
             raise Problem("unsupported", "content-encoding: expected none")
-        most, found = min(self.limits.body_bytes, most or self.limits.body_bytes), bytearray()
-        too_large = Problem("too_large", f"body: expected at most {most} bytes")
-        if int(request.headers.get("content-length", 0)) > most:
-            raise too_large
-
-        async for part in request.stream():
-            found.extend(part)
-            if len(found) > most:
-                raise too_large
+        most, parts, goes_on = min(self.limits.body_bytes, most or self.limits.body_bytes), list[bytes](), True
+        size = stated = int(headers.get(b"content-length", 0))
+        while goes_on and size <= most:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            size, goes_on = max(stated, sum(map(len, parts))), message.get("more_body", False)
+        if size > most:
+            raise Problem("too_large", f"body: expected at most {most} bytes")
         if LATE in request.scope:
             raise Problem("slow", f"body: did not come within {self.limits.read_s:g} s")
-        return bytes(found)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def reply(self, request: Request, served: Served, work: Work) -> Reply:
         """The answer to ``work``, unless the client goes away before. Raises as Desk.answer does."""
@@ -212,8 +221,9 @@ class Service:
         return count
 
     def terms(self, request: Request, deadline_ms: float | None, user: object = None) -> Terms:
-        client = client_of(request.scope, request.headers.get("nestforge-client") or user)
-        return Terms(client, request.scope["nestforge.arrived"], self.limits.patience_ms, deadline_ms)
+        scope = request.scope
+        client = client_of(scope, scope[OWN_HEADERS].get("nestforge-client") or user)
+        return Terms(client, scope["nestforge.arrived"], self.limits.patience_ms, deadline_ms)
 
     @contextmanager
     def counted(self, request: Request, served: Served) -> Iterator[None]:
@@ -237,6 +247,8 @@ class Service:
             gone.append(asyncio.ensure_future(request.receive()))
             gone[0].add_done_callback(lambda _: answer.cancel())
 
+        if answer.done():
+            return answer.result()
         timer = asyncio.get_running_loop().call_later(_WATCHED_S, watch)
         try:
             return await answer
@@ -301,10 +313,10 @@ class Endpoint:
             response = refused(self.protocol, self.service.problem(failure, scope.get("nestforge.model")))
         reply: Reply | None = scope.get("nestforge.reply")
         if reply is not None:
-            response.headers["nestforge-submodel"] = reply.submodel
-            response.headers["nestforge-reason"] = _ASCII.sub("?", reply.reason)[:1000]
+            said = [("submodel", reply.submodel), ("reason", _ASCII.sub("?", reply.reason)[:1000])]
             if reply.exits is not None:
-                response.headers["nestforge-exit"] = ",".join(map(str, reply.exits))
+                said.append(("exit", ",".join(map(str, reply.exits))))
+            response.raw_headers += [(f"nestforge-{name}".encode(), value.encode("latin-1")) for name, value in said]
         await response(scope, receive, send)
 
 
@@ -365,7 +377,7 @@ class Guard:
         if scope["type"] != "http":  # what Ray Serve tells of its beginning and end
             await self._app(scope, receive, send)
             return
-        scope["nestforge.arrived"] = started = now_ms()
+        scope["nestforge.arrived"] = started = self._service.desk.arrived()
         sent = {"status": 499, "bytes": 0}
 
         async def count(message: Message) -> None:
@@ -374,8 +386,11 @@ class Guard:
             sent["bytes"] += len(message.get("body", b""))
             await send(message)
 
-        headers = dict(scope["headers"])
-        client = client_of(scope, headers.get(b"nestforge-client", b"").decode("latin-1"))
+        scope[HEADERS] = headers = dict(scope["headers"])
+        scope[OWN_HEADERS] = own = {
+            name.decode(): value.decode("latin-1") for name, value in headers.items() if name.startswith(b"nestforge-")
+        }
+        client = client_of(scope, own.get("nestforge-client"))
         problem = self._problem(scope["path"], headers, client)
         self._busy[client] += 1
         try:

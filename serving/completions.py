@@ -18,7 +18,7 @@ from ..argument_types import number_within
 from ..errors import InputError
 from ..runtime.generation.options import GenerationRequest
 from ..runtime.generation.row import Piece, Row
-from .app import Handler, Service
+from .app import OWN_HEADERS, Handler, Service
 from .embeddings import OPENAI, flag, texts_of
 from .generating import Generation
 from .served import Reply, Served, stated
@@ -61,7 +61,7 @@ async def _generated(service: Service, request: Request, is_chat: bool) -> Respo
     if served.model.bundle.manifest.generation is None:
         raise InputError(f"model {served.name}: this model does not generate text")
     streams, with_usage = flag(document, "stream", False), _with_usage(document)
-    found = stated(request.headers, document)
+    found = stated(request.scope[OWN_HEADERS], document)
     if "latency_ms" in found:
         raise InputError("latency_ms: is of one run; a generation takes deadline_ms")
     terms = service.terms(request, found.get("deadline_ms"), document.get("user"))

@@ -18,6 +18,8 @@ _Found = TypeVar("_Found", covariant=True)
 T = TypeVar("T")
 # What takes a millisecond or so is done at once; threads for what is larger, of which each may hold 600 bytes a letter.
 _SMALL, _TEXTS = 1024, 2
+# A run of no more milliseconds may be made on the event loop's own thread.
+_SHORT_MS = 10.0
 
 
 def own_part(most: int, clients: Iterable[str], client: str) -> int:
@@ -32,13 +34,24 @@ class Answers(Protocol[_Given, _Found]):
 
 
 class Desk:
-    """Answers requests by ``workers`` runs at a time. Everything but the runs is done on one event loop."""
+    """Answers requests by ``workers`` runs at a time. Everything but the runs is done on one event loop.
+
+    To a thread and back is two wakes, with cold caches more than all that a small request takes beside its run. So one
+    for which nobody waits, where no other could run beside it, is made on the loop's thread: who comes meanwhile would
+    wait for it there too. The next one is not before the loop has read and written what there was.
+    """
 
     def __init__(self, workers: int, most_waiting: int) -> None:
         self.scheduler = Scheduler(options, workers, most_waiting)
         self._pool = ThreadPoolExecutor(workers, "nestforge-run")
         self._texts = ThreadPoolExecutor(_TEXTS, "nestforge-text")
         self._asked: dict[Job, tuple[Answers[Any, Any], Any, asyncio.Future[Any], asyncio.TimerHandle]] = {}
+        self._is_alone = workers == 1
+        self._held_since: float | None = None  # by a run on the loop's thread
+
+    def arrived(self) -> float:
+        """When what the loop is told of now came, at the earliest: while a run held the loop nothing was read."""
+        return now_ms() if self._held_since is None else self._held_since
 
     def answer(self, served: Answers[_Given, _Found], work: _Given, job: Job) -> asyncio.Future[_Found]:
         """The answer to a request, which is taken: where it is cancelled it waits no more. It raises OverloadError
@@ -46,11 +59,42 @@ class Desk:
         loop = asyncio.get_running_loop()
         self.scheduler.submit(job, now_ms())
         future: asyncio.Future[_Found] = loop.create_future()
+        if run := self._short_run(job):
+            self._run_here(loop, served, work, run, future)
+            return future
         late = loop.call_later(max(0.0, job.due - now_ms()) / 1e3, self._start, loop)
         self._asked[job] = (served, work, future, late)
         future.add_done_callback(lambda done: self._forget(job, done.cancelled()))
         self._start(loop)
         return future
+
+    def _short_run(self, job: Job) -> Run | None:
+        """The run of ``job``, which came last, where it may be made here. A step of what goes on never is: it would be
+        followed by the next."""
+        if not self._is_alone or job.continues or self._held_since is not None or self.scheduler.waiting > 1:
+            return None
+        if not 0.0 < max(one.p95_ms for one in job.alone) <= _SHORT_MS:  # 0: nothing is known of it
+            return None
+        return self.scheduler.start(now_ms())
+
+    def _run_here(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        served: Answers[_Given, _Found],
+        work: _Given,
+        run: Run,
+        future: asyncio.Future[_Found],
+    ) -> None:
+        self._held_since = now_ms()
+        try:
+            future.set_result(served.replies([work], run)[0])
+        except Exception as failure:  # noqa: BLE001  (who asked hears of it)
+            future.set_exception(failure)
+        self.scheduler.end(run, now_ms())
+        loop.call_soon(loop.call_soon, self._let_go)  # when what came meanwhile has been read
+
+    def _let_go(self) -> None:
+        self._held_since = None
 
     def _forget(self, job: Job, is_cancelled: bool) -> None:
         self._asked.pop(job)[3].cancel()

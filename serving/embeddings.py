@@ -15,8 +15,8 @@ from ..errors import InputError
 from ..runtime.dimensions import normalized
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Text
-from .app import Handler, Protocol, Service
-from .served import Served, stated
+from .app import OWN_HEADERS, Handler, Protocol, Service
+from .served import Served, Work, stated
 
 _MOST_TEXTS = 2048
 # Numbers that are written in the time in which a letter is tokenised.
@@ -173,7 +173,7 @@ async def output_of(
     output: str,
 ) -> tuple[Array, int]:
     """What the model answers as ``output`` to texts, ``[N, D]`` float32, by one submodel, and the tokens of all."""
-    found, dimensions = stated(request.headers, document), document.get("dimensions")
+    found, dimensions = stated(request.scope[OWN_HEADERS], document), document.get("dimensions")
     if dimensions is not None and type(dimensions) is not int:
         raise InputError(f"dimensions: expected a whole number, got {dimensions!r:.80}")
     prompt_name = document.get("prompt_name")
@@ -182,7 +182,8 @@ async def output_of(
     truncate = flag(document, "truncate", False)
     letters = service.letters("input", ("".join(text) for text in texts))
     encoded = await service.desk.aside(letters, served.encoded, texts, found, truncate, prompt_name)
-    reply = await service.reply(request, served, served.work(encoded.feeds, found, dimensions, encoded.lengths))
+    work = Work(*served.choice(found, dimensions), encoded.feeds, encoded.lengths)
+    reply = await service.reply(request, served, work)
     return np.asarray(reply.outputs[output], np.float32), sum(encoded.lengths)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.requests import Request
@@ -13,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import InputError
 from ..runtime.inputs.arrays import Array
-from .app import Handler, Problem, Protocol, Service
-from .served import Reply, Served, stated
+from .app import HEADERS, OWN_HEADERS, Handler, Problem, Protocol, Service, document_of
+from .served import Asked, Reply, Served, Work, stated
 
 PROTOCOL = Protocol("kserve", lambda _kind, text, _status: {"error": text})
 VERSION = "1"
@@ -32,6 +33,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 # Bytes that are read, and numbers that are written, in the time in which a letter is tokenised.
 _BYTES, _NUMBERS = 64, 16
+# Heads of at most so many bytes, and how many of them, are remembered.
+_SHORT, _MOST_HEADS = 2048, 256
 LENGTH = "inference-header-content-length"
 
 
@@ -75,22 +78,61 @@ async def metadata(service: Service, request: Request) -> Response:
     )
 
 
+class _Tensor(NamedTuple):
+    """An input as its request states it: ``size`` bytes behind the head, or ``data`` in it for None."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: list[int]
+    numbers: int
+    size: Any
+    data: Any
+
+
+class _Head(NamedTuple):
+    """The head of a request, checked: ``wanted`` are outputs, and whether each goes behind the answer's head; ``own``
+    is what the answer repeats."""
+
+    tensors: Sequence[_Tensor]
+    wanted: Sequence[tuple[str, bool]]
+    choice: tuple[Asked, float | None]
+    own: Mapping[str, Any]
+
+
 async def infer(service: Service, request: Request) -> Response:
     served = _served(service, request)
     raw = await service.body(request)
-    head, rest = raw, b""
-    if (length := request.headers.get(LENGTH)) is not None:
-        if not length.isdecimal() or int(length) > len(raw):
-            raise InputError(f"{LENGTH}: expected at most the body's {len(raw)} bytes, got {length!r:.80}")
-        head, rest = raw[: int(length)], raw[int(length) :]
-    document = await service.parsed(head)
-    parameters = _object(document, "parameters")
-    found = stated(request.headers, parameters)
-    wanted = _wanted(served, document)
-    feeds = await service.desk.aside(len(head) // _BYTES, _feeds, document, rest)
-    reply = await service.reply(request, served, served.work(feeds, found, parameters.get("dimensions")))
+    scope, text, rest = request.scope, raw, b""
+    if (length := scope[HEADERS].get(LENGTH.encode())) is not None:
+        if not length.isdigit() or int(length) > len(raw):
+            shown = length.decode("latin-1")
+            raise InputError(f"{LENGTH}: expected at most the body's {len(raw)} bytes, got {shown!r:.80}")
+        text, rest = raw[: int(length)], raw[int(length) :]
+    own = tuple(scope[OWN_HEADERS].items())
+    head = _short_head(served, text, own) if len(text) <= _SHORT else _head(served, await service.parsed(text), own)
+    feeds = await service.desk.aside(len(text) // _BYTES, _feeds, head.tensors, rest)
+    reply = await service.reply(request, served, Work(*head.choice, feeds))
     numbers = sum(array.size for array in reply.outputs.values())
-    return await service.desk.aside(numbers // _NUMBERS, _response, served, document, parameters, wanted, reply)
+    return await service.desk.aside(numbers // _NUMBERS, _response, served, head, reply)
+
+
+# Clients ask in the same words, so what was read of them is remembered.
+@lru_cache(_MOST_HEADS)
+def _short_head(served: Served, text: bytes, own: tuple[tuple[str, str], ...]) -> _Head:
+    return _head(served, document_of(text), own)
+
+
+def _head(served: Served, document: Mapping[str, Any], own: Iterable[tuple[str, str]]) -> _Head:
+    """Raises InputError."""
+    parameters = _object(document, "parameters")
+    choice = served.choice(stated(dict(own), parameters), parameters.get("dimensions"))
+    is_binary = parameters.get("binary_data_output", False)
+    wanted = [
+        (one["name"], bool(_object(one, "parameters").get("binary_data", is_binary)))
+        for one in _wanted(served, document)
+    ]
+    repeated = {"id": document["id"]} if "id" in document else {}
+    return _Head(_tensors(document), wanted, choice, repeated)
 
 
 def _served(service: Service, request: Request) -> Served:
@@ -116,13 +158,12 @@ def _list(holder: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _feeds(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:
-    """The tensors of a request; those in binary form follow one another in ``rest``. Raises InputError."""
-    feeds: dict[str, Array] = {}
-    start = 0
+def _tensors(document: Mapping[str, Any]) -> list[_Tensor]:
+    """Raises InputError."""
+    found: dict[str, _Tensor] = {}
     for tensor in _list(document, "inputs"):
         name, datatype, shape = tensor["name"][:80], tensor.get("datatype"), tensor.get("shape")
-        if name in feeds:
+        if name in found:
             raise InputError(f"input {name}: stands twice")
         dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
         if dtype is None:
@@ -130,16 +171,25 @@ def _feeds(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:
         if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**31 for size in shape):
             raise InputError(f"input {name}: expected a shape of positive sizes, got {shape!r:.80}")
         size = _object(tensor, "parameters").get("binary_data_size")
+        found[name] = _Tensor(name, dtype, shape, math.prod(shape), size, tensor.get("data"))
+    return [*found.values()]
+
+
+def _feeds(tensors: Sequence[_Tensor], rest: bytes) -> dict[str, Array]:
+    """The tensors of a request; those in binary form follow one another in ``rest``. Raises InputError."""
+    feeds: dict[str, Array] = {}
+    start = 0
+    for name, dtype, shape, count, size, data in tensors:
         if size is None:
-            feeds[name] = _from_json(name, tensor.get("data"), dtype, shape)
+            feeds[name] = _from_json(name, data, dtype, shape)
             continue
-        expected = math.prod(shape) * dtype.itemsize
+        expected = count * dtype.itemsize
         if type(size) is not int or size != expected or start + size > len(rest):
             raise InputError(
-                f"input {name}: expected {expected} bytes for {datatype} {shape}, stated are {size!r:.80}, "
+                f"input {name}: expected {expected} bytes for {_NAMES[dtype]} {shape}, stated are {size!r:.80}, "
                 f"{len(rest) - start} follow"
             )
-        feeds[name] = np.frombuffer(rest, dtype, math.prod(shape), start).reshape(shape)
+        feeds[name] = np.frombuffer(rest, dtype, count, start).reshape(shape)
         start += size
     if start != len(rest):
         raise InputError(f"body: {len(rest) - start} bytes behind the last tensor; expected none")
@@ -172,18 +222,12 @@ def _wanted(served: Served, document: Mapping[str, Any]) -> list[dict[str, Any]]
     return found
 
 
-def _response(
-    served: Served,
-    document: Mapping[str, Any],
-    parameters: Mapping[str, Any],
-    wanted: Sequence[dict[str, Any]],
-    reply: Reply,
-) -> Response:
+def _response(served: Served, head: _Head, reply: Reply) -> Response:
     outputs, parts = [], []
-    for one in wanted:
-        array = reply.outputs[one["name"]]
-        tensor = {"name": one["name"], "datatype": _NAMES[array.dtype], "shape": list(array.shape)}
-        if _object(one, "parameters").get("binary_data", parameters.get("binary_data_output", False)):
+    for name, is_binary in head.wanted:
+        array = reply.outputs[name]
+        tensor: dict[str, Any] = {"name": name, "datatype": _NAMES[array.dtype], "shape": list(array.shape)}
+        if is_binary:
             parts.append(array.tobytes())
             tensor["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
@@ -197,17 +241,14 @@ def _response(
         "model_version": VERSION,
         "parameters": said,
         "outputs": outputs,
+        **head.own,
     }
-    if "id" in document:
-        answer["id"] = document["id"]
-    head = _COMPACT.encode(answer).encode()
+    text = _COMPACT.encode(answer).encode()
     if not parts:
-        return Response(head, media_type="application/json")
-    return Response(
-        b"".join([head, *parts]),
-        media_type="application/octet-stream",
-        headers={LENGTH: str(len(head))},
-    )
+        return Response(text, media_type="application/json")
+    response = Response(b"".join([text, *parts]), media_type="application/octet-stream")
+    response.raw_headers.append((LENGTH.encode(), str(len(text)).encode()))
+    return response
 
 
 # The one that comes most often first: routes are tried in turn.

@@ -230,6 +230,8 @@ class Scheduler:
     def _late(self, entries: _Queue, now: float, busy_until: float | None = None, by: str | None = None) -> int:
         """How many of ``entries`` end after their deadlines if what takes least answers them, or submodel ``by`` what
         it can, with one more worker ``busy_until`` then."""
+        if not entries:
+            return 0
         return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, busy_until, by))
 
     def _ends(

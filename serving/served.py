@@ -70,8 +70,8 @@ class Work:
     without padding. One that ``is_part`` of another is answered by the submodel that its job has."""
 
     asked: Asked
-    feeds: Mapping[str, Array]
     deadline_ms: float | None
+    feeds: Mapping[str, Array]
     lengths: Sequence[int] | None = None
     is_part: bool = False
 
@@ -95,9 +95,8 @@ def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any
     """What a request states of its budget, by headers ``nestforge-deadline-ms`` and so on or parameters of the body
     (``deadline_ms``). Raises InputError for what is none, or stands in both."""
     found: dict[str, Any] = {}
-    own = {name: value for name, value in headers.items() if name.startswith("nestforge-")}
     for name, header_name in HEADERS.items():
-        header, value = own.get(header_name), body.get(name)
+        header, value = headers.get(header_name), body.get(name)
         if header is not None and value is not None:
             raise InputError(f"{name}: stands in a header and in the body; expected once")
         if header is not None and name in _LIMITS:
@@ -151,21 +150,16 @@ class Served:
         own = text[len(head) :]
         return own, list(own.encode())
 
-    def work(
-        self,
-        feeds: Mapping[str, Array],
-        found: Mapping[str, Any],
-        dimensions: int | None = None,
-        lengths: Sequence[int] | None = None,
-    ) -> Work:
-        """A request of arrays with what is ``stated`` of it."""
+    @staticmethod
+    def choice(found: Mapping[str, Any], dimensions: int | None = None) -> tuple[Asked, float | None]:
+        """What a request leaves to choose, and its deadline, by what is ``stated`` of it. Raises as a call does."""
         deadline = found.get("deadline_ms")
         limits = {name: value for name, value in found.items() if name != "task"}
         if deadline is not None:
             limits["deadline_ms"] = _SOME_MS
         request = Request(**limits)
         request.check_one_selector()
-        return Work(Asked(request, found.get("task"), dimensions), feeds, deadline, lengths)
+        return Asked(request, found.get("task"), dimensions), deadline
 
     def encoded(
         self, texts: Sequence[Text], found: Mapping[str, Any], truncate: bool, prompt_name: str | None = None

@@ -20,6 +20,7 @@ import uvloop
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route, Router
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..bundle.open_bundle import open_bundle
@@ -62,13 +63,17 @@ class Connection(HttpToolsProtocol):
     loses it; of more connections than ``most`` the new one is closed."""
 
     limits = Limits()
-    _watch: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _in_head, _head_bytes = True, 0
+    # What is done where the rest of a head or body does not come in time, and whether that is new since the last look.
+    _late: Callable[[], None] | None = None
+    _is_new = True
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._arm(transport.close)
+        self._late = transport.close
+        self._watch()
         if len(self.connections) > self.limits.connections:
             transport.close()
 
@@ -78,19 +83,20 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > _MOST_HEAD:
                 self.transport.close()
+        self._watch()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        self._arm(self.transport.close)
+        self._late, self._is_new = self.transport.close, True
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
-        self._arm(self._end_body)
+        self._late, self._is_new = self._end_body, True
 
     def on_message_complete(self) -> None:
-        self._disarm()
+        self._late, self._is_new = None, True
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -102,7 +108,8 @@ class Connection(HttpToolsProtocol):
         self._unstick()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._late, self._is_new = None, True
+        self._watch()
         self._unstick()
         super().connection_lost(exc)
 
@@ -117,14 +124,13 @@ class Connection(HttpToolsProtocol):
             self._stuck.cancel()
             self._stuck = None
 
-    def _arm(self, late: Callable[[], None]) -> None:
-        self._disarm()
-        self._watch = self.loop.call_later(self.limits.read_s, late)
-
-    def _disarm(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+    def _watch(self) -> None:
+        """Once for all that came together: most requests come whole, and need no timer."""
+        if self._is_new:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None if self._late is None else self.loop.call_later(self.limits.read_s, self._late)
+            self._is_new = False
 
 
 class _Server(uvicorn.Server):
@@ -199,7 +205,19 @@ def application(service: Service, token: str | None, log: AccessLog) -> Guard:
     def protocol_of(path: str) -> Protocol:
         return next((protocol for start, protocol in of.items() if path.startswith(start)), PLAIN)
 
-    return Guard(Router([*routes, *rest]), service, token, log, protocol_of)
+    router = Router([*routes, *rest])
+    # To infer, which comes most often, no route is tried.
+    direct = {f"/v2/models/{name}/infer": {"model": name} for name in service.served}
+    infer = Endpoint(service, kserve.PROTOCOL, kserve.infer)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "POST" and (found := direct.get(scope["path"])) is not None:
+            scope["path_params"] = found
+            await infer(scope, receive, send)
+        else:
+            await router(scope, receive, send)
+
+    return Guard(app, service, token, log, protocol_of)
 
 
 def model_names(bundles: Sequence[Path]) -> list[str]:

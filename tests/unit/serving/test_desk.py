@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from threading import Event
+from threading import Event, current_thread
 
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import Latency
-from nestforge.errors import OverloadError
+from nestforge.errors import InputError, OverloadError
+from nestforge.runtime.candidates import Candidate
 from nestforge.runtime.request import Request
 from nestforge.serving.desk import Desk
 from nestforge.serving.scheduler import Job, Run
@@ -18,7 +19,14 @@ from support.small_bundle import make_manifest
 from support.three_submodels import SIZES, dispatcher, make
 
 MANIFEST = make(make_manifest(), SIZES, (Bucket(1, 32),))
-ONE_MS = dispatcher(MANIFEST, [Latency(engine.id, 1.0) for engine in MANIFEST.engines]).candidates(Request(), 1, 32)
+
+
+def taking(ms: float) -> Sequence[Candidate]:
+    """The engine of a request without a limit, whose run takes so long by its figures."""
+    return dispatcher(MANIFEST, [Latency(engine.id, ms) for engine in MANIFEST.engines]).candidates(Request(), 1, 32)
+
+
+SHORT, LONG = taking(1.0), taking(100.0)
 
 
 class Held:
@@ -33,14 +41,23 @@ class Held:
         return works
 
 
-def job(ms: float) -> Job:
-    return Job(None, 1, 32, "a", now_ms(), now_ms() + ms, ONE_MS, timed=True)
+class OnThreads:
+    """Runs that say by which thread they were made."""
+
+    def replies(self, works: Sequence[str], run: Run, /) -> Sequence[str]:
+        if works == ["wrong"]:
+            raise InputError("wrong")
+        return [current_thread().name for _ in works]
+
+
+def job(ms: float, takes: Sequence[Candidate] = SHORT, continues: bool = False) -> Job:
+    return Job(None, 1, 32, "a", now_ms(), now_ms() + ms, takes, timed=True, continues=continues)
 
 
 def test_a_deadline_that_passes_is_heard_of_while_a_run_goes_on_and_who_is_gone_never_runs() -> None:
     async def ask() -> None:
         desk, held = Desk(1, 512), Held()
-        first = desk.answer(held, "first", job(60_000))
+        first = desk.answer(held, "first", job(60_000, continues=True))
         late, gone = desk.answer(held, "late", job(20)), desk.answer(held, "gone", job(60_000))
         with pytest.raises(OverloadError, match="deadline passed while it waited"):
             await late
@@ -51,6 +68,30 @@ def test_a_deadline_that_passes_is_heard_of_while_a_run_goes_on_and_who_is_gone_
         assert await desk.answer(held, "last", job(60_000)) == "last"
         assert held.seen == ["first", "last"]
         desk.close()
+
+    asyncio.run(ask())
+
+
+def test_a_short_run_for_which_nobody_waits_is_made_on_the_loops_thread_and_the_next_when_others_were_heard() -> None:
+    async def ask() -> None:
+        one, here, runs = Desk(1, 512), current_thread().name, OnThreads()
+        before = now_ms()
+        assert await one.answer(runs, "first", job(60_000)) == here
+        held_since = one.arrived()
+        assert before <= held_since < now_ms()
+        assert (await one.answer(runs, "at once", job(60_000))).startswith("nestforge-run")
+        await asyncio.sleep(0.01)
+        assert one.arrived() > held_since
+        with pytest.raises(InputError, match="wrong"):
+            await one.answer(runs, "wrong", job(60_000))
+        await asyncio.sleep(0.01)
+        assert one.scheduler.running == 0
+        for long in (job(60_000, LONG), job(60_000, continues=True)):
+            assert (await one.answer(runs, "long", long)).startswith("nestforge-run")
+        two = Desk(2, 512)  # another could run beside it
+        assert (await two.answer(runs, "beside", job(60_000))).startswith("nestforge-run")
+        for desk in (one, two):
+            desk.close()
 
     asyncio.run(ask())
 
