@@ -79,7 +79,7 @@ parity-zoo: $(SETUP)  ## every export of the zoo beside its model, right and bro
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/support/run_zoo.py build/zoo
 
 zoo: $(SETUP)  ## a small model of every type of transformers, compiled; hours; goes on where it was; writes docs/architectures.md
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m nestforge.benchmarks.architectures
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m nestforge.benchmarks.architectures --jobs $$(nproc)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m nestforge.benchmarks.architectures --write
 
 pages: $(SETUP)  ## the parts of docs/ that follow from the code: options, arguments, fields of the manifest

@@ -25,7 +25,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import click
@@ -301,6 +303,7 @@ def _wanted(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[tupl
 @click.option("--pairs", "pairs_file", type=click.Path(path_type=Path), help="Pairs of type and task, as JSON.")
 @click.option("--minutes", type=float, default=600, help="Begin no class after so many.")
 @click.option("--seconds", default=75, help="Of a processor, for each.")
+@click.option("--jobs", default=1, help="Classes at a time.")
 @click.option("--seed", default=0, help="Of the order.")
 @click.option("--again", is_flag=True, help="Try what failed anew.")
 @click.option("--results", type=click.Path(path_type=Path), default=FOUND, help="File of results, a line each.")
@@ -310,6 +313,7 @@ def main(
     pairs_file: Path | None,
     minutes: float,
     seconds: int,
+    jobs: int,
     seed: int,
     again: bool,
     results: Path,
@@ -330,19 +334,24 @@ def main(
     wanted = list(dict.fromkeys(_wanted(names, pairs)))
     if not names:
         random.Random(seed).shuffle(wanted)  # noqa: S311  (so that some of them are a fair sample)
-    end = time.monotonic() + 60 * minutes
+    end, writing = time.monotonic() + 60 * minutes, Lock()
     results.parent.mkdir(exist_ok=True)
-    for number, (model_type, class_name) in enumerate(wanted):
-        if time.monotonic() > end:
-            break
+
+    def work(number: int, model_type: str, class_name: str) -> None:
         known = found.get(f"{model_type}/{class_name}")
-        if names or known is None or (again and known["result"] not in PASSING and known["code"] != code):
-            begun = time.monotonic()
-            one = {"type": model_type, "class": class_name, "code": code, **_apart(model_type, class_name, seconds)}
-            one["seconds"] = f"{time.monotonic() - begun:.0f}"
-            with results.open("a") as stream:
-                stream.write(json.dumps(one) + "\n")
-            click.echo(f"{number} of {len(wanted)} {one}")
+        is_due = names or known is None or (again and known["result"] not in PASSING and known["code"] != code)
+        if not is_due or time.monotonic() > end:
+            return
+        begun = time.monotonic()
+        one = {"type": model_type, "class": class_name, "code": code, **_apart(model_type, class_name, seconds)}
+        one["seconds"] = f"{time.monotonic() - begun:.0f}"
+        with writing, results.open("a") as stream:
+            stream.write(json.dumps(one) + "\n")
+        click.echo(f"{number} of {len(wanted)} {one}")
+
+    with ThreadPoolExecutor(jobs) as pool:  # whose threads wait for processes
+        for done in [pool.submit(work, number, *each) for number, each in enumerate(wanted)]:
+            done.result()
 
 
 if __name__ == "__main__":

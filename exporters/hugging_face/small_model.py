@@ -168,6 +168,8 @@ def _smaller_list(name: str, value: list[Any], scale: int) -> list[Any]:
         return value
     if "depth" in name or "layers" in name or name in ("num_blocks",):
         return [1] * len(value)
+    if "feature_layer" in name:  # the numbers of layers
+        return [min(each, 1) for each in value]
     if max(value) >= 64 and ("size" in name or "dim" in name or "channel" in name or "widths" in name):
         return [max(4, each * 32 * scale // max(value) // 4 * 4) for each in value]
     if "heads" in name:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from nestforge.benchmarks.architecture_tables import main_tables
-from nestforge.benchmarks.architectures import tried
+import subprocess
+import sys
+from pathlib import Path
+
+from nestforge.benchmarks.architecture_tables import main_tables, read_found
 
 SAMPLE = {"olmo2": "Olmo2ForCausalLM", "convnext": "ConvNextModel", "led": "LEDModel"}
 
 
-def test_a_sample_is_tried_and_tabled() -> None:
-    found = {f"{kind}/{name}": {"type": kind, "code": "1", **tried(kind, name)} for kind, name in SAMPLE.items()}
+def test_a_sample_is_tried_and_tabled(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nestforge.benchmarks.architectures", "--jobs", "2"]
+    subprocess.run([*command, "--results", str(tmp_path / "found"), *SAMPLE], check=True, capture_output=True)
+    by_class = read_found(tmp_path / "found")
+    found = {f"{kind}/{name}": by_class.pop(f"{kind}/{name}") for kind, name in SAMPLE.items()}
+    assert by_class == {}
     text, image, refused = found.values()
     assert (text["result"], text["generates"], text["axes"]) == ("range", "tokens", "ffn")
     assert (image["result"], image["axes"]) == ("batch", "ffn")
