@@ -168,8 +168,10 @@ def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[s
             assert isinstance(listed, list)
             config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
         else:
-            # Of a folder of several media it reads its own part.
+            # Of a folder of several media it reads its own part, and a class of one of them has that alone.
             known = transformers.CONFIG_MAPPING[checkpoint.config["model_type"]]
+            if named.config_class in known.sub_configs.values():
+                known = named.config_class
             config = known.from_pretrained(checkpoint.folder, local_files_only=True)
         config.return_dict = True  # outputs are read by their names
         for part in (config, *(getattr(config, name) for name in config.sub_configs)):
@@ -232,7 +234,7 @@ def base_model_first(model: Any) -> None:
 
 def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], surveyed: Any) -> None:
     """Of a ``surveyed`` model no tensor is passed over, but what modules of sentence-transformers do without: heads and
-    poolers, which lie outside the base model."""
+    poolers, which lie outside the base model; and what a class of one medium does without: parts that read others."""
     for name, found, expected in sorted(report["mismatched_keys"]):
         raise CheckpointError(
             f"{checkpoint.folder}: tensor {name} has shape {list(found)}; config.json says {list(expected)}"
@@ -243,7 +245,8 @@ def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], surveyed:
         own = name.removeprefix(f"{surveyed.base_model_prefix}.")
         part = own.partition(".")[0]
         inside = part in dict(surveyed.named_children()) or (own != name and part != "pooler")
-        if inside or not checkpoint.has_modules:
+        is_part = surveyed.config.model_type != checkpoint.config.get("model_type")
+        if inside or not (checkpoint.has_modules or is_part):
             raise checkpoint.has_no_place(name)
 
 

@@ -262,6 +262,27 @@ def test_a_type_of_several_base_models_without_a_class_is_the_first(tmp_path: Pa
     assert open_source(edit_config(folder, architectures=None)).signature.outputs
 
 
+def test_a_class_of_one_medium_reads_its_part_of_a_folder_of_several(tmp_path: Path) -> None:
+    import transformers
+
+    text = {"head_dim": 8, "num_key_value_heads": 2, "vocab_size": 64, "intermediate_size_mlp": 32, "moe_layers": []}
+    image = {"image_size": 8, "patch_size": 4, "projector_input_dim": 16, "projector_output_dim": 16}
+    parts = {"text_config": {**LAYERS, **text}, "vision_config": {**LAYERS, **image, "vision_output_dim": 16}}
+    folder = save_model(tmp_path / "m", "Llama4ForConditionalGeneration", "llama4", **parts)
+    whole = transformers.Llama4ForConditionalGeneration.from_pretrained(folder).eval()
+    edit_config(folder, architectures=["Llama4ForCausalLM"])
+    source = open_source(folder)
+    assert source.spec.axes == (Axis("layers.0.ffn", 32), Axis("layers.0.heads", 2))
+    ids = torch.tensor([[5, 9, 41, 7]])
+    with torch.no_grad():
+        (logits,) = load_universal(source).module(ids, torch.ones_like(ids))
+        torch.testing.assert_close(logits, whole.language_model(ids).logits)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "language_model.other.weight": torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"language_model\.other\.weight"):
+        load_universal(open_source(folder))
+
+
 def test_beside_modules_of_sentence_transformers_heads_alone_are_passed_over(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "m", "DistilBertForMaskedLM", "distilbert", **TEXT)
     loading = Loading(without_pooler=True, surveyed=True)
