@@ -170,8 +170,8 @@ def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[s
         else:
             # Of a folder of several media it reads its own part, and a class of one of them has that alone.
             known = transformers.CONFIG_MAPPING[checkpoint.config["model_type"]]
-            if named.config_class in known.sub_configs.values():
-                known = named.config_class
+            own: Any = getattr(named, "config_class", None)
+            known = own if own in known.sub_configs.values() else known
             config = known.from_pretrained(checkpoint.folder, local_files_only=True)
         config.return_dict = True  # outputs are read by their names
         for part in (config, *(getattr(config, name) for name in config.sub_configs)):
