@@ -13,7 +13,6 @@ from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..bundle.weight_files import weights_in
 from ..errors import ParityError
-from ..exporters.checkpoints.tensor_file import release_pages
 from ..exporters.universal import UniversalModel, load_universal
 from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest
@@ -175,7 +174,6 @@ def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_
 def _verify_written(stage: Stage, written: Bundle, references: EngineReferences, clock: Clock) -> None:
     """These very files were proven on every case, in another residency: a few show that the runtime finds them and
     answers as packed as users have it; of a large model one does, without a copy of its weights."""
-    release_pages()  # a packed engine has copies of what PyTorch's side read
     here = proof_bundle_in(written, stage.work / "verify")
     merged = here.manifest.tasks is not None and here.manifest.tasks.merged
     some = smallest if references.of_model.looks else few

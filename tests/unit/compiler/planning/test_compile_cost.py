@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.job import resolve
 from nestforge.compiler.parity import cases
@@ -16,6 +17,7 @@ from nestforge.errors import BuildError
 from nestforge.profiles import host_load
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.precision import Precision
+from safetensors.torch import load_file, save_file
 from support.tiny_compile import board
 
 
@@ -70,6 +72,25 @@ def test_a_compile_costs_what_is_in_memory_at_once(tiny_folder: Path, tmp_path: 
     assert one.cpu_seconds < several.cpu_seconds
     assert cost(buckets=[Bucket(1, 40)]).memory_mb > one.memory_mb
     assert cost(buckets=[Bucket(1, 8)], precisions=("int8-dynamic",)).memory_mb < one.memory_mb
+
+
+def test_a_checkpoint_in_16_bits_is_in_memory_in_float32_until_it_is_stored(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large model, whose engines are asked without a copy of their weights."""
+    narrow = shutil.copytree(tiny_folder, tmp_path / "narrow")
+    (weights,) = narrow.glob("*.safetensors")
+    tensors = load_file(weights)
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, weights)
+    monkeypatch.setattr(cases, "LARGE", 0)
+    wide, bf16 = (
+        resolve(CompileRequest(folder, board(), output=tmp_path / "b", buckets=[Bucket(1, 1)])).cost
+        for folder in (tiny_folder, narrow)
+    )
+    assert wide.disk_mb == bf16.disk_mb
+    held = 4e-6 * sum(tensor.numel() for tensor in tensors.values())
+    assert wide.memory_mb < 700 + held
+    assert bf16.memory_mb == pytest.approx(700 + held, abs=1e-6)
 
 
 def test_a_large_model_packs_nothing_its_widths_cost_little_and_its_integers_more(
