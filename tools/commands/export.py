@@ -17,15 +17,18 @@ _EXAMPLES = """\b
 Examples:
   nestforge export my.bundle --format onnx -o small.onnx --submodel S
   nestforge export my.bundle --format onnx -o reviews.onnx --bucket 1x128 --task reviews
+  nestforge export my.bundle --format ortpackage -o my.ortpackage
   nestforge export my.bundle --format triton -o models
 """
 
 
 @click.command("export", epilog=_EXAMPLES)
 @bundle_argument
-@click.option("--format", "form", type=click.Choice(["onnx", "triton"]), required=True, help="Form to write.")
+@click.option(
+    "--format", "form", type=click.Choice(["onnx", "ortpackage", "triton"]), required=True, help="Form to write."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Path to write; must not exist.")
-@click.option("--submodel", metavar="ID", help=f"{SUBMODEL.metadata['help']} Default: the largest.")
+@click.option("--submodel", metavar="ID", help=f"{SUBMODEL.metadata['help']} Default: the largest; of ortpackage all.")
 @click.option("--bucket", type=BUCKET, help="Bucket of the submodel, where it has several.")
 @click.option("--task", metavar="NAME", help=TASK.metadata["help"])
 @json_option
@@ -34,6 +37,8 @@ def export_command(bundle: Path, form: str, output: Path, as_json: bool, **setti
 
     onnx: one submodel as one ONNX file for anyone's ONNX Runtime, its weights inside, or above 2 GB in one file beside
     it. What was written is asked and compared with the bundle's engine before it gets its name.
+
+    ortpackage: submodels as components of a package that ONNX Runtime 1.31 opens, each file as of onnx.
 
     triton: a model repository with one model for the whole bundle, whose Python backend runs nestforge.
     """
@@ -62,11 +67,27 @@ def _onnx(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
     say(f"\nwrote {', '.join(found.files)}, {found.bytes / 1e6:.1f} MB")
 
 
+def _ort_package(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
+    from ...compiler.platforms.ort_package import export_ort_package
+
+    with working() as progress:
+        found = export_ort_package(bundle, output, progress=progress, **settings)
+    if as_json:
+        print_json(found)
+        return
+    short = ShortNames.of(open_bundle(bundle).manifest)
+    size = sum(one.bytes for one in found.components.values())
+    names = ", ".join(map(short, found.components))
+    say(f"wrote {found.package} with {names}, {size / 1e6:.1f} MB; ONNX Runtime opened each")
+
+
 def _triton(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
     from ...compiler.platforms.triton_repository import export_triton
 
     if any(value is not None for value in settings.values()):
-        raise click.UsageError("--submodel, --bucket and --task are for onnx; a request of Triton names them")
+        raise click.UsageError(
+            "--submodel, --bucket and --task are for onnx and ortpackage; Triton's requests name them"
+        )
     with working() as progress:
         found = export_triton(bundle, output, progress)
     if as_json:
@@ -75,4 +96,4 @@ def _triton(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
         say(f"wrote {found.repository} with model {found.model}; tritonserver --model-repository {found.repository}")
 
 
-_FORMS = {"onnx": _onnx, "triton": _triton}
+_FORMS = {"onnx": _onnx, "ortpackage": _ort_package, "triton": _triton}

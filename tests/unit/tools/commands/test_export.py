@@ -41,4 +41,14 @@ def test_a_repository_for_triton(compiled: Any, tmp_path: Path) -> None:
     assert json_of("export", compiled.bundle, "--format", "triton", "-o", tmp_path / "again")["model"] == "tiny"
     assert "exists already" in error_of("export", compiled.bundle, "--format", "triton", "-o", models)
     line = usage_of("export", compiled.bundle, "--format", "triton", "-o", tmp_path / "c", "--submodel", "L")
-    assert "--submodel, --bucket and --task are for onnx" in line
+    assert "--submodel, --bucket and --task are for onnx and ortpackage" in line
+
+
+def test_a_package_for_onnx_runtime(compiled: Any, tmp_path: Path) -> None:
+    package = tmp_path / "my.ortpackage"
+    asked = ("export", compiled.bundle, "--format", "ortpackage", "-o")
+    says = shown(*asked, package, "--submodel", "L", "--bucket", "1x8")
+    size = sum(path.stat().st_size for path in package.rglob("*.onnx")) / 1e6
+    assert says == f"wrote {package} with L, {size:.1f} MB; ONNX Runtime opened each\n"
+    data = json_of(*asked, tmp_path / "all")
+    assert len(data["components"]) == len(open_bundle(compiled.bundle).manifest.submodels)
