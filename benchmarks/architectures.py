@@ -79,6 +79,7 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     **{key: {"prediction_length": 4} for key in ("informer", "autoformer", "time_series_transformer")},
+    "cvt": {"depth": [1, 2, 3]},  # reads a list of so many by the number of the stage
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     **{key: {"projection_dim": 32} for key in ("owlvit", "owlv2")},
     **{

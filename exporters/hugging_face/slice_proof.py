@@ -123,6 +123,9 @@ def call(
     Raises ExportError where it does not run by itself."""
     generator = torch.Generator().manual_seed(0)
     drawn = {id(tensor): _drawn(tensor, generator) for tensor in (*part.parameters(), *part.buffers())}
+    for name, buffer in part.named_buffers():
+        if name.endswith("running_var"):  # of a norm over the batch, which takes its root
+            drawn[id(buffer)] = drawn[id(buffer)].abs()
     full = {name: drawn[id(parameter)] for name, parameter in part.named_parameters()}
     for value in (1, 0):  # a mask is 1 where a token counts, or where it is hidden
         drawing = partial(_drawn, generator=generator, value=value)

@@ -82,8 +82,10 @@ def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str
     parts = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is not None]
     found: dict[str, Any] = {}
     for name in parts:
-        own = {key: value for key, value in getattr(config, name).to_dict().items() if key not in _OF_LAYERS}
-        found[name] = {**own, **smaller(getattr(config, name), scale, keep)}
+        part = getattr(config, name)
+        gone = () if layers_of(part) is None else _OF_LAYERS  # stages without a number stay
+        own = {key: value for key, value in part.to_dict().items() if key not in gone}
+        found[name] = {**own, **smaller(part, scale, keep)}
     layers = layers_of(config)
     kept_layers = _one_of_each_kind(stated, layers or 0)
     for name, value in stated.items():
@@ -165,6 +167,8 @@ def _one_of_each_kind(stated: Mapping[str, Any], layers: int) -> list[int]:
 
 def _smaller_list(name: str, value: list[Any], scale: int) -> list[Any]:
     if not all(type(each) is int for each in value):
+        return value
+    if name == "encode_proj_layers":  # the numbers of stages, of which there are as many
         return value
     if "depth" in name or "layers" in name or name in ("num_blocks",):
         return [1] * len(value)

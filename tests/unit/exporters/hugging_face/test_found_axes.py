@@ -45,6 +45,17 @@ class Ffn(nn.Module):
         return self.down(made if self.inner is None else self.inner(made))
 
 
+class BatchNormed(Ffn):
+    """Behind a norm over the batch, whose variances are no negative numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
 class Attention(nn.Module):
     """``kv`` pairs of keys and values for all heads; the classes below bend one thing each."""
 
@@ -204,6 +215,7 @@ FFN, HEADS = "layers.0.ffn", "layers.0.heads"
     ("layer", "size", "slices"),
     [
         (Ffn, F, _plain(FFN, 1, "up", "down")),
+        (BatchNormed, F, _plain(FFN, 1, "up", "down")),
         (Gated, F, _plain(FFN, 1, "gate up", "down")),
         (Tied, F, {PrefixSlice(f"layers.0.up.{part}", 0, FFN) for part in ("weight", "bias")}),
         (Attention, N, _plain(HEADS, D, "q k v", "o")),
@@ -229,6 +241,7 @@ FFN, HEADS = "layers.0.ffn", "layers.0.heads"
     ],
     ids=[
         "ffn",
+        "batch norm",
         "gated",
         "tied",
         "heads",

@@ -71,3 +71,9 @@ def test_stages_of_a_part_are_its_own_where_it_has_fewer_layers() -> None:
     config = transformers.DepthProConfig()
     small = transformers.DepthProConfig(**smaller(config))
     assert small.image_model_config.num_hidden_layers == 2
+
+
+def test_as_many_stages_stay() -> None:
+    found = smaller(transformers.RTDetrConfig())
+    assert found["backbone_config"]["out_features"] == ["stage2", "stage3", "stage4"]
+    assert "encode_proj_layers" not in found
