@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -32,6 +32,7 @@ from ..errors import ExportError
 from .complex_translations import COMPLEX_TRANSLATIONS
 from .frozen_dims import branching_dims, frozen_dims
 from .onnx_translations import TRANSLATIONS
+from .repeated_layers import NAME_SCOPES, Interface, repeat_layers, shortened
 from .universal import PREFIX
 
 _TypePromotion = type_promotion._TypePromotionInterpreter
@@ -45,7 +46,6 @@ _read = cache(ONNXRegistry.from_torchlib)
 _patched = Lock()
 
 
-_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 # Sizes that no other dimension of a traced model is likely to have.
 _EXAMPLE_BATCH = 3
 _EXAMPLE_SEQUENCE = 7
@@ -60,15 +60,6 @@ class Trace:
     module_outputs: dict[str, str]
 
 
-class Interface(Protocol):
-    """Inputs and outputs of a traced module, by position: those of a whole model or of a segment."""
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]: ...
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]: ...
-
-
 def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int) -> Trace:
     """Traces ``module``; dimensions that ``bucket`` leaves free, or does not know, keep their names, all others are
     static.
@@ -78,9 +69,34 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
     does not export, or is another one for every size of a dimension that is to be free.
     """
     at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))
-    example = tuple(
+    example = _example(interface, at)
+    shorter = shortened(module, interface, example)
+    if shorter is None:
+        model = _exported(module, interface, bucket, opset, example)
+    else:
+        model = _exported(shorter.module, shorter, bucket, opset, _example(shorter, at))
+        if not repeat_layers(model, shorter, module, interface):
+            model = _exported(module, interface, bucket, opset, example)
+    for value in model.graph.outputs:
+        value.shape = _counted(value.shape)
+    _require_free(module, interface, bucket, model)
+    _name_outputs(interface, bucket, model)
+    if bucket.free and getattr(module, "is_own_code", False):
+        _require_one_branch(module, interface, bucket)
+    _name_weights(model.graph, _own_names(module))
+    return Trace(model, _module_outputs(model))
+
+
+def _example(interface: Interface, at: Bucket) -> tuple[torch.Tensor, ...]:
+    return tuple(
         torch.ones(spec.shape(at, _EXAMPLE_OTHERS), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs
     )
+
+
+def _exported(
+    module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: int, example: tuple[torch.Tensor, ...]
+) -> ir.Model:
+    """The graph that torch.onnx.export makes of ``module``. Raises ExportError with torch's reason."""
     try:
         with quiet_export(), torchlib_read_once(), _without_collection(), _decomposed_at_once(opset):
             program = torch.onnx.export(
@@ -99,15 +115,7 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
         reason = _reason(failure)
         raise ExportError(f"{type(module).__name__} at {bucket.label}: torch.onnx.export failed: {reason}") from failure
     assert program is not None
-    model = program.model
-    for value in model.graph.outputs:
-        value.shape = _counted(value.shape)
-    _require_free(module, interface, bucket, model)
-    _name_outputs(interface, bucket, model)
-    if bucket.free and getattr(module, "is_own_code", False):
-        _require_one_branch(module, interface, bucket)
-    _name_weights(model.graph, _own_names(module))
-    return Trace(model, _module_outputs(model))
+    return program.model
 
 
 def _counted(shape: ir.Shape | None) -> ir.Shape | None:
@@ -218,7 +226,7 @@ def _module_outputs(model: ir.Model) -> dict[str, str]:
     outputs: dict[str, str] = {}
     for node in model.graph:
         # The last name is the node's own; nodes of one module have the others in common.
-        for module in _modules(node.metadata_props.get(_SCOPES_KEY, "").rpartition(", ")[0]):
+        for module in _modules(node.metadata_props.get(NAME_SCOPES, "").rpartition(", ")[0]):
             outputs[module] = node.outputs[0].name or ""
     return outputs
 
