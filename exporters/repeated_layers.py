@@ -12,35 +12,28 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import compress
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from itertools import chain, compress
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export._trace import _compiling_state_context
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.export import _trace as export_trace
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from ..bucket import Bucket
 from ..bundle.entries.generation_entry import PAST, PRESENT
 from ..bundle.entries.tensor_spec import TensorSpec
+from .signature import Interface
 
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _NUMBERED = re.compile(rf"((?:{PAST}|{PRESENT})\w+_)(\d{{1,6}})")
 _PERIODS = range(1, 7)
 # Fewer are traced as they are: two passes cost what some layers do.
 _LEAST_LEFT_OUT = 4
-
-
-class Interface(Protocol):
-    """Inputs and outputs of a module, by position."""
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]: ...
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]: ...
+_MOST_NUMBERS = 64
 
 
 @dataclass(frozen=True)
@@ -65,10 +58,11 @@ def shortened(module: torch.nn.Module, interface: Interface, example: tuple[torc
     }
     path = max(stacks, key=lambda name: len(stacks[name]), default="")
     layers = len(stacks.get(path, ()))
-    if layers < _LEAST_LEFT_OUT + 2 or (whole := _read(module, interface, example, path)) is None:
+    if layers < _LEAST_LEFT_OUT + 2:
         return None
-    kept, period = min((whole.needed(period), period) for period in _PERIODS)
-    if layers - kept < _LEAST_LEFT_OUT:
+    whole = _read(_with_first(module, path, layers), interface, example, path)
+    kept, period = min((whole.needed(period), period) for period in _PERIODS) if whole is not None else (layers, 1)
+    if whole is None or layers - kept < _LEAST_LEFT_OUT:
         return None
     stays = [_layer_of(spec.name) < kept for spec in interface.inputs]
     found = Shorter(
@@ -80,7 +74,7 @@ def shortened(module: torch.nn.Module, interface: Interface, example: tuple[torc
         kept,
         period,
     )
-    few = _read(found.module, found, tuple(compress(example, stays)), path)
+    few = _read(_with_first(module, path, kept), found, tuple(compress(example, stays)), path)
     return found if few is not None and whole.repeats(few, period) else None
 
 
@@ -89,19 +83,21 @@ def _with_first(module: torch.nn.Module, path: str, kept: int) -> torch.nn.Modul
     memo: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     found = copy.deepcopy(module, memo)
     owner, _, name = path.rpartition(".")
-    setattr(found.get_submodule(owner), name, found.get_submodule(path)[:kept])
-    if isinstance(own := getattr(found, "layers", None), (list, tuple)):  # what a cache keeps of each
-        found.layers = own[:kept]
+    layers = found.get_submodule(path)
+    assert isinstance(layers, torch.nn.ModuleList)
+    setattr(found.get_submodule(owner), name, layers[:kept])
+    if isinstance(own := vars(found).get("layers"), (list, tuple)):  # what a cache keeps of each
+        vars(found)["layers"] = own[:kept]
     return found
 
 
-def _layer_of(name: str) -> int:
+def _layer_of(name: str | None) -> int:
     """The layer of which ``name`` is a tensor of a cache, -1 for other names."""
-    found = _NUMBERED.fullmatch(name)
+    found = _NUMBERED.fullmatch(name or "")
     return int(found[2]) if found else -1
 
 
-_Step = tuple[object, ...]
+_Step = tuple[Any, ...]
 
 
 class _Place(NamedTuple):
@@ -130,7 +126,7 @@ class _Reading:
     def repeats(self, few: _Reading, period: int) -> bool:
         """Whether this pass is ``few`` with the last ``period`` of its layers repeated."""
         kept = len(few.layers)
-        origins = {name: self.outputs.get(_renumbered(name, _layer_of(name) - period), None) for name in self.outputs}
+        origins = {name: self.outputs.get(_renumbered(name, _layer_of(name) - period)) for name in self.outputs}
         return (
             (few.before, few.behind, few.layers) == (self.before, self.behind, self.layers[:kept])
             and all(self.layers[i] == self.layers[i - period] for i in range(kept, len(self.layers)))
@@ -151,9 +147,10 @@ class _Log(TorchDispatchMode):
     """Notes the steps of a pass. ``known``: names of tensors by their identity, each with its layer."""
 
     def __init__(self, known: Mapping[int, tuple[int | None, _Step]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found, self.layer = _Reading(), -1
         self._known, self._inside = dict(known), False
+        self._given: tuple[Any, ...] = ()
         self._held: list[object] = []  # so that no identity comes twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -174,30 +171,43 @@ class _Log(TorchDispatchMode):
         return result
 
     def place(self, tensor: torch.Tensor, reader: int) -> _Place:
-        if id(tensor) not in self._known:
+        if id(tensor) in self._known:
+            layer, what = self._known[id(tensor)]
+            return _Place(None if layer is None else reader - layer, what)
+        if type(tensor) is not torch.Tensor or tensor.numel() > _MOST_NUMBERS:
             raise _NotInTurnError
-        layer, what = self._known[id(tensor)]
-        return _Place(None if layer is None else reader - layer, what)
+        with _disable_current_modes():  # numbers that stand in the code
+            return _Place(None, ("numbers", tensor.dtype, tuple(tensor.shape), str(tensor.tolist())))
 
-    def enter(self, layer: int) -> None:
+    def enter(self, layer: int, _: object, given: tuple[Any, ...]) -> None:
         if self._inside or layer != self.layer + 1 or self.found.behind:
             raise _NotInTurnError
         self.layer, self._inside = layer, True
         self.found.layers.append([])
+        self._given = given
 
-    def leave(self) -> None:
+    def leave(self, _: object, __: object, returned: Any) -> None:
         self._inside = False
+        made = returned[0] if isinstance(returned, tuple) else returned
+        if self.layer == 0 and self._given and isinstance(made, torch.Tensor):
+            # The first layer reads what comes in as the others read the layer before.
+            own, like = self.place(self._given[0], 0), self.place(made, 1)
+            self.found.layers[0] = [
+                (func, form, tuple(like if each == own else each for each in read), sizes)
+                for func, form, read, sizes in self.found.layers[0]
+            ]
 
 
 def _read(
     module: torch.nn.Module, interface: Interface, example: tuple[torch.Tensor, ...], path: str
 ) -> _Reading | None:
-    """The steps of ``module``, whose layers are at ``path``; None where they are not called in turn."""
+    """The steps of ``module``, a copy with layers at ``path``; None where they are not called in turn, or a pass needs
+    numbers."""
     known: dict[int, tuple[int | None, _Step]] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        layer, _, own = name.removeprefix(f"{path}.").partition(".")
+        number, _, own = name.removeprefix(f"{path}.").partition(".")
         inside = name.startswith(f"{path}.")
-        known.setdefault(id(tensor), (int(layer) if inside else None, ("own", own if inside else name)))
+        known.setdefault(id(tensor), (int(number) if inside else None, ("own", own if inside else name)))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = [fake.from_tensor(tensor) for tensor in example]
     for spec, tensor in zip(interface.inputs, inputs, strict=True):
@@ -205,22 +215,19 @@ def _read(
         known[id(tensor)] = (layer if layer >= 0 else None, ("input", _renumbered(spec.name, 0)))
     log, stack = _Log(known), module.get_submodule(path)
     assert isinstance(stack, torch.nn.ModuleList)
-    hooks = [layer.register_forward_pre_hook(lambda *_, number=number: log.enter(number)) for number, layer in enumerate(stack)]
-    hooks += [layer.register_forward_hook(lambda *_: log.leave()) for layer in stack]
+    for place, each in enumerate(stack):
+        each.register_forward_pre_hook(partial(log.enter, place))
+        each.register_forward_hook(log.leave)
     try:
-        with fake, torch.no_grad(), _compiling_state_context(), log:
+        with fake, torch.no_grad(), export_trace._compiling_state_context(), log:  # type: ignore[attr-defined]
             outputs = module(*inputs)
-        many = len(stack)
-        if len(log.found.layers) != many:
+        if len(log.found.layers) != len(stack):
             return None
         for spec, tensor in zip(interface.outputs, outputs, strict=True):
             layer = _layer_of(spec.name)
-            log.found.outputs[spec.name] = log.place(tensor, layer if layer >= 0 else many)
-    except _NotInTurnError:
+            log.found.outputs[spec.name] = log.place(tensor, layer if layer >= 0 else len(stack))
+    except Exception:  # noqa: BLE001  (of any kind: the export of all layers says what a class cannot do)
         return None
-    finally:
-        for hook in hooks:
-            hook.remove()
     return log.found
 
 
@@ -228,50 +235,45 @@ def repeat_layers(model: ir.Model, shorter: Shorter, module: torch.nn.Module, in
     """Repeats layers in the graph of ``shorter`` until it is that of ``module``. False, and nothing is changed, where
     the last layers kept are not equal in the graph."""
     graph, path, period = model.graph, shorter.path, shorter.period
-    blocks: list[list[ir.Node]] = [[] for _ in range(shorter.kept)]
+    layers: list[list[ir.Node]] = [[] for _ in range(shorter.kept)]
+    static = _static_values(graph)
     for node in graph:
-        if (layer := _layer_at(node, path)) is not None:
-            blocks[layer].append(node)
-    first = [node for block in blocks[-2 * period : -period] for node in block]
-    last = [node for block in blocks[-period:] for node in block]
-    same = _counterparts(first, last, path, period)
-    if same is None or _is_read_elsewhere(graph, blocks, last, path):
-        return False
-    parameters = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+        if (layer := _layer_at(node, path)) is not None and node.outputs[0] not in static:
+            layers[layer].append(node)
+    first, last = list(chain(*layers[-2 * period : -period])), list(chain(*layers[-period:]))
+    same, others = _counterparts(first, last, path, period, static), chain(*layers[:-period])
+    inside, hidden = set(chain(*layers)), {value for node in others for value in node.outputs}
+    if same is None or any(value in hidden for node in graph if node not in inside for value in node.inputs):
+        return False  # or where what is behind the layers reads others than the last
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
     inputs, outputs = {value.name: value for value in graph.inputs}, {value.name: value for value in graph.outputs}
-    own = {value for node in last for value in node.inputs if value is not None and _is_own(value, path)}
-    after, now = last[-1], {value: value for node in last for value in node.outputs}
-    behind = [use for value in now for use in value.uses() if use.node not in set(last)]
-    for start in range(shorter.kept, shorter.layers, period):
-        moved = start - shorter.kept + period
-        # What a layer has of its own, then what it reads of the one before.
-        values: dict[ir.Value, ir.Value] = {}
-        for value in own:
-            name = _moved(value.name or "", path, moved)
+    made = {value: value for node in last for value in node.outputs}
+    behind = [use for value in made for use in value.uses() if use.node not in set(last)]
+    end = last[-1]
+    for moved in range(period, shorter.layers - shorter.kept + 1, period):
+        values = {one: made[other] for one, other in same.items()}  # of the layer before
+        for value in {value for node in last for value in node.inputs if value and _is_own(value, path)}:
+            name = _moved(value, path, moved) or ""
             if value.is_initializer():
                 if name not in graph.initializers:
-                    graph.register_initializer(_initializer(name, parameters[name]))
+                    graph.register_initializer(_initializer(name, tensors[name]))
                 values[value] = graph.initializers[name]
             else:
                 values[value] = inputs.setdefault(name, ir.Value(name=name, shape=value.shape, type=value.type))
-        values |= {one: now[other] for one, other in same.items()}
-        copies = {}
-        for node in last:
-            copied = _copy(node, values, path, moved)
-            graph.insert_after(after, copied)
-            after = copied
-            for value, made in zip(node.outputs, copied.outputs, strict=True):
-                values[value] = copies[value] = made
-                if (number := _layer_of(value.name or "")) >= 0:
-                    outputs[_renumbered(value.name or "", number + moved)] = made
-        now = copies
+        copies = [_copy(node, values, path, moved) for node in last]
+        graph.insert_after(end, copies)
+        end = copies[-1]
+        made = {value: values[value] for value in made}
+        outputs |= {value.name: value for value in made.values() if _layer_of(value.name) >= 0}
     for use in behind:
-        use.node.replace_input_with(use.idx, now[use.node.inputs[use.idx]])
-    for value, replaced in now.items():
-        if value.is_graph_output() and _layer_of(value.name or "") < 0:
-            outputs[value.name or ""] = replaced
-    for values_of, specs, known in ((graph.inputs, interface.inputs, inputs), (graph.outputs, interface.outputs, outputs)):
-        values_of[:] = [known[spec.name] for spec in specs]
+        read = use.node.inputs[use.idx]
+        use.node.replace_input_with(use.idx, read and made[read])
+    for value, repeated in made.items():
+        if value.is_graph_output() and _layer_of(value.name) < 0:
+            outputs[value.name] = repeated
+            repeated.name, value.name = value.name, f"{value.name}.0"
+    graph.inputs[:] = [inputs[spec.name] for spec in interface.inputs]
+    graph.outputs[:] = [outputs[spec.name] for spec in interface.outputs]
     return True
 
 
@@ -281,34 +283,58 @@ def _layer_at(node: ir.Node, path: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _moved(name: str, path: str, by: int) -> str:
-    """``name`` of a layer that lies ``by`` further."""
+def _moved(value: ir.Value, path: str, by: int) -> str | None:
+    """The name that ``value``, a parameter, an input or an output of one layer, has in the layer that lies ``by``
+    further; None of any other value."""
+    name = value.name or ""
     if (layer := _layer_of(name)) >= 0:
         return _renumbered(name, layer + by)
-    return re.sub(rf"^({re.escape(path)}\.)(\d+)", lambda found: f"{found[1]}{int(found[2]) + by}", name)
+    at = re.compile(rf"({re.escape(path)}\.)(\d+)")
+    return at.sub(lambda found: f"{found[1]}{int(found[2]) + by}", name, 1) if at.match(name) else None
 
 
 def _is_own(value: ir.Value, path: str) -> bool:
     """Whether ``value`` is a parameter or an input that each layer has of its own."""
-    outside = value.producer() is None
-    return outside and _moved(value.name or "", path, 1) != value.name
+    return value.producer() is None and _moved(value, path, 0) is not None
+
+
+def _static_values(graph: ir.Graph) -> dict[ir.Value, tuple[object, ...]]:
+    """Constants, sizes and what is made of them alone, each with what it is: any layer may have made it for all."""
+    found: dict[ir.Value, tuple[object, ...]] = {}
+    for node in graph:
+        read = node.inputs[0] if node.inputs else None
+        if node.op_type == "Shape" and read is not None and read.shape is not None:
+            made: tuple[object, ...] = (*_kind(node), str(read.shape))
+        elif node.op_type == "Constant" or (read is not None and all(value in found for value in node.inputs if value)):
+            made = (*_kind(node), *(value and found[value] for value in node.inputs))
+        else:
+            continue
+        found |= {value: (number, *made) for number, value in enumerate(node.outputs)}
+    return found
 
 
 def _counterparts(
-    first: list[ir.Node], last: list[ir.Node], path: str, period: int
+    first: list[ir.Node],
+    last: list[ir.Node],
+    path: str,
+    period: int,
+    static: Mapping[ir.Value, tuple[object, ...]],
 ) -> dict[ir.Value, ir.Value] | None:
-    """Values that the ``first`` of two equal pieces of a graph makes, and those that the ``last`` makes; None where they
-    differ."""
+    """What the ``first`` of two equal pieces of a graph makes, with what the ``last`` does; None where they differ."""
     same: dict[ir.Value, ir.Value] = {}
     made = {value for node in first for value in node.outputs}
     for one, other in zip(first, last, strict=False):
         if _kind(one) != _kind(other):
             return None
         for a, b in zip(one.inputs, other.inputs, strict=True):
-            is_same = a is b or (a in made and same.get(a) is b)
-            is_own = a is not None and b is not None and a.producer() is None and _moved(a.name or "", path, period) == b.name
-            is_chain = b in made and a not in made
-            if not (is_same or is_own or is_chain):
+            if a is b:
+                continue
+            if a is None or b is None:
+                return None
+            is_static = a in static and static[a] == static.get(b)
+            is_own = _is_own(a, path) and _moved(a, path, period) == b.name
+            is_of_layer_before = b in made and a not in made
+            if not (is_static or is_own or is_of_layer_before or (a in made and same.get(a) is b)):
                 return None
         same |= zip(one.outputs, other.outputs, strict=True)
     return same if len(first) == len(last) else None
@@ -317,21 +343,10 @@ def _counterparts(
 def _kind(node: ir.Node) -> tuple[object, ...]:
     """What ``node`` does with its inputs."""
     attributes = {
-        name: (each.type, each.value.tobytes() if isinstance(each.value, ir.TensorProtocol) else each.value)
+        name: (each.type, each.value.tobytes() if isinstance(each.value, ir.TensorProtocol) else str(each.value))
         for name, each in node.attributes.items()
     }
     return node.domain, node.op_type, node.overload, attributes, len(node.inputs), len(node.outputs)
-
-
-def _is_read_elsewhere(graph: ir.Graph, layers: list[list[ir.Node]], last: list[ir.Node], path: str) -> bool:
-    """Whether a node outside all layers reads what one before the ``last`` makes of its parameters: constants that one
-    layer makes are read by all."""
-    inside, varying = {node for layer in layers for node in layer}, set[ir.Value | None]()
-    for node in graph:
-        if node in inside and any(value in varying or (value and _is_own(value, path)) for value in node.inputs):
-            varying.update(node.outputs)
-    varying.difference_update(value for node in last for value in node.outputs)
-    return any(value in varying for node in graph if node not in inside for value in node.inputs)
 
 
 def _initializer(name: str, tensor: torch.Tensor) -> ir.Value:
@@ -339,27 +354,27 @@ def _initializer(name: str, tensor: torch.Tensor) -> ir.Value:
     return ir.Value(name=name, shape=constant.shape, type=ir.TensorType(constant.dtype), const_value=constant)
 
 
-def _copy(node: ir.Node, values: Mapping[ir.Value, ir.Value], path: str, moved: int) -> ir.Node:
-    """``node`` of the layer that lies ``moved`` further, on ``values`` in place of its own inputs."""
-    outputs = []
-    for value in node.outputs:
-        number = _layer_of(value.name or "")
-        name = _renumbered(value.name or "", number + moved) if number >= 0 else f"{value.name}_{moved}"
-        outputs.append(ir.Value(name=name, shape=value.shape, type=value.type))
-    inputs = [value if value is None else values.get(value, value) for value in node.inputs]
-    scopes = node.metadata_props.get(NAME_SCOPES, "")
-    at = rf"'({re.escape(path)}\.)(\d+)"
-    return ir.Node(
+def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], path: str, moved: int) -> ir.Node:
+    """``node`` of the layer that lies ``moved`` further, on ``values`` in place of its own, which have its outputs
+    then."""
+    scopes = re.sub(
+        rf"(?<=')({re.escape(path)}\.)(\d+)",
+        lambda found: f"{found[1]}{int(found[2]) + moved}",
+        node.metadata_props.get(NAME_SCOPES, ""),
+    )
+    copied = ir.Node(
         node.domain,
         node.op_type,
-        inputs,
+        [value and values.get(value, value) for value in node.inputs],
         node.attributes.values(),
         overload=node.overload,
-        outputs=outputs,
+        outputs=[
+            ir.Value(name=_moved(value, path, moved) or f"{value.name}.{moved}", shape=value.shape, type=value.type)
+            for value in node.outputs
+        ],
         version=node.version,
         name=f"{node.name}_{moved}",
-        metadata_props={
-            **node.metadata_props,
-            NAME_SCOPES: re.sub(at, lambda found: f"'{found[1]}{int(found[2]) + moved}", scopes),
-        },
+        metadata_props={**node.metadata_props, NAME_SCOPES: scopes},
     )
+    values.update(zip(node.outputs, copied.outputs, strict=True))
+    return copied

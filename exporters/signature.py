@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..bucket import Bucket
 from ..bundle.entries.tensor_spec import RowNeed, TensorSpec
@@ -15,6 +16,15 @@ IDS, MASK, TYPE_IDS, WRITTEN_IDS = "input_ids", "attention_mask", "token_type_id
 TOKENS = ("batch", "sequence")
 # Sequences of static buckets in place of a range.
 _USUAL_SEQUENCES = (32, 128)
+
+
+class Interface(Protocol):
+    """Inputs and outputs of a traced module, by position: those of a whole model or of a segment."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from torch.onnx._internal.fx.passes import type_promotion
 
 from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
-from ..bundle.entries.tensor_spec import TensorSpec
 from ..errors import ExportError
 from .complex_translations import COMPLEX_TRANSLATIONS
 from .frozen_dims import branching_dims, frozen_dims
 from .onnx_translations import TRANSLATIONS
-from .repeated_layers import NAME_SCOPES, Interface, repeat_layers, shortened
+from .repeated_layers import NAME_SCOPES, repeat_layers, shortened
+from .signature import Interface
 from .universal import PREFIX
 
 _TypePromotion = type_promotion._TypePromotionInterpreter

@@ -13,7 +13,7 @@ from ...bucket import Bucket
 from ...bundle.entries.engine_entry import RoutingEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...elastic import Submodel
-from ...exporters.trace import Interface
+from ...exporters.signature import Interface
 from ...exporters.universal import UniversalModel
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile

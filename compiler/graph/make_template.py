@@ -15,7 +15,8 @@ from ...bundle.entries.generation_entry import POSITIONS
 from ...bundle.weight_files import WEIGHTS_NAME
 from ...elastic import ElasticSpec
 from ...errors import SliceError
-from ...exporters.trace import Interface, Trace, trace
+from ...exporters.signature import Interface
+from ...exporters.trace import Trace, trace
 from ...exporters.universal import UniversalModel
 from .encodings import table_name
 from .passes.contract import (

@@ -34,8 +34,10 @@ _SHAPES, _OUTPUT_BYTES = 5, 8 + 4
 # Measured compiles took 0.57 (a tiny BERT), 0.85 (1,236 M) to 1.1 times (30 M and 400 M, to which it was fitted) the
 # memory of this rule: what is less than the least of it is refused.
 _LEAST_SHARE = 0.55
-# CPU seconds: what does not grow; a trace of a layer; a GFLOP of an engine's longest run, for all that it is proven by.
-_FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_A_GFLOP = 15, 0.7, 0.14
+# CPU seconds: what does not grow; a trace of a layer, and of one that repeats those; a GFLOP of an engine's longest run,
+# for all that it is proven by.
+_FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_REPEATED, _SECONDS_A_GFLOP = 15, 0.7, 0.1, 0.14
+_LAYERS_TRACED = 4
 # Of a large model a GFLOP of that run, which its narrower widths are not asked, and 10^9 weights of its short ones; of
 # integers too for rounding weights, PyTorch with the rounded ones, and runs that decode them.
 _SECONDS_A_GFLOP_OF_FEW, _SECONDS_A_BILLION = 0.03, 25
@@ -74,7 +76,9 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
         held = outputs + 4 * largest  # written engines are opened shared
     looks = can_look(source) and BACKENDS[backend].runs_graphs
     gates = sum((_gate_seconds if looks else _every_case_seconds)(source, profile, submodel) for submodel in chosen)
-    layers = source.spec.depth * len(profile.buckets) * len({submodel.structure for submodel in chosen})
+    traced = min(source.spec.depth, _LAYERS_TRACED)
+    trace = _SECONDS_A_LAYER * traced + _SECONDS_REPEATED * (source.spec.depth - traced)
+    traces = len(profile.buckets) * len({submodel.structure for submodel in chosen})
     # Until they are stored, weights of other types are in memory in float32; files in float32 are mapped.
     widened = 4 * sum(tensor.elements for tensor in source.checkpoint.tensors.values() if tensor.dtype != "F32")
     judging = held if looks else outputs + packed + 8 * largest
@@ -82,7 +86,7 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
         memory_mb=(_PROGRAMS_BYTES + max(judging, widened)) / 1e6,
         mapped_mb=max(disk, in_fp32) / 1e6,
         disk_mb=disk / 1e6,
-        cpu_seconds=_FIXED_SECONDS + forms * (_SECONDS_A_LAYER * layers + gates),
+        cpu_seconds=_FIXED_SECONDS + forms * (trace * traces + gates),
     )
 
 

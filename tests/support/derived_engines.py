@@ -21,8 +21,8 @@ from nestforge.compiler.graph.precision.quantize import dynamic, quantized, smal
 from nestforge.compiler.graph.store import Store, read_store, write_store
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import Submodel
+from nestforge.exporters.signature import Interface
 from nestforge.exporters.source import open_source
-from nestforge.exporters.trace import Interface
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.inputs.arrays import random_feeds
 

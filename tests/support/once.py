@@ -28,7 +28,8 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.graph import make_template
-from nestforge.exporters.trace import Interface, Trace, trace
+from nestforge.exporters.signature import Interface
+from nestforge.exporters.trace import Trace, trace
 from torch._subclasses.fake_impls import _deregister_op_impl, op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import exported_program

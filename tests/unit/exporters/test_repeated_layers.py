@@ -1,0 +1,191 @@
+"""Graphs of repeated layers are those of whole traces; layers that differ anywhere are traced, all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from nestforge.bucket import Bucket
+from nestforge.bundle.entries.tensor_spec import TensorSpec
+from nestforge.exporters import trace as trace_module
+from nestforge.exporters.repeated_layers import shortened
+from nestforge.exporters.signature import Signature
+from nestforge.exporters.source import open_source
+from nestforge.exporters.trace import trace
+from nestforge.exporters.universal import load_universal
+
+from tests.support.gated_decoders import save_decoder
+
+LAYERS, WIDTH = 10, 4
+ROWS = ("batch", "sequence", WIDTH)
+SIGNATURE = Signature((TensorSpec("x", "float32", ROWS),), (TensorSpec("y", "float32", ROWS),), 16)
+RANGE = Bucket(2, 9, None, 1)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(WIDTH, width), torch.nn.Linear(width, WIDTH)
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x + self.factor * self.down(torch.relu(self.up(x))) * scale
+
+
+class Net(torch.nn.Module):
+    """Layers one behind the other, given a number that is made before them."""
+
+    def __init__(self, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
+        self.head = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        scale = x.mean()
+        for layer in self.layers:
+            x = layer(x, scale)
+        return (self.head(x),)
+
+
+class Twice(Net):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return super().forward(*super().forward(x))
+
+
+class ByPlace(Net):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        scale = x.mean()
+        for number, layer in enumerate(self.layers):
+            x = layer(x * number, scale)
+        return (self.head(x),)
+
+
+class Gathering(Net):
+    """What is behind the layers reads all of them."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        found, scale = [x], x.mean()
+        for layer in self.layers:
+            found.append(layer(found[-1], scale))
+        return (self.head(torch.stack(found).sum(0)),)
+
+
+def another_factor(net: Net) -> None:
+    net.layers[6].factor = 2.0  # type: ignore[assignment]
+
+
+def another_width(net: Net) -> None:
+    net.layers[6] = Layer(7)
+
+
+def another_function(net: Net) -> None:
+    net.layers[6].up = torch.nn.Sequential(net.layers[6].up, torch.nn.Tanh())  # type: ignore[assignment,arg-type]
+
+
+def every_other(net: Net) -> None:
+    for layer in net.layers[::2]:  # type: ignore[union-attr]
+        layer.factor = 3.0  # type: ignore[assignment]
+
+
+def one_tensor(net: Net) -> None:
+    """All layers on the weights of the first."""
+    for layer in net.layers[1:]:  # type: ignore[union-attr]
+        layer.up.weight = net.layers[0].up.weight  # type: ignore[union-attr]
+
+
+def ready(net: torch.nn.Module) -> torch.nn.Module:
+    return net.eval().requires_grad_(False)
+
+
+def kept(net: torch.nn.Module) -> int | None:
+    found = shortened(ready(net), SIGNATURE, (torch.ones(2, 7, WIDTH),))
+    return found and found.kept
+
+
+def meaning(graph: ir.Graph) -> tuple[set[str], list[str], list[str | None]]:
+    """Nodes, each by its operation and all that is before it, outputs so, and names of inputs."""
+    known = {value: str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
+    said = []
+    for node in graph:
+        values = {name: str(attribute.value) for name, attribute in node.attributes.items()}
+        read: Any = [value and known[value] for value in node.inputs]
+        if node.op_type == "Shape":  # torch takes the size of a row from any tensor that has it
+            read = None
+        said.append(sha256(repr((node.op_type, values, read)).encode()).hexdigest())
+        known |= {value: f"{said[-1]}.{number}" for number, value in enumerate(node.outputs)}
+    return set(said), [known[value] for value in graph.outputs], [value.name for value in graph.inputs]
+
+
+def both(monkeypatch: pytest.MonkeyPatch, traced: Callable[[], ir.Model]) -> tuple[ir.Model, ir.Model]:
+    """A graph of repeated layers, and one of all layers traced."""
+    repeated: list[bool] = []
+    real = trace_module.repeat_layers
+    monkeypatch.setattr(trace_module, "repeat_layers", lambda *args: repeated.append(real(*args)) or repeated[-1])
+    few = traced()
+    assert repeated == [True]
+    monkeypatch.setattr(trace_module, "shortened", lambda *_: None)
+    return few, traced()
+
+
+@pytest.mark.parametrize(
+    ("change", "layers"), [(None, 2), (every_other, 4), (another_factor, 9), (one_tensor, None)], ids=str
+)
+def test_as_many_layers_are_kept_as_differ(change: Callable[[Net], None] | None, layers: int | None) -> None:
+    net = Net(16)
+    if change is not None:
+        change(net)
+    assert kept(net) == layers
+
+
+@pytest.mark.parametrize("net", [Twice, ByPlace, Gathering])
+def test_layers_that_are_not_called_in_turn_alike_are_all_traced(net: type[Net]) -> None:
+    assert kept(net()) is None
+
+
+@pytest.mark.parametrize("change", [another_factor, another_width, another_function])
+def test_one_layer_that_differs_near_the_end_has_all_traced(change: Callable[[Net], None]) -> None:
+    net = Net()
+    change(net)
+    assert kept(net) is None
+
+
+def test_few_layers_are_traced_as_they_are() -> None:
+    assert kept(Net(5)) is None
+
+
+@pytest.mark.parametrize(("net", "change"), [(Net, None), (Net, every_other)])
+def test_a_graph_of_repeated_layers_is_that_of_all(
+    monkeypatch: pytest.MonkeyPatch, net: type[Net], change: Callable[[Net], None] | None
+) -> None:
+    module = net()
+    if change is not None:
+        change(module)
+    few, whole = both(monkeypatch, lambda: trace(ready(module), SIGNATURE, RANGE, 20).model)
+    assert meaning(few.graph) == meaning(whole.graph)
+    assert {name: value.const_value.numpy().tolist() for name, value in few.graph.initializers.items()} == {  # type: ignore[union-attr]
+        name: value.const_value.numpy().tolist()
+        for name, value in whole.graph.initializers.items()  # type: ignore[union-attr]
+    }
+
+
+@pytest.mark.parametrize("part", [None, "cached"])
+def test_a_decoder_with_and_without_its_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str | None
+) -> None:
+    universal = load_universal(open_source(save_decoder(tmp_path / "model", num_hidden_layers=8), generates=True))
+    source = universal.source
+    if part is None:
+        module, interface, bucket = universal.module, source.signature, RANGE
+    else:
+        whole = universal.spec.universal()
+        interface = source.parts[part].of(whole)
+        module, bucket = interface.module(universal.narrow(whole)), source.parts[part].at(Bucket(1, 9, None, 1))
+    few, every = (each.graph for each in both(monkeypatch, lambda: trace(module, interface, bucket, 20).model))
+    assert meaning(few) == meaning(every)
+    assert few.initializers.keys() == every.initializers.keys()
+    assert [value.name for value in few.outputs] == [value.name for value in every.outputs]
