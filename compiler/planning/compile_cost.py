@@ -34,8 +34,8 @@ _SHAPES, _OUTPUT_BYTES = 5, 8 + 4
 # Measured compiles took 0.57 (a tiny BERT), 0.85 (1,236 M) to 1.1 times (30 M and 400 M, to which it was fitted) the
 # memory of this rule: what is less than the least of it is refused.
 _LEAST_SHARE = 0.55
-# CPU seconds: what does not grow; a trace of a layer, and of one that repeats it; a GFLOP of an engine's longest run, for
-# all that it is proven by.
+# CPU seconds: what does not grow; a trace of a layer, and of one that repeats it; a GFLOP of an engine's longest run,
+# for all that it is proven by.
 _FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_REPEATED, _SECONDS_A_GFLOP = 15, 0.7, 0.1, 0.14
 _LAYERS_TRACED = 4
 # Of a large model a GFLOP of that run, which its narrower widths are not asked, and 10^9 weights of its short ones; of
