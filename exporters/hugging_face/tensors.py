@@ -17,16 +17,6 @@ from ..checkpoints.checkpoint import Checkpoint, compare_with_headers
 Shape = tuple[int, ...]
 
 
-def linear_shapes(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, Shape]:
-    """Tensors of a linear layer called ``name``."""
-    return {f"{name}.weight": (outputs, inputs), **({f"{name}.bias": (outputs,)} if bias else {})}
-
-
-def norm_shapes(name: str, width: int) -> dict[str, Shape]:
-    """Tensors of a LayerNorm called ``name``."""
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
 # Parts of a name and their replacements, in this order.
 Renamings = Sequence[tuple[str, str]]
 # Names of TensorFlow's days; bert-base-uncased is still published so.
@@ -54,7 +44,7 @@ class Parameters:
 
     def norm(self, name: str, width: int, bias: bool = True) -> None:
         """A LayerNorm, or without ``bias`` one that has a scale alone."""
-        self.shapes |= norm_shapes(name, width) if bias else {f"{name}.weight": (width,)}
+        self.shapes |= {f"{name}.{part}": (width,) for part in (("weight", "bias") if bias else ("weight",))}
 
     def linear(
         self,
@@ -67,7 +57,9 @@ class Parameters:
         unit: int = 1,
     ) -> None:
         """A linear layer; the axis ``rows`` slices what it makes, ``columns`` what it reads, ``unit`` to a step."""
-        shapes = linear_shapes(name, inputs, outputs, bias)
+        shapes: dict[str, Shape] = {f"{name}.weight": (outputs, inputs)}
+        if bias:
+            shapes[f"{name}.bias"] = (outputs,)
         self.shapes |= shapes
         if rows is not None:
             self.slices += [PrefixSlice(parameter, 0, rows, unit) for parameter in shapes]

@@ -14,7 +14,7 @@ from ....elastic import Axis, ElasticSpec, PrefixSlice, Submodel
 from ....errors import CheckpointError
 from ....workload import Op, added_rows, elementwise, feed_forward, linear, lookup, one_hot_product, self_attention
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
-from ...hugging_face.tensors import Shape, linear_shapes, norm_shapes
+from ...hugging_face.tensors import Parameters, Shape
 from .config import CAPACITY, EXPERTS, SPECTRAL, Routing, SparseMixerConfig, halves, parts_of, routing
 
 TABLES = ("embeddings.word.weight", "embeddings.position.weight", "embeddings.token_type.weight")
@@ -25,52 +25,50 @@ _FLOAT32_BYTES = 4
 def parameter_shapes(config: SparseMixerConfig) -> dict[str, Shape]:
     """Parameters of ``SparseMixer``; the head's matrix back to the vocabulary is that of the words, and not among
     them."""
-    d, width = config.hidden_size, config.embedding_width
+    found, d, width = Parameters(), config.hidden_size, config.embedding_width
     rows = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
-    shapes: dict[str, Shape] = {name: (count, width) for name, count in zip(TABLES, rows, strict=True)}
-    shapes |= norm_shapes("embeddings.norm", width) | linear_shapes("embeddings.projection", width, d)
+    for name, count in zip(TABLES, rows, strict=True):
+        found.add(name, count, width)
+    found.norm("embeddings.norm", width)
+    found.linear("embeddings.projection", width, d)
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}"
         if config.mixes(layer):
-            shapes |= _mixing(config, f"{at}.mixing")
+            _add_mixing(found, config, f"{at}.mixing")
         else:
             for part in ("query", "key", "value", "output"):
-                shapes |= linear_shapes(f"{at}.attention.{part}", d, d)
-        shapes |= norm_shapes(f"{at}.mixing_norm", d)
+                found.linear(f"{at}.attention.{part}", d, d)
+        found.norm(f"{at}.mixing_norm", d)
         if config.routes(layer):
-            shapes |= _experts(config, f"{at}.moe")
+            _add_experts(found, config, f"{at}.moe")
         else:
-            shapes |= linear_shapes(f"{at}.ffn.up", d, config.intermediate_size)
-            shapes |= linear_shapes(f"{at}.ffn.down", config.intermediate_size, d)
-        shapes |= norm_shapes(f"{at}.ffn_norm", d)
+            found.linear(f"{at}.ffn.up", d, config.intermediate_size)
+            found.linear(f"{at}.ffn.down", config.intermediate_size, d)
+        found.norm(f"{at}.ffn_norm", d)
     if config.predicts_tokens:
-        shapes |= linear_shapes("head.transform", d, width) | norm_shapes("head.norm", width)
-        shapes["head.bias"] = (config.vocab_size,)
+        found.linear("head.transform", d, width)
+        found.norm("head.norm", width)
+        found.add("head.bias", config.vocab_size)
     if config.pools:
-        shapes |= linear_shapes("pooler", d, d)
+        found.linear("pooler", d, d)
     if config.num_labels is not None:
-        shapes |= linear_shapes("classifier", d, config.num_labels)
-    return shapes
+        found.linear("classifier", d, config.num_labels)
+    return found.shapes
 
 
-def _mixing(config: SparseMixerConfig, at: str) -> dict[str, Shape]:
+def _add_mixing(found: Parameters, config: SparseMixerConfig, at: str) -> None:
     """The learned parameters of mixing along the sequence and along the hidden axis; spectral mixing has none."""
-    sizes = {"sequence": config.max_position_embeddings, "hidden": config.hidden_size}
-    match config.mixing:
-        case "linear":
-            return {f"{at}.{side}": (size, size) for side, size in sizes.items()}
-        case "circulant":
-            return {f"{at}.{side}": (size,) for side, size in sizes.items()}
-        case "toeplitz":
-            return {f"{at}.{side}": (2 * size - 1,) for side, size in sizes.items()}
-    return {}
+    for side, size in (("sequence", config.max_position_embeddings), ("hidden", config.hidden_size)):
+        shapes: dict[str, Shape] = {"linear": (size, size), "circulant": (size,), "toeplitz": (2 * size - 1,)}
+        if config.mixing in shapes:
+            found.add(f"{at}.{side}", *shapes[config.mixing])
 
 
-def _experts(config: SparseMixerConfig, at: str) -> dict[str, Shape]:
+def _add_experts(found: Parameters, config: SparseMixerConfig, at: str) -> None:
     count, d, f = config.num_experts, config.hidden_size, config.expert_width
-    shapes = ((count, d, f), (count, f), (count, f, d), (count, d))
-    stacked = {f"{at}.experts.{part}": shape for part, shape in zip(_EXPERT_PARTS, shapes, strict=True)}
-    return linear_shapes(f"{at}.router", d, count) | stacked
+    found.linear(f"{at}.router", d, count)
+    for part, shape in zip(_EXPERT_PARTS, ((d, f), (f,), (f, d), (d,)), strict=True):
+        found.add(f"{at}.experts.{part}", count, *shape)
 
 
 def elastic_spec(config: SparseMixerConfig) -> ElasticSpec:
