@@ -9,6 +9,7 @@ keys and values, ``n`` or one that all share.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,28 +25,11 @@ from .forms import folded_shapes, places_of, table
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 
 
-class Attention(torch.nn.Module):
-    """One sublayer of the configured kind; projections and tables under the names that ``parameters`` has."""
+class PerHead(torch.nn.Module):
+    """A sublayer whose heads have queries of their own, and keys and values, or one pair that all share."""
 
-    # Those of these that the kind has.
-    query: torch.nn.Linear
-    key: torch.nn.Linear
-    value: torch.nn.Linear
-    key_value: torch.nn.Linear
-    embedding: torch.nn.ParameterDict
-    factor: torch.nn.ParameterDict
-
-    def __init__(self, config: MheConfig) -> None:
-        super().__init__()
-        self.config = config
-        hidden, bias = config.hidden_size, config.attention_bias
-        for part in config.projections:
-            outputs = config.inner if part in config.own_projections else config.head_size
-            setattr(self, part, torch.nn.Linear(hidden, outputs, bias))
-        self.output = torch.nn.Linear(config.inner, hidden, bias)
-        if config.has_tables:
-            tables = {role: torch.nn.Parameter(torch.zeros(config.table_shape)) for role in ROLES}
-            setattr(self, table(config), torch.nn.ParameterDict(tables))
+    config: MheConfig
+    output: torch.nn.Linear
 
     def forward(
         self,
@@ -68,8 +52,39 @@ class Attention(torch.nn.Module):
         updated: torch.Tensor = self.output(joined(context.transpose(1, 2), self.config))
         return updated
 
+    @abstractmethod
+    def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [B, S, H] to [B, n, S, d]."""
+
+    @abstractmethod
     def keys_and_values(self, hidden: torch.Tensor, turn: Positions | None = None) -> KeysAndValues:
         """The keys and values [B, K, S, d] of ``hidden`` [B, S, H], of which a cache has these."""
+
+
+class Attention(PerHead):
+    """One sublayer of the configured kind; projections and tables under the names that ``parameters`` has."""
+
+    # Those of these that the kind has.
+    query: torch.nn.Linear
+    key: torch.nn.Linear
+    value: torch.nn.Linear
+    key_value: torch.nn.Linear
+    embedding: torch.nn.ParameterDict
+    factor: torch.nn.ParameterDict
+
+    def __init__(self, config: MheConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, bias = config.hidden_size, config.attention_bias
+        for part in config.projections:
+            outputs = config.inner if part in config.own_projections else config.head_size
+            setattr(self, part, torch.nn.Linear(hidden, outputs, bias))
+        self.output = torch.nn.Linear(config.inner, hidden, bias)
+        if config.has_tables:
+            tables = {role: torch.nn.Parameter(torch.zeros(config.table_shape)) for role in ROLES}
+            setattr(self, table(config), torch.nn.ParameterDict(tables))
+
+    def keys_and_values(self, hidden: torch.Tensor, turn: Positions | None = None) -> KeysAndValues:
         match self.config.attention:
             case "skv":
                 key = value = self._split(self.key_value(hidden), "key_value")
@@ -82,7 +97,6 @@ class Attention(torch.nn.Module):
         return (key if turn is None else turn(key)), value
 
     def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``hidden`` [B, S, H] to [B, n, S, d]."""
         query = self._split(self.query(hidden), "query")
         return self._told_apart(query, "query") if self.config.has_tables else query
 
@@ -192,7 +206,7 @@ class SharedKeys(torch.nn.Module):
         attend: Attend | None = None,
         keys_and_values: KeysAndValues | None = None,
     ) -> torch.Tensor:
-        """As ``Attention.forward``; positions turn nothing in these forms."""
+        """As ``PerHead.forward``; positions turn nothing in these forms."""
         assert turn is None
         if attend is not None:
             query = self._queries(hidden).transpose(1, 2)
@@ -267,33 +281,18 @@ class SharedKeys(torch.nn.Module):
         return updated
 
 
-class Expanded(torch.nn.Module):
+class Expanded(PerHead):
     """Form B of ``literal``: an ordinary MHA, with a projection of each role for each head."""
 
     def __init__(self, literal: Attention) -> None:
         super().__init__()
         self.config, self.output = literal.config, literal.output
-        self.expanded: Any = Folded(literal, "expanded", ("query", "key", "value"))
+        self.expanded: Any = Folded(literal, "expanded", ROLES)
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        turn: Positions | None = None,
-        attend: Attend | None = None,
-        keys_and_values: KeysAndValues | None = None,
-    ) -> torch.Tensor:
-        """As ``Attention.forward``."""
-        query = self._of_heads(hidden, self.expanded.query)
-        key, value = keys_and_values or self.keys_and_values(hidden, turn)
-        if turn is not None:
-            query = turn(query)
-        context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
-        updated: torch.Tensor = self.output(joined(context.transpose(1, 2), self.config))
-        return updated
+    def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._of_heads(hidden, self.expanded.query)
 
     def keys_and_values(self, hidden: torch.Tensor, turn: Positions | None = None) -> KeysAndValues:
-        """The keys and values [B, n, S, d] of ``hidden`` [B, S, H]."""
         key, value = (self._of_heads(hidden, part) for part in (self.expanded.key, self.expanded.value))
         return (key if turn is None else turn(key)), value
 

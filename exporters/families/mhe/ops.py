@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ....bucket import Bucket
 from ....elastic import Submodel
 from ....workload import Op, elementwise, feed_forward, linear, lookup, self_attention
-from .config import MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
+from .config import ROLES, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import CROSS, ENCODER, Place, held_forms, layers_of, places_in, places_of, prompt_form
 
 _FLOAT32_BYTES = 4
@@ -218,9 +218,9 @@ def form_ops(of: Sublayer) -> Mapping[str, list[Op]]:
 
 def _literal(of: Sublayer) -> list[Op]:
     """Every head's queries, keys and values are made, then turned around as an MHA's are."""
-    size, every = of.size, of.bucket.tokens * of.inner
+    every = of.bucket.tokens * of.inner
     return [
-        *(of.linear(part, size) for part in ("query", "key", "value")),
+        *(of.linear(part, of.size) for part in ROLES),
         of.elementwise("embeddings", 3 * every, passes=2),
         of.elementwise("split", 3 * every, passes=2),
         of.product("scores", of.heads),
@@ -254,26 +254,25 @@ def _one_head(of: Sublayer) -> list[Op]:
 
 
 def _shared_scores(of: Sublayer) -> list[Op]:
-    size = of.size
     return [
-        *(of.linear(part, size) for part in ("query", "key", "value")),
+        *(of.linear(part, of.size) for part in ROLES),
         of.product("scores", 1),
         of.elementwise("mask", of.pairs, passes=2),
-        linear(f"{of.at}.key_bias", of.bucket.tokens, size, of.heads, bias=False),
+        linear(f"{of.at}.key_bias", of.bucket.tokens, of.size, of.heads, bias=False),
         of.elementwise("softmax", of.scores, passes=_SOFTMAX_PASSES),
         *_mixed(of),
     ]
 
 
 def _one_exponential(of: Sublayer) -> list[Op]:
-    size, tokens = of.size, of.bucket.tokens
+    tokens = of.bucket.tokens
     moved = (of.pairs + 2 * tokens * of.inner) * _FLOAT32_BYTES
     return [
-        *(of.linear(part, size) for part in ("query", "key", "value")),
+        *(of.linear(part, of.size) for part in ROLES),
         of.product("scores", 1),
         of.elementwise("mask", of.pairs, passes=2),
         of.elementwise("softmax", of.pairs, passes=_SOFTMAX_PASSES),
-        linear(f"{of.at}.key_bias", tokens, size, of.heads, bias=False),
+        linear(f"{of.at}.key_bias", tokens, of.size, of.heads, bias=False),
         of.elementwise("weights", tokens * of.heads, passes=6),
         of.elementwise("weighed", tokens * of.inner, passes=2),
         Op(f"{of.at}.context", "batched_gemm", 2 * of.pairs * of.inner, 0, moved),
