@@ -14,7 +14,8 @@ from ..bundle.open_bundle import Bundle, open_bundle
 from ..compiler.compile import compile_bundle
 from ..exporters.checkpoints.own_folder import save_model
 from ..exporters.families.sparse_mixer.config import PRESETS
-from ..exporters.families.sparse_mixer.model import SparseMixer, load_model
+from ..exporters.families.sparse_mixer.model import SparseMixer
+from ..exporters.family import load_model
 from .harness import CACHE, Row, benchmark, interleaved, speed_row
 from .subjects import CORES, eager_call, elsewhere, packed
 

@@ -14,7 +14,8 @@ from typing import Any
 from ..errors import CheckpointError
 from ..strict import nearest
 from .architecture import Architecture
-from .checkpoints.checkpoint import Checkpoint
+from .checkpoints.checkpoint import Checkpoint, open_checkpoint
+from .checkpoints.own_folder import OwnConfig
 
 PREFIX = "preset:"
 
@@ -48,6 +49,18 @@ class Family:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+def own_family(
+    name: str,
+    read: Callable[[Checkpoint], Architecture],
+    presets: Mapping[str, OwnConfig],
+    model_type: str | None = None,
+) -> Family:
+    """Models of ours, whose configuration alone tells axes and parameters, with published ones by name;
+    ``model_type`` is ``name`` unless stated."""
+    published = {preset: config.to_json() for preset, config in presets.items()}
+    return Family(name, (model_type or name,), read, reads_config_alone=True, presets=published)
+
+
 @cache
 def families() -> tuple[Family, ...]:
     """Every family, found by looking into ``families/``: a module there, or in a folder there one whose name ends with
@@ -73,6 +86,15 @@ def family_of(checkpoint: Checkpoint) -> Family:
     model_type = checkpoint.config.get("model_type")
     named = (family for family in families() if model_type in family.model_types)
     return next(named, None) or next(family for family in families() if not family.model_types)
+
+
+def load_model(folder: Path) -> Any:  # torch.nn.Module
+    """The module of the model in ``folder``, of a class of ours: in eval mode and float32, without gradients.
+
+    Raises CheckpointError for another folder, or one whose weights are missing, misfit or not finite.
+    """
+    checkpoint = open_checkpoint(folder)
+    return family_of(checkpoint).read(checkpoint).load().model
 
 
 def presets() -> dict[str, Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from ....workload import Op
 from ...architecture import Architecture, Replay
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
-from ...family import Deferred, Family
+from ...family import Deferred, own_family
 from ...hugging_face.tensors import Shape
 from ...parts import CachedSpec, EncoderSpec
 from ...signature import next_token_logits, text_signature
@@ -183,10 +183,4 @@ PRESETS: Mapping[str, CodaEncoderDecoderConfig] = {
     )
     for name, encoder in ENCODERS.items()
 }
-FAMILY = Family(
-    "coda_encoder_decoder",
-    ("coda_encoder_decoder",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items()},
-)
+FAMILY = own_family("coda_encoder_decoder", read, PRESETS)

@@ -18,7 +18,7 @@ from ....elastic import Submodel
 from ...architecture import ROUTES, Architecture, Replay, Routing, TaskSpec
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
-from ...family import Deferred, Family
+from ...family import Deferred, own_family
 from ...signature import TOKENS, Signature, text_signature
 from .config import PIXELS, SCHEDULE, CodaConfig, KeysOf
 from .ops import (
@@ -185,10 +185,4 @@ PRESETS: Mapping[str, CodaConfig] = {
         f"coda-t5-{size}-k-to-all-mq": _encoder(shape, "all", 1),
     }.items()
 }
-FAMILY = Family(
-    "coda",
-    ("coda_encoder",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items()},
-)
+FAMILY = own_family("coda", read, PRESETS, "coda_encoder")

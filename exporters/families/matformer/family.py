@@ -23,7 +23,7 @@ from ....workload import Op
 from ...architecture import Architecture, is_table
 from ...checkpoints.checkpoint import Checkpoint, compare_with_headers
 from ...checkpoints.own_folder import read_config
-from ...family import Deferred, Family
+from ...family import Deferred, own_family
 from ...hugging_face.tensors import Parameters
 from ...parts import CacheAxes, CachedSpec
 from ...signature import Signature, text_signature
@@ -69,28 +69,18 @@ def _read(
 ) -> Architecture:
     if checkpoint.has_weights:
         compare_with_headers(checkpoint, parameters.shapes)
-
     return Architecture(
         elastic_spec(config, parameters),
         signature,
         parameters.shapes,
         workload,
-        load=lambda: model.OneInput(model.model_of(checkpoint)),
+        load=lambda: model.answering(checkpoint, config),
     )
 
 
-FAMILIES = tuple(
-    Family(
-        name,
-        (name,),
-        read,
-        reads_config_alone=True,
-        presets={name: config.to_json() for name, config in published.items()},
-    )
-    for name, read, published in (
-        ("matformer_lm", read_language_model, LANGUAGE),
-        ("matformer_vit", read_vision_model, VISION),
-    )
+FAMILIES = (
+    own_family("matformer_lm", read_language_model, LANGUAGE),
+    own_family("matformer_vit", read_vision_model, VISION),
 )
 
 

@@ -8,14 +8,13 @@ cache holds.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
-from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ...checkpoints.own_folder import read_config, with_weights
+from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_folder import with_weights
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
 from ...modules.attention import Attend, NestedAttention, Positions, causal_mask, rotary
 from ...modules.cached_attention import CachePlaces, tokens_so_far
@@ -209,18 +208,9 @@ class RecordedLM(View):
         return (model.logits(hidden), *kept)
 
 
-def load_model(folder: Path) -> torch.nn.Module:
-    """The MatformerLM or MatformerViT in ``folder``, in eval mode and float32, without gradients.
-
-    Raises CheckpointError for a folder that holds neither, or whose weights are missing, misfit or not finite.
-    """
-    return model_of(open_checkpoint(folder))
-
-
-def model_of(checkpoint: Checkpoint) -> torch.nn.Module:
-    """The module that ``load_model`` returns for an open checkpoint."""
-    if checkpoint.config.get("model_type") == MatformerVitConfig.model_type:
-        vision = read_config(checkpoint, MatformerVitConfig)
-        return with_weights(lambda: MatformerViT(vision), checkpoint)
-    language = read_config(checkpoint, MatformerConfig)
-    return with_weights(lambda: MatformerLM(language), checkpoint)
+def answering(checkpoint: Checkpoint, config: NestedConfig) -> OneInput:
+    """The model in ``checkpoint`` as families hand it over."""
+    if isinstance(config, MatformerVitConfig):
+        return OneInput(with_weights(lambda: MatformerViT(config), checkpoint))
+    assert isinstance(config, MatformerConfig)
+    return OneInput(with_weights(lambda: MatformerLM(config), checkpoint))

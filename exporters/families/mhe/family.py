@@ -19,7 +19,7 @@ from ....bundle.entries.tensor_spec import TensorSpec
 from ...architecture import Architecture, Folded
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
-from ...family import Deferred, Family
+from ...family import Deferred, own_family
 from ...parts import CacheAxes, CachedSpec, EncoderSpec
 from ...signature import TOKENS, next_token_logits, text_signature
 from .config import KINDS, PRESETS, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
@@ -156,12 +156,10 @@ def cache_axes(config: MheConfig, role: str) -> tuple[CacheAxes, ...]:
 
 
 FAMILIES = tuple(
-    Family(
+    own_family(
         model_type,
-        (model_type,),
         partial(_read, kind),
-        reads_config_alone=True,
-        presets={name: config.to_json() for name, config in PRESETS.items() if isinstance(config, kind)},
+        {name: config for name, config in PRESETS.items() if isinstance(config, kind)},
     )
     for model_type, kind in KINDS.items()
 )

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ...checkpoints.own_folder import read_config, with_weights
+from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_folder import with_weights
 from ...modules.attention import Attend, Positions, additive_mask, causal_mask, hidden_beyond, rotary
 from ...modules.cached_attention import CachePlaces, cache_places, caches_of, over_cache
 from ...modules.layers import (
@@ -31,7 +30,7 @@ from ...modules.layers import (
     on_same_weights,
 )
 from .attention import Attention, KeysAndValues, in_form
-from .config import KINDS, Layout, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
+from .config import Layout, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEncoderDecoderConfig
 from .forms import cached_form, places_of
 
 # Epsilon of every LayerNorm of an encoder, as in BERT; and of other models, as in GPT-2 and in PyTorch's own
@@ -270,24 +269,9 @@ def _turned_rows(rows: torch.Tensor, config: MheConfig) -> torch.Tensor:
     return rows.view(*config.table_shape, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
-def load_model(folder: Path) -> torch.nn.Module:
-    """The MheEncoder, MheDecoder or MheEncoderDecoder in ``folder``, in eval mode and float32, without gradients.
-
-    Raises CheckpointError for a folder that holds none, or whose weights are missing, misfit or not finite.
-    """
-    checkpoint = open_checkpoint(folder)
-    kind = KINDS.get(checkpoint.config.get("model_type", ""), MheEncoderConfig)
-    return model_of(checkpoint, read_config(checkpoint, kind))
-
-
 def answering(checkpoint: Checkpoint, config: MheConfig) -> Answering:
-    """``model_of`` as families hand it over."""
-    return Answering(model_of(checkpoint, config))
-
-
-def model_of(checkpoint: Checkpoint, config: MheConfig) -> torch.nn.Module:
-    """The module that ``load_model`` returns for an open checkpoint with its configuration."""
-    return with_weights(lambda: made(config), checkpoint)
+    """The model in ``checkpoint`` as families hand it over."""
+    return Answering(with_weights(lambda: made(config), checkpoint))
 
 
 _MODELS: Mapping[type[MheConfig], Callable[[Any], torch.nn.Module]] = {

@@ -17,7 +17,7 @@ from ....elastic import Submodel
 from ...architecture import ROUTES, Architecture, Replay, Routing
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import read_config
-from ...family import Deferred, Family
+from ...family import Deferred, own_family
 from ...signature import TOKENS, Signature, text_signature
 from .config import EXPERTS, PRESETS, SparseMixerConfig, routing
 from .ops import TABLES, compare_weights, elastic_spec, forward_ops, parameter_shapes, variant_ops
@@ -128,10 +128,4 @@ class ExpertRoutes(Routing):
         return model.replay(module.model, inputs, given)
 
 
-FAMILY = Family(
-    "sparse_mixer",
-    ("sparse_mixer",),
-    read,
-    reads_config_alone=True,
-    presets={name: config.to_json() for name, config in PRESETS.items()},
-)
+FAMILY = own_family("sparse_mixer", read, PRESETS)

@@ -7,7 +7,6 @@ Shapes: ``B`` rows, ``S`` tokens, ``d`` hidden, ``e`` embedding width, ``V`` voc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ import torch
 from ....elastic import SEQUENCE, Submodel
 from ....errors import InputError, ParityError
 from ...architecture import ROUTES, JudgedRoutes, Replay, given_by_layer
-from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ...checkpoints.own_folder import read_config, with_weights
+from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.own_folder import with_weights
 from ...modules.attention import NestedAttention, additive_mask
 from ...modules.layers import (
     Answering,
@@ -206,25 +205,11 @@ def lower(module: Any, variants: Mapping[str, str]) -> Lowered:
     return Lowered(model)
 
 
-def load_model(folder: Path) -> SparseMixer:
-    """The model in ``folder``, in eval mode and float32, without gradients, its mixing matrices held.
-
-    Raises CheckpointError for another folder, or one whose weights are missing, misfit or not finite.
-    """
-    checkpoint = open_checkpoint(folder)
-    return model_of(checkpoint, read_config(checkpoint, SparseMixerConfig))
-
-
 def answering(checkpoint: Checkpoint, config: SparseMixerConfig) -> Answering:
-    """``model_of`` as families hand it over."""
-    return Answering(model_of(checkpoint, config))
-
-
-def model_of(checkpoint: Checkpoint, config: SparseMixerConfig) -> SparseMixer:
-    """The module that ``load_model`` returns for an open checkpoint with its configuration."""
+    """The model in ``checkpoint`` as families hand it over, its mixing matrices held."""
     model = with_weights(lambda: SparseMixer(config), checkpoint)
     model.hold_matrices()
-    return model
+    return Answering(model)
 
 
 def replay(model: Any, inputs: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Replay:

@@ -14,7 +14,8 @@ from nestforge.bucket import Bucket
 from nestforge.errors import ParityError
 from nestforge.exporters.checkpoints.own_folder import save_model
 from nestforge.exporters.families.matformer import model as matformer
-from nestforge.exporters.families.matformer.model import buckets_between, load_model
+from nestforge.exporters.families.matformer.model import buckets_between
+from nestforge.exporters.family import load_model
 from support.gated_decoders import save_decoder
 from support.generating import greedy
 from support.tiny_matlm import save_tiny_matlm

@@ -23,7 +23,7 @@ from nestforge.examples.matformer.recipe import (
 )
 from nestforge.examples.matformer.tasks import DigitsTask, LanguageTask, Task
 from nestforge.examples.training import Record, side_by_side
-from nestforge.exporters.families.matformer.model import load_model
+from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
 from torch.nn import functional
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from nestforge.examples.mhe import train as command
 from nestforge.examples.mhe.fit import KINDS, MODELS, Trainer
 from nestforge.exporters.families.mhe.config import MheConfig, MheDecoderConfig
-from nestforge.exporters.families.mhe.model import load_model
+from nestforge.exporters.family import load_model
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,9 @@ from nestforge.examples.sparse_mixer.fit import (
     z_loss,
 )
 from nestforge.exporters.families.sparse_mixer.config import SparseMixerConfig
-from nestforge.exporters.families.sparse_mixer.model import SparseMixer, load_model
+from nestforge.exporters.families.sparse_mixer.model import SparseMixer
 from nestforge.exporters.families.sparse_mixer.moe import Routes
+from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
 from support.tiny_mixer import mixer_config, tiny_mixer
 from torch.nn import functional

@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.exporters.families.matformer.model import load_model
+from nestforge.exporters.family import load_model
 from support.tiny_compile import board
 from support.tiny_matlm import save_tiny_matlm
 

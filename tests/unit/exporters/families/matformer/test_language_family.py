@@ -14,7 +14,7 @@ from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import CheckpointError
-from nestforge.exporters.families.matformer.model import load_model
+from nestforge.exporters.family import load_model
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.workload import macs

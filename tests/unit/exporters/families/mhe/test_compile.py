@@ -15,7 +15,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.exporters.families.mhe.model import load_model
+from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
 from safetensors import safe_open
 from support.tiny_compile import assert_tensorrt_takes, board

@@ -10,7 +10,8 @@ import pytest
 import torch
 from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Folded
-from nestforge.exporters.families.mhe.model import Recorded, load_model
+from nestforge.exporters.families.mhe.model import Recorded
+from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal, magnitude_scores, rank
 from safetensors.torch import load_file, save_file

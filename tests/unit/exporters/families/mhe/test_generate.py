@@ -9,7 +9,8 @@ import onnx
 import pytest
 import torch
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.exporters.families.mhe.model import Recorded, SourceEncoder, load_model
+from nestforge.exporters.families.mhe.model import Recorded, SourceEncoder
+from nestforge.exporters.family import load_model
 from support.tiny_compile import board
 from support.tiny_mhe import pair_config, save_tiny_mhe, tiny_mhe
 

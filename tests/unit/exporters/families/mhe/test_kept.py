@@ -14,7 +14,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.planning.levels import levels as levels_of
 from nestforge.errors import PlanError, SelectionError
-from nestforge.exporters.families.mhe.model import load_model
+from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board
 from support.tiny_mhe import save_tiny_mhe, save_tiny_pair

@@ -15,7 +15,7 @@ from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import ParityError
 from nestforge.exporters.families.mhe import attention as folds
-from nestforge.exporters.families.mhe.model import load_model
+from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
 from support.tiny_compile import board
 from support.tiny_mhe import save_tiny_pair

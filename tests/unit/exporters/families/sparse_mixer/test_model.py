@@ -19,13 +19,13 @@ from nestforge.exporters.families.sparse_mixer.model import (
     SparseMixer,
     attention_mask,
     experts_gap,
-    load_model,
     lower,
     replay,
     tokens_gap,
 )
 from nestforge.exporters.families.sparse_mixer.moe import DROPPED, StaticMoE, experts_choose, tokens_choose
 from nestforge.exporters.families.sparse_mixer.ops import parameter_shapes
+from nestforge.exporters.family import load_model
 from nestforge.exporters.modules.layers import Answering
 from support.mixer_reference import mixer_outputs
 from support.tiny_mixer import mixer_config, save_tiny_mixer, tiny_mixer
