@@ -12,7 +12,7 @@ import numpy as np
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
 from ...outside_file import parse_json, read_file
-from ..inputs.arrays import Array
+from ..inputs.arrays import Array, InputChecker
 from ..inputs.files import MAX_BYTES, MAX_ROWS, check_rows, checked_labels, read_array_file
 from ..inputs.text import TextEncoder, require_characters
 
@@ -87,7 +87,9 @@ def _read_arrays(path: Path, bundle: Bundle, longest: int, truncate: bool) -> La
             "shorten it, or compile with a larger one"
         )
     labels = None if file.labels is None else checked_labels(path, file.labels, file.rows, _classes(bundle))
-    return LabelledData(_cut(bundle, file.feeds, longest), lengths, labels, 0, file.sha256)
+    # Steps behind those pad every row.
+    feeds = InputChecker(bundle.manifest.inputs).taken(file.feeds, np.arange(file.rows), longest)
+    return LabelledData(feeds, lengths, labels, 0, file.sha256)
 
 
 def _read_texts(path: Path, bundle: Bundle, longest: int, truncate: bool) -> LabelledData:
@@ -150,15 +152,6 @@ def _lengths(bundle: Bundle, feeds: Mapping[str, Array], rows: int) -> Array:
         return np.full(rows, mask.shape[1], np.int64)
     ends: Array = np.where(mask, np.arange(1, mask.shape[1] + 1), 1).max(axis=1).astype(np.int64)
     return ends
-
-
-def _cut(bundle: Bundle, feeds: Mapping[str, Array], longest: int) -> dict[str, Array]:
-    """Arrays without the steps behind ``longest``, which pad every row."""
-    cut = {}
-    for spec in bundle.manifest.inputs:
-        array = feeds[spec.name]
-        cut[spec.name] = array[:, :longest] if spec.dims[1:2] == ("sequence",) else array
-    return cut
 
 
 def _classes(bundle: Bundle) -> int:

@@ -221,15 +221,7 @@ class ExitBench:
         return self._dispatcher.choose(Request(submodel=self._submodel), given.batch, given.sequence).engine
 
     def _request(self, data: LabelledData, rows: Array) -> dict[str, Array]:
-        longest = int(data.lengths[rows].max())
-        return {
-            spec.name: np.ascontiguousarray(
-                data.feeds[spec.name][rows, :longest]
-                if spec.dims[1:2] == ("sequence",)
-                else data.feeds[spec.name][rows]
-            )
-            for spec in self._bundle.manifest.inputs
-        }
+        return self._inputs.taken(data.feeds, rows, int(data.lengths[rows].max()))
 
 
 def spread(*costs: Array) -> Array:

@@ -99,17 +99,14 @@ class ArraySamples:
         return 0
 
     def fitting(self, manifest: Manifest, sequence: int) -> ArraySamples | None:
-        shape = InputChecker(manifest.inputs).shape_of(self.feeds)
+        checker = InputChecker(manifest.inputs)
+        shape = checker.shape_of(self.feeds)
         counted = _counted(manifest, self.feeds, shape, shape)
         rows = np.flatnonzero(~counted[:, sequence:].any(axis=1))
         if not len(rows):
             return None
-        cuts = {
-            spec.name: tuple(slice(sequence) if dim == "sequence" else slice(None) for dim in spec.dims)
-            for spec in manifest.inputs
-        }
-        kept = self.take(rows.tolist())
-        return ArraySamples({name: array[cuts[name]] for name, array in kept.feeds.items()}, kept.labels)
+        labels = None if self.labels is None else self.labels[rows]
+        return ArraySamples(checker.taken(self.feeds, rows, sequence), labels)
 
     def take(self, rows: Sequence[int]) -> ArraySamples:
         """The rows of these numbers, in this order."""
