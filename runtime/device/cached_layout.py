@@ -1,9 +1,11 @@
-"""What a run of an engine that generates is bound to, arrays of the host that are copied and memory of the device; and
-runners of such runs alone."""
+"""What a run of an engine that generates is bound to, arrays of the host that are copied and memory of the device; such
+runs, and runners of them alone."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ...bucket import Bucket
@@ -80,7 +82,75 @@ class CachedLayouts:
         return None
 
 
-class CachedRunner:
+class HostRun(ABC):
+    """A call that runs from arrays of the host into arrays of the host, and returns once they are written."""
+
+    def __init__(
+        self,
+        where: str,
+        device: Device,
+        bound: CachedRun,
+        feeds: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        forget: Callable[[HostRun], None],
+    ) -> None:
+        """``forget`` is called when the run is closed. Made under the device's lock. Raises BundleIncompatibleError
+        where memory is short."""
+        self._where, self._device, self._layout, self._forget = where, device, bound.layout, forget
+        self._feeds, self._outputs = feeds, outputs
+        self._block = device.allocate(self._layout.bytes)
+        with ExitStack() as stack:
+            stack.callback(device.free, self._block)
+            self._staging = device.staging(self._layout.bytes)
+            stack.callback(device.free_staging, self._staging)
+            self._place(bound)
+            stack.pop_all()
+        self._is_open = True
+
+    @abstractmethod
+    def _place(self, bound: CachedRun) -> None:
+        """Tells the engine where its tensors lie: in ``_block``, and where those of ``bound`` do."""
+
+    @property
+    @abstractmethod
+    def is_captured(self) -> bool:
+        """Whether the next run starts as one CUDA graph."""
+
+    @abstractmethod
+    def _queue(self) -> None:
+        """Queues a run: inputs from ``_staging`` to ``_block``, the engine, and wanted outputs back."""
+
+    def _ran(self) -> None:  # noqa: B027  (most have nothing to do)
+        """Called once a run is done."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Waits for a run that was interrupted, and lets go of what runs it."""
+
+    def __call__(self) -> None:
+        """Raises BundleError where the GPU fails, or once the run or the engine is closed."""
+        with self._device.lock:
+            if not self._is_open:
+                raise BundleError(f"{self._where}: not open; run it inside its `with` block")
+            self._layout.fill(self._staging, self._feeds)
+            self._queue()
+            self._device.wait()
+            self._layout.read(self._staging, self._outputs)
+            self._ran()
+
+    def close(self) -> None:
+        """See ``DeviceCall.close``."""
+        with self._device.lock:
+            is_open, self._is_open = self._is_open, False
+            if is_open:
+                with ExitStack() as stack:
+                    stack.callback(self._device.free_staging, self._staging)
+                    stack.callback(self._device.free, self._block)
+                    stack.callback(self._forget, self)
+                    self._release()
+
+
+class CachedRunner(ABC):
     """One engine that generates on a device, which it has while it is open; see ``CacheRunner``."""
 
     def __init__(self, bundle: Bundle, engine: EngineEntry) -> None:
@@ -89,6 +159,19 @@ class CachedRunner:
         self._where = f"engine {engine.id}"
         self._layouts = CachedLayouts(bundle, engine)
         self._device: Device | None = None
+        self._runs: set[HostRun] = set()
+
+    def __exit__(self, *_: object) -> None:
+        """Closes every run that is bound; they fail afterwards."""
+        device, self._device = self._device, None
+        if device is None:
+            return
+        with ExitStack() as stack:  # what fails keeps nothing else from being given back
+            stack.callback(device.release)
+            stack.enter_context(device.lock)
+            stack.callback(self._close)
+            for run in tuple(self._runs):
+                stack.callback(run.close)
 
     @property
     def device(self) -> Device:
@@ -96,6 +179,25 @@ class CachedRunner:
         if self._device is None:
             raise self._not_open()
         return self._device
+
+    def bind_cache(
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
+    ) -> HostRun:
+        """See ``CacheRunner.bind_cache``."""
+        bound = self._layouts.run(feeds, outputs, caches)
+        with self.device.lock:
+            run = self._bind(bound, feeds, outputs)
+            self._runs.add(run)
+            return run
+
+    @abstractmethod
+    def _bind(self, bound: CachedRun, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> HostRun:
+        """A run of the open engine, made under the device's lock, and forgotten by ``_runs`` when it is closed. Raises
+        BundleError where another thread has closed the engine."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Closes the engine, if it is open, under the device's lock."""
 
     def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:  # noqa: ARG002
         """Raises InputError: see ``bind_cache``."""

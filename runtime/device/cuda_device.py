@@ -101,12 +101,12 @@ class CudaDevice:
     def to_device(self, address: int, source: Array) -> None:
         with self.lock:
             use_device(self.index)
-            self.stream.upload(address, source)
+            self.stream.to_device(address, source)
 
     def to_host(self, target: Array, address: int) -> None:
         with self.lock:
             use_device(self.index)
-            self.stream.download(target, address)
+            self.stream.to_host(target, address)
 
     def copy_rows(self, target: int, pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
         with self.lock:

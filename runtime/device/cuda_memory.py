@@ -80,24 +80,6 @@ class _PinnedMemory:
         self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (self.address, False)}
 
 
-class Blocks:
-    """``size`` bytes on the device and as many, page-locked, on the host; ``host`` is a view of those."""
-
-    def __init__(self, size: int) -> None:
-        self._pinned = _PinnedMemory(size)
-        try:
-            self.device = int(checked(f"allocating {size} bytes", cudart.cudaMalloc(size)))
-        except BaseException:
-            cudart.cudaFreeHost(self._pinned.address)
-            raise
-        self.host: Array = np.asarray(self._pinned)
-
-    def close(self) -> None:
-        """Frees both; no view of ``host`` may be used afterwards."""
-        cudart.cudaFree(self.device)
-        cudart.cudaFreeHost(self._pinned.address)
-
-
 class Stream:
     """One queue of work, which waits for no other."""
 
@@ -106,25 +88,13 @@ class Stream:
         self._stream = checked("opening a stream", cudart.cudaStreamCreateWithFlags(flags))
         self.handle = int(self._stream)
 
-    def to_device(self, blocks: Blocks, size: int) -> None:
-        """Copies the first ``size`` bytes of the host's block over."""
-        kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
-        host = int(blocks.host.ctypes.data)
-        checked("copying inputs", cudart.cudaMemcpyAsync(blocks.device, host, size, kind, self._stream))
-
-    def to_host(self, blocks: Blocks, offset: int, size: int) -> None:
-        """Copies ``size`` bytes at ``offset`` of the device's block back."""
-        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        host = int(blocks.host.ctypes.data) + offset
-        checked("copying outputs", cudart.cudaMemcpyAsync(host, blocks.device + offset, size, kind, self._stream))
-
-    def upload(self, address: int, source: Array) -> None:
+    def to_device(self, address: int, source: Array) -> None:
         """Copies a contiguous array of the host to ``address``."""
         kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
         host = int(source.ctypes.data)
         checked("copying to the GPU", cudart.cudaMemcpyAsync(address, host, source.nbytes, kind, self._stream))
 
-    def download(self, target: Array, address: int) -> None:
+    def to_host(self, target: Array, address: int) -> None:
         """Copies from ``address`` into a contiguous array of the host."""
         kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
         host = int(target.ctypes.data)

@@ -73,6 +73,16 @@ class Layout:
         missing = sorted(self.inputs.keys() - feeds.keys())
         return f"no array for input {', '.join(missing)}" if missing else None
 
+    def fill(self, block: Array, feeds: Mapping[str, Array]) -> None:
+        """Puts ``feeds`` into the inputs' slots of a block of the host's."""
+        for name, slot in self.inputs.items():
+            slot.host_view(block)[...] = feeds[name]
+
+    def read(self, block: Array, outputs: Mapping[str, Array]) -> None:
+        """Copies the slots of ``outputs`` out of a block of the host's."""
+        for name, array in outputs.items():
+            array[...] = self.outputs[name].host_view(block)
+
 
 class Layouts:
     """The layouts of an engine, one for each shape of ``bucket``; none needs more bytes than ``largest``."""

@@ -134,15 +134,13 @@ class OnnxRuntimeGpuRunner(CopyingRunner):
             assert self._block is not None
             if layout != self._placed or self._own is None:
                 self._place(session, layout)
-            for name, slot in layout.inputs.items():
-                slot.host_view(self._staging)[...] = feeds[name]
+            layout.fill(self._staging, feeds)
             self._queue_own(device)
             for name in outputs:
                 slot = layout.outputs[name]
                 device.to_host(slot.host_view(self._staging), self._block + slot.offset)
             device.wait()
-            for name, array in outputs.items():
-                array[...] = layout.outputs[name].host_view(self._staging)
+            layout.read(self._staging, outputs)
 
     def _place(self, session: GpuSession, layout: Layout) -> None:
         """Binds the runner's own runs to its memory, where ``layout`` says."""

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import tensorrt as trt
 
 from ....bundle.shape_profile import Shape
 from ....errors import BundleError
-from ...device.cached_layout import CachedRun
+from ...device.cached_layout import CachedRun, HostRun
 from ...device.cuda_device import CudaDevice
-from ...device.cuda_memory import Blocks, Graph, Stream, use_device
+from ...device.cuda_memory import Graph, Stream, use_device
 from ...inputs.arrays import Array
 from .engine import captured, open_context, require_shapes, set_addresses, set_shapes
 
@@ -112,8 +111,8 @@ class CacheContext:
         return self._context
 
 
-class CacheRun:
-    """A call that runs from arrays of the host into arrays of the host, and returns once they are written."""
+class CacheRun(HostRun):
+    """A run of a plan; copies and kernels are one CUDA graph."""
 
     def __init__(
         self,
@@ -121,17 +120,15 @@ class CacheRun:
         bound: CachedRun,
         feeds: Mapping[str, Array],
         outputs: Mapping[str, Array],
-        forget: Callable[[CacheRun], None],
+        forget: Callable[[HostRun], None],
     ) -> None:
-        """``forget`` is called when the run is closed. Made under the device's lock. Raises BundleIncompatibleError
-        where memory is short."""
-        layout = bound.layout
-        self._context, self._layout, self._forget = context, layout, forget
-        self._feeds, self._outputs = feeds, outputs
-        self._blocks: Blocks | None = Blocks(layout.bytes)
+        self._context = context
         self._graph: Graph | None = None
         self._runs = 0
-        block = self._blocks.device
+        super().__init__(context.where, context.device, bound, feeds, outputs, forget)
+
+    def _place(self, bound: CachedRun) -> None:
+        layout = bound.layout
         slots = {**layout.inputs, **layout.outputs}
         self._binding = Binding(
             bound.profile,
@@ -139,57 +136,40 @@ class CacheRun:
             | {name: array.shape for name, array in bound.read.items()},
             {name: slot.shape for name, slot in layout.outputs.items()}
             | {name: array.shape for name, array in bound.written.items()},
-            {name: block + slot.offset for name, slot in slots.items()}
+            {name: self._block + slot.offset for name, slot in slots.items()}
             | {name: array.address for name, array in (*bound.read.items(), *bound.written.items())},
         )
 
     @property
     def is_captured(self) -> bool:
-        """Whether the next run starts as one CUDA graph."""
         return self._graph is not None
 
-    def __call__(self) -> None:
-        """Raises BundleError where CUDA or TensorRT fails, or once the run or the engine is closed."""
+    def _queue(self) -> None:
+        """Raises BundleError where TensorRT refuses."""
         device = self._context.device
-        with device.lock:
-            use_device(device.index)
-            blocks = self._blocks
-            if blocks is None:
-                raise BundleError(f"{self._context.where}: not open; run it inside its `with` block")
-            for name, slot in self._layout.inputs.items():
-                slot.host_view(blocks.host)[...] = self._feeds[name]
-            if self._graph is not None:
-                device.stream.start(self._graph)
-            else:
-                self._context.bind(self._binding)
-                if not self._queue(blocks, device.stream):
-                    raise BundleError(f"{self._context.where}: TensorRT refused to run")
-            device.stream.wait()
-            for name, array in self._outputs.items():
-                array[...] = self._layout.outputs[name].host_view(blocks.host)
-            self._runs += 1
-            if self._runs == _CALL_BY_CALL and self._context.stays:  # nothing else has run since, as a capture asks
-                self._graph = captured(partial(self._queue, blocks))
+        use_device(device.index)
+        if self._graph is not None:
+            device.stream.start(self._graph)
+            return
+        self._context.bind(self._binding)
+        if not self._queue_in(device.stream):
+            raise BundleError(f"{self._where}: TensorRT refused to run")
 
-    def close(self) -> None:
-        """See ``DeviceCall.close``. Nothing of it is queued: every run was waited for."""
-        device = self._context.device
-        with device.lock:
-            blocks, self._blocks = self._blocks, None
-            if blocks is None:
-                return
-            use_device(device.index)
-            self._forget(self)
-            device.wait()  # a run that was interrupted while it was waited for
-            if self._graph is not None:
-                self._graph.close()
-                self._graph = None
-            blocks.close()
+    def _ran(self) -> None:
+        self._runs += 1
+        if self._runs == _CALL_BY_CALL and self._context.stays:  # nothing else has run since, as a capture asks
+            self._graph = captured(self._queue_in)
 
-    def _queue(self, blocks: Blocks, stream: Stream) -> bool:
-        stream.to_device(blocks, self._layout.input_bytes)
+    def _release(self) -> None:
+        self._context.device.wait()  # for a run that was interrupted while it was waited for
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
+
+    def _queue_in(self, stream: Stream) -> bool:
+        stream.to_device(self._block, self._staging[: self._layout.input_bytes])
         queued = self._context.queue(stream)
         for name in self._outputs:
             slot = self._layout.outputs[name]
-            stream.to_host(blocks, slot.offset, slot.bytes)
+            stream.to_host(slot.host_view(self._staging), self._block + slot.offset)
         return queued

@@ -15,10 +15,9 @@ from ....bundle.device_files.plan_index import PlanEntry
 from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.entries.generation_entry import ENCODER
 from ....bundle.open_bundle import Bundle
-from ...device.cached_layout import CachedRunner
+from ...device.cached_layout import CachedRun, CachedRunner
 from ...device.cuda_device import take_cuda_device
 from ...device.cuda_memory import use_device
-from ...device.device import DeviceArray
 from ...inputs.arrays import Array
 from .cache_runs import CacheContext, CacheRun
 from .engine import Log, inspected, open_plan
@@ -33,7 +32,6 @@ class TensorRTCacheRunner(CachedRunner):
         self._log = Log()
         self._opened: trt.ICudaEngine | None = None
         self._context: CacheContext | None = None
-        self._runs: set[CacheRun] = set()
 
     def __enter__(self) -> TensorRTCacheRunner:
         """Opens the plan. Raises BundleCorruptError or BundleIncompatibleError."""
@@ -60,30 +58,16 @@ class TensorRTCacheRunner(CachedRunner):
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Closes every run that is bound; they fail afterwards."""
-        device = self._device
-        if device is None:
-            return
-        with device.lock:
-            for run in tuple(self._runs):
-                run.close()
-            if self._context is not None:
-                self._context.close()
-            self._opened = self._context = self._device = None
-        device.release()
+    def _bind(self, bound: CachedRun, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> CacheRun:
+        use_device(self._index)
+        if self._context is None:
+            raise self._not_open()
+        return CacheRun(self._context, bound, feeds, outputs, self._runs.discard)
 
-    def bind_cache(
-        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: Mapping[str, DeviceArray]
-    ) -> CacheRun:
-        bound = self._layouts.run(feeds, outputs, caches)
-        with self.device.lock:
-            use_device(self._index)
-            if self._context is None:  # closed while another thread held the lock
-                raise self._not_open()
-            run = CacheRun(self._context, bound, feeds, outputs, self._runs.discard)
-            self._runs.add(run)
-            return run
+    def _close(self) -> None:
+        if self._context is not None:
+            self._context.close()
+        self._opened = self._context = None
 
     def inspect(self) -> str:
         """TensorRT's engine, as the JSON of its engine inspector. Raises BundleError while inactive."""

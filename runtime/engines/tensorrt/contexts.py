@@ -14,7 +14,7 @@ import tensorrt as trt
 
 from ....errors import BundleError
 from ...device.cuda_device import CudaDevice
-from ...device.cuda_memory import Blocks, Graph, Stream, use_device
+from ...device.cuda_memory import Graph, Stream, allocate, free, free_pinned, pinned, use_device
 from ...device.device import DeviceArray
 from ...device.layout import Layout, Layouts
 from ...inputs.arrays import Array
@@ -32,15 +32,17 @@ class ExecutionContext:
         """Opens a context and runs it once, on zeros: what TensorRT allocates late must not fall into the capture."""
         self._where, self._is_range = where, not layouts.bucket.is_static
         self._stream = Stream()
-        self._blocks: Blocks | None = None
+        self._block: int | None = None
+        self._host: Array | None = None
         self._context: trt.IExecutionContext | None = None
         self._graph: Graph | None = None
         self._layout = layouts.largest
         try:
-            self._blocks = blocks = Blocks(layouts.largest.bytes)
-            self._context = context = open_context(where, engine)
-            self._place(context, blocks, layouts.largest)
-            blocks.host[:] = 0
+            self._host = pinned(layouts.largest.bytes)
+            self._block = allocate(layouts.largest.bytes)
+            self._context = open_context(where, engine)
+            self._place(layouts.largest)
+            self._host[:] = 0
             if not self._queue():
                 raise BundleError(f"{where}: TensorRT refused to run")
             self._stream.wait()
@@ -60,48 +62,51 @@ class ExecutionContext:
 
         Raises BundleError where CUDA or TensorRT fails; the context is of no use afterwards.
         """
-        blocks, context = self._blocks, self._context
-        if blocks is None or context is None:
+        host, block = self._host, self._block
+        if host is None or block is None:
             raise BundleError(f"{self._where}: not open; run it inside its `with` block")
         if layout != self._layout:
-            self._place(context, blocks, layout)
-        for name, slot in layout.inputs.items():
-            slot.host_view(blocks.host)[...] = feeds[name]
+            self._place(layout)
+        layout.fill(host, feeds)
         if self._graph is not None:
             self._graph.launch()
         elif not self._queue():
             raise BundleError(f"{self._where}: TensorRT refused to run")
         for name in outputs:
             slot = layout.outputs[name]
-            self._stream.to_host(blocks, slot.offset, slot.bytes)
+            self._stream.to_host(slot.host_view(host), block + slot.offset)
         self._stream.wait()
-        for name, array in outputs.items():
-            array[...] = layout.outputs[name].host_view(blocks.host)
+        layout.read(host, outputs)
 
     def close(self) -> None:
         """Frees everything; a second call does nothing."""
-        blocks, self._blocks = self._blocks, None
+        host, self._host, block, self._block = self._host, None, self._block, None
         if self._graph is not None:
             self._graph.close()
             self._graph = None
         self._context = None
         self._stream.close()
-        if blocks is not None:
-            blocks.close()
+        if block is not None:
+            free(block)
+        if host is not None:
+            free_pinned(host)
 
-    def _place(self, context: trt.IExecutionContext, blocks: Blocks, layout: Layout) -> None:
+    def _place(self, layout: Layout) -> None:
         """Sets where TensorRT finds tensors from now on and, in a range, their shapes."""
+        context, block = self._context, self._block
+        assert block is not None
         if self._is_range:
             set_shapes(self._where, context, {name: slot.shape for name, slot in layout.inputs.items()})
             require_shapes(self._where, context, {name: slot.shape for name, slot in layout.outputs.items()})
         slots = {**layout.inputs, **layout.outputs}
-        set_addresses(self._where, context, {name: blocks.device + slot.offset for name, slot in slots.items()})
+        set_addresses(self._where, context, {name: block + slot.offset for name, slot in slots.items()})
         self._layout = layout
 
     def _queue(self) -> bool:
-        assert self._blocks is not None
+        assert self._block is not None
+        assert self._host is not None
         assert self._context is not None
-        self._stream.to_device(self._blocks, self._layout.input_bytes)
+        self._stream.to_device(self._block, self._host[: self._layout.input_bytes])
         queued: bool = self._context.execute_async_v3(self._stream.handle)
         return queued
 

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,7 @@ def test_a_refused_capture_ends_and_another_thread_goes_on(world: World) -> None
 
     refusals: dict[str, Callable[[], object]] = {
         "^CUDA failure 900: operation not permitted$": fails,
-        "reads or calls the host": lambda: device.stream.upload(address, host),
+        "reads or calls the host": lambda: device.stream.to_device(address, host),
         "queued nothing in its stream": lambda: None,
     }
     for reason, work in refusals.items():
@@ -221,13 +222,8 @@ def thread(begun: list[int]) -> Iterator[DeviceThread]:
 
 
 def test_all_work_is_done_in_one_thread_until_that_is_renewed(thread: DeviceThread, begun: list[int]) -> None:
-    found: list[int] = []
-    callers = [threading.Thread(target=lambda: found.append(thread.perform(threading.get_ident))) for _ in range(8)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert found == 8 * begun
+    with ThreadPoolExecutor(8) as callers:
+        assert list(callers.map(lambda _: thread.perform(threading.get_ident), range(8))) == 8 * begun
     old = set(threading.enumerate())
     thread.renew()
     assert len(begun) == 2
