@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from math import exp
 from time import perf_counter
 from typing import Any
@@ -126,15 +127,12 @@ def test_a_size_is_fresh_for_a_second_after_enough_runs(counted: Counted, monkey
 def test_threads_may_count_at_once(counted: Counted) -> None:
     start = threading.Barrier(4)
 
-    def work() -> None:
+    def work(_: int) -> None:
         start.wait(10)
         counted.runs([2.0] * 250)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert counted.ratio() == pytest.approx(2.0)
     assert counted.changes == 1
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, InputError
@@ -29,25 +32,39 @@ def ordinary(bundle: Bundle, engine: EngineEntry) -> Runner:
     return runner_for(bundle, engine, "packed", 1)
 
 
-@pytest.fixture(params=["onnxruntime", "onnxruntime on a GPU", "openvino", "tensorrt"])
-def backend(
-    request: pytest.FixtureRequest, own_bundle: Path, tmp_path: Path
-) -> Iterator[tuple[Bundle, Callable[[Bundle, EngineEntry], Runner]]]:
-    """The tiny bundle for one back end, and what makes its runners."""
-    match request.param:
+Backend = tuple[Bundle, Callable[[Bundle, EngineEntry], Runner]]
+BACKENDS = ["onnxruntime", "onnxruntime on a GPU", "openvino", "tensorrt"]
+# Shapes of 1..4x2..16, up and down, some of them twice.
+SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
+
+
+@contextmanager
+def prepared(backend: str, folder: Path, tmp_path: Path) -> Iterator[Backend]:
+    """The bundle in ``folder`` for one back end, and what makes its runners."""
+    match backend:
         case "openvino":
             pytest.importorskip("openvino")
-            bundle = open_bundle(own_bundle)
+            bundle = open_bundle(folder)
             engines = tuple(replace(engine, backend="openvino") for engine in bundle.manifest.engines)
             yield replace(bundle, manifest=replace(bundle.manifest, engines=engines)), ordinary
         case "tensorrt":
             with host_with_gpu(tmp_path / "cache"):
-                yield list_plans(own_bundle, tmp_path / "plans.bundle"), ordinary
+                yield list_plans(folder, tmp_path / "plans.bundle"), ordinary
         case _:
-            yield open_bundle(own_bundle), ordinary if request.param == "onnxruntime" else on_gpu
+            yield open_bundle(folder), ordinary if backend == "onnxruntime" else on_gpu
 
 
-Backend = tuple[Bundle, Callable[[Bundle, EngineEntry], Runner]]
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -> Iterator[Backend]:
+    with prepared(request.param, tiny_bundle, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(params=BACKENDS)
+def ranged(request: pytest.FixtureRequest, range_bundle: Path, tmp_path: Path) -> Iterator[Backend]:
+    """Of engines that take 1 to 4 rows of 2 to 16 steps."""
+    with prepared(request.param, range_bundle, tmp_path) as found:
+        yield found
 
 
 def test_every_engine_equals_numpy(backend: Backend, expected: Reference) -> None:
@@ -119,3 +136,44 @@ def test_arrays_that_do_not_fit_are_refused_by_name(backend: Backend) -> None:
             runner.bind({"input_ids": feeds["input_ids"]}, {})
         with pytest.raises(InputError, match=r"engine ffn16@b1-s8: has no output 'depth'; it has hidden, total"):
             runner.bind(feeds, {"depth": np.empty((1, 16), np.float32)})
+
+
+def test_a_range_takes_every_shape_on_several_threads_at_once(ranged: Backend, expected: Reference) -> None:
+    bundle, runner_of = ranged
+    engine = bundle.manifest.engines[0]
+    asked = [random_feeds(bundle.manifest.inputs, shape, seed) for seed, shape in enumerate(SHAPES)]
+    for feeds in asked:
+        for array in feeds.values():
+            array.flags.writeable = False
+    with runner_of(bundle, engine) as runner, ThreadPoolExecutor(3) as threads:
+        for feeds, (hidden, total) in zip(3 * asked, threads.map(runner.run, 3 * asked), strict=True):
+            want = expected(int(engine.submodel[3:]), feeds["input_ids"], feeds["attention_mask"])
+            np.testing.assert_allclose(hidden, want["hidden"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(total, want["total"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_bound_run_keeps_its_shape_whatever_runs_between(ranged: Backend) -> None:
+    bundle, runner_of = ranged
+    with runner_of(bundle, bundle.manifest.engines[0]) as runner:
+        for shape in (Bucket(1, 2), Bucket(2, 5), Bucket(4, 16)):
+            feeds, total = random_feeds(bundle.manifest.inputs, shape), np.empty((shape.batch, 16), np.float32)
+            known, call = runner.run(feeds)[1], runner.bind(feeds, {"total": total})
+            for other in (Bucket(4, 16), Bucket(1, 3)):
+                runner.run(random_feeds(bundle.manifest.inputs, other, 1))
+                total[:] = -1
+                call()
+                np.testing.assert_allclose(total, known, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_range_does_not_hold_is_refused(ranged: Backend) -> None:
+    bundle, runner_of = ranged
+    engine = bundle.manifest.engines[0]
+    with runner_of(bundle, engine) as runner:
+        for shape, nearest in ((Bucket(5, 8), [4, 8]), (Bucket(1, 17), [1, 16]), (Bucket(2, 1), [2, 2])):
+            feeds = random_feeds(bundle.manifest.inputs, shape)
+            with pytest.raises(InputError) as raised:
+                runner.bind(feeds, {})
+            assert str(raised.value) == (
+                f"engine {engine.id}: input_ids: expected contiguous int64 {nearest}, got int64 "
+                f"[{shape.batch}, {shape.sequence}]"
+            )

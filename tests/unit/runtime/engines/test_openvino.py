@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.job import resolve
 from nestforge.errors import (
@@ -46,20 +44,6 @@ def for_openvino(path: Path) -> Bundle:
     bundle = open_bundle(path)
     engines = tuple(replace(engine, backend="openvino") for engine in bundle.manifest.engines)
     return replace(bundle, manifest=replace(bundle.manifest, engines=engines))
-
-
-def test_a_range_takes_every_size_on_several_threads_at_once(range_bundle: Path, expected: Reference) -> None:
-    bundle = for_openvino(range_bundle)
-    engine = bundle.manifest.engines[0]
-    shapes = [Bucket(batch, sequence) for batch in (1, 4, 2) for sequence in (2, 16, 5)]
-    feeds = [random_feeds(bundle.manifest.inputs, shape) for shape in shapes]
-    for each in feeds:
-        for array in each.values():
-            array.flags.writeable = False
-    with runner_for(bundle, engine, "packed", 1) as runner, ThreadPoolExecutor(3) as pool:
-        for each, (hidden, _) in zip(feeds, pool.map(runner.run, feeds), strict=True):
-            want = expected(int(engine.submodel[3:]), each["input_ids"], each["attention_mask"])
-            np.testing.assert_allclose(hidden, want["hidden"], rtol=1e-5, atol=1e-5)
 
 
 def test_later_runs_do_not_write_the_arrays_of_a_bound_one(tiny_bundle: Path) -> None:

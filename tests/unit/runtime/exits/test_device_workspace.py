@@ -3,9 +3,9 @@ stand-in plays, with plans of TensorRT. Answers are whole numbers, so they are e
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,21 +155,15 @@ def test_captured_runs_answer_from_the_workspace_they_are_requested(
         for policy in policies
     ]
     wanted = [ordinary.run(*case).logits for case in cases]
-    wrong: list[int] = []
 
     def ask(start: int) -> None:
         for turn in range(3 * len(cases)):
             number = (start + turn) % len(cases)
-            if not np.array_equal(resident.run(*cases[number]).logits, wanted[number]):
-                wrong.append(number)
+            np.testing.assert_array_equal(resident.run(*cases[number]).logits, wanted[number])
 
     ask(0)
-    threads = [threading.Thread(target=ask, args=(start,)) for start in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(8)))
     assert len(resident._idle) <= 4
     assert bool(gpu.starts) is (name == "cuda")
     for pool, chain in zip(pools, (ordinary, resident), strict=True):
@@ -188,11 +182,8 @@ def test_no_more_requests_than_workspaces_are_under_way_on_a_device(exits_bundle
     def ask(seed: int) -> None:
         chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="), lambda _: time.sleep(0.005))
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(ask, range(12)))
     assert len(made) <= 4
     assert len(chain._idle) == len(made)
     pool.close()

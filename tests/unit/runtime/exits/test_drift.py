@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -74,10 +74,7 @@ def test_old_rows_are_forgotten() -> None:
 
 def test_threads_lose_no_row() -> None:
     drift = monitor_of(1, 1)
-    threads = [threading.Thread(target=lambda: [drift.add(np.array([0, 1])) for _ in range(200)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: drift.add(np.array([0, 1])), range(800)))
     drift.add(np.array([0]))
     assert latest(drift).rows == 1601

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from inspect import GEN_RUNNING, GEN_SUSPENDED
 from pathlib import Path
@@ -125,21 +126,12 @@ def test_a_session_used_by_two_threads_is_refused(model: ElasticModel) -> None:
     session = model.session()
     generation = model.generate.stream([5], session=session, max_tokens=4)
     next(generation)
-    refused: list[str] = []
-
-    def beside() -> None:
-        try:
-            model.generate([5], session=session, max_tokens=4)
-        except InputError as failure:
-            refused.append(str(failure))
-
-    thread = threading.Thread(target=beside)
-    thread.start()
-    thread.join()
-    assert refused == [
+    with ThreadPoolExecutor(1) as beside, pytest.raises(InputError) as refused:
+        beside.submit(model.generate, [5], session=session, max_tokens=4).result()
+    assert str(refused.value) == (
         "session: in use by another thread, MainThread; finish or close its generation, or open a session for each "
         "thread"
-    ]
+    )
     assert len(list(generation)) == 3
     assert len(model.generate([5], session=session, max_tokens=4).rows[0].tokens) == 4
 
@@ -224,14 +216,8 @@ def test_a_later_generation_of_the_same_thread_ends_the_one_before(model: Elasti
 
 def test_a_thread_that_ended_has_no_session(model: ElasticModel) -> None:
     session = model.session()
-    begun = []
-
-    def begin() -> None:
-        begun.append(model.generate.stream([5], session=session, max_tokens=4))
-
-    thread = threading.Thread(target=begin)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        _begun = thread.submit(model.generate.stream, [5], session=session, max_tokens=4)
     assert len(model.generate([5], session=session, max_tokens=4).rows[0].tokens) == 4
 
 

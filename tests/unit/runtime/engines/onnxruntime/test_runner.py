@@ -76,16 +76,6 @@ def segment_arrays(bundle: Bundle, shape: Bucket) -> tuple[dict[str, Any], dict[
     return random_feeds(inputs, shape, shape.tokens), room
 
 
-@pytest.mark.parametrize("shape", [Bucket(1, 2), Bucket(3, 5), Bucket(4, 8)], ids=str)
-def test_a_run_of_a_range_is_bound_at_any_of_its_shapes(ranged: tuple[Bundle, EngineEntry], shape: Bucket) -> None:
-    bundle, engine = ranged
-    feeds, room = segment_arrays(bundle, shape)
-    with runner_for(bundle, engine, "shared", 1) as runner:
-        runner.bind(feeds, room)()
-        for found, returned in zip(room.values(), runner.run(feeds), strict=True):
-            assert np.array_equal(found, returned)
-
-
 def test_arrays_of_several_shapes_or_beyond_a_range_are_not_bound(ranged: tuple[Bundle, EngineEntry]) -> None:
     bundle, engine = ranged
     feeds, room = segment_arrays(bundle, Bucket(3, 5))

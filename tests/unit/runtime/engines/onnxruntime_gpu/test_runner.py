@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,6 @@ def test_all_sessions_of_a_gpu_run_in_one_thread(bundle: Bundle, monkeypatch: py
     """ONNX Runtime keeps handles for each thread that runs a session."""
     played_sessions(monkeypatch)
     first, second = (OnnxRuntimeGpuRunner(bundle, e, provider_on(gpu)) for e in bundle.manifest.engines[:2])
-    wrong: list[int] = []
     with first, second:
 
         def work(seed: int) -> None:
@@ -206,17 +206,12 @@ def test_all_sessions_of_a_gpu_run_in_one_thread(bundle: Bundle, monkeypatch: py
             feeds = random_feeds(bundle.manifest.inputs, runner.engine.bucket, seed)
             known = runner.run(feeds)
             for _ in range(20):
-                wrong.extend(
-                    [seed] * any(not np.array_equal(a, b) for a, b in zip(runner.run(feeds), known, strict=True))
-                )
+                for mine, theirs in zip(runner.run(feeds), known, strict=True):
+                    np.testing.assert_array_equal(mine, theirs)
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
         sessions: list[Any] = [runner._require_open()[1] for runner in (first, second)]
-        assert not wrong
         assert len({ident for session in sessions for ident in session.threads}) == 1
         assert len(gpu.graphs) == 2
         assert threading.get_ident() not in sessions[0].threads

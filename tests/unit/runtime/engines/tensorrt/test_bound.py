@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +43,8 @@ def test_a_run_reads_and_writes_where_it_was_bound(bundle: Bundle, world: World,
             for _ in range(20):
                 bound[number][0]()
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(work, (0, 1)))
         assert world.calls.count("graph") == (40 if captures else 0)
         assert world.calls.count("run") == 40
         for feeds, (_, arrays, total) in zip(cases, bound, strict=True):

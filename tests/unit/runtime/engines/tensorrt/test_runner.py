@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,25 +105,16 @@ def test_threads_get_contexts_of_their_own_and_keep_them(bundle: Bundle, world: 
     engine = bundle.manifest.engines[0]
     list_plan(bundle, engine)
     together = threading.Barrier(3)
-    failures: list[BaseException] = []
 
-    def ask(runner: TensorRTRunner, seed: int) -> None:
-        try:
-            feeds = random_feeds(bundle.manifest.inputs, engine.bucket, seed)
-            want = expected(16, feeds["input_ids"], feeds["attention_mask"])["hidden"]
-            together.wait(30)
-            for _ in range(20):
-                np.testing.assert_allclose(runner.run(feeds)[0], want, rtol=1e-5, atol=1e-5)
-        except BaseException as failure:  # noqa: BLE001  (handed to the test's own thread)
-            failures.append(failure)
+    def ask(seed: int) -> None:
+        feeds = random_feeds(bundle.manifest.inputs, engine.bucket, seed)
+        want = expected(16, feeds["input_ids"], feeds["attention_mask"])["hidden"]
+        together.wait(30)
+        for _ in range(20):
+            np.testing.assert_allclose(runner.run(feeds)[0], want, rtol=1e-5, atol=1e-5)
 
-    with runner_of(bundle, engine) as runner:
-        threads = [threading.Thread(target=ask, args=(runner, seed)) for seed in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
+    with runner_of(bundle, engine) as runner, ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(ask, range(3))) == [None] * 3
     assert world.calls.count("open") == 1
     assert 1 <= world.calls.count("context") <= 3
 
