@@ -26,20 +26,11 @@ from ...graphs.task_tensors import TaskTensors, merged_weights
 from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
 from ...inputs.arrays import Array, named_sizes, nearest_shape, random_feeds
 from .mapped_cache import mapped_engine
-from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, session_options
+from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, require_tensors, session_options
 from .task_inputs import TaskInputs
 
 # Shape at which an engine that was packed into a file is tried, or the nearest that it takes.
 _TRIED_SHAPE = Bucket(1, 16)
-_TYPES = {
-    "float32": "tensor(float)",
-    "float16": "tensor(float16)",
-    "int64": "tensor(int64)",
-    "int32": "tensor(int32)",
-    "int8": "tensor(int8)",
-    "uint8": "tensor(uint8)",
-    "bool": "tensor(bool)",
-}
 
 
 class OnnxRuntimeRunner:
@@ -161,14 +152,8 @@ class OnnxRuntimeRunner:
         for tasks, if it has any."""
         own = {spec.name for spec in self._inputs}
         given = [tensor for tensor in session.get_inputs() if tensor.name in own or self._bundle.manifest.tasks is None]
-        for kind, found, specs in (
-            ("input", given, self._inputs),
-            ("output", session.get_outputs(), (*self._outputs, *routes_of(self.engine))),
-        ):
-            have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}
-            want = {spec.name: (_TYPES[spec.dtype], spec.declared(self.engine.bucket)) for spec in specs}
-            if have != want:
-                raise BundleCorruptError(f"engine {self.engine.id}: {kind}s are {have}, the manifest says {want}")
+        require_tensors(self.engine, "inputs", given, self._inputs)
+        require_tensors(self.engine, "outputs", session.get_outputs(), (*self._outputs, *routes_of(self.engine)))
         if self._bundle.manifest.tasks is None:
             return None
         return TaskInputs(self._bundle, self.engine, [one for one in session.get_inputs() if one.name not in own])

@@ -7,7 +7,7 @@ next can use. The arena is thread-safe and grows when engines do run at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,8 @@ from typing import Any
 
 import onnxruntime
 
+from ....bundle.entries.engine_entry import EngineEntry
+from ....bundle.entries.tensor_spec import TensorSpec
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError
 from ....outside import is_of_library, said_by
 from ...device.threads import process_wide_threads, refuse_process_wide_affinity
@@ -28,6 +30,16 @@ SAVED_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
 _LOG_FATAL_ONLY = 4
 _NONE: Mapping[str, Array] = MappingProxyType({})
+# Its names of the manifest's types.
+_TYPES = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "int64": "tensor(int64)",
+    "int32": "tensor(int32)",
+    "int8": "tensor(int8)",
+    "uint8": "tensor(uint8)",
+    "bool": "tensor(bool)",
+}
 # The exceptions of ``onnxruntime.capi.onnxruntime_pybind11_state`` that a whole file never causes.
 _DAMAGED_FILE_ERRORS = {"InvalidProtobuf", "NoSuchFile", "InvalidGraph"}
 _lock = threading.Lock()
@@ -92,6 +104,15 @@ def open_session(path: Path, options: Any, weights: Mapping[str, Array] = _NONE)
     if session.get_providers() != [provider]:
         raise BundleIncompatibleError(f"{path}: expected {provider}, onnxruntime took {session.get_providers()}")
     return session
+
+
+def require_tensors(engine: EngineEntry, kind: str, found: Iterable[Any], specs: Iterable[TensorSpec]) -> None:
+    """Raises BundleCorruptError unless ``found``, a session's ``inputs`` or ``outputs`` (``kind``), are those that the
+    manifest states, with the sizes of the engine's bucket."""
+    have = {tensor.name: (tensor.type, tuple(tensor.shape)) for tensor in found}
+    want = {spec.name: (_TYPES[spec.dtype], spec.declared(engine.bucket)) for spec in specs}
+    if have != want:
+        raise BundleCorruptError(f"engine {engine.id}: {kind} are {have}, the manifest says {want}")
 
 
 def open_error(failure: BaseException) -> type[BundleError]:

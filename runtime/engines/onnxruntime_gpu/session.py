@@ -7,7 +7,7 @@ itself, but not where sizes are computed on the processor, and it would release 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,16 @@ import numpy as np
 import onnxruntime
 
 from ....bundle.entries.engine_entry import EngineEntry
-from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.open_bundle import Bundle
 from ....bundle.shape_profile import shape_profiles
-from ....errors import BundleCorruptError, BundleError, InputError
+from ....errors import BundleError, InputError
 from ....outside import is_of_library, said_by
 from ...device.device import Device, DeviceGraph
 from ...device.layout import routes_of
 from ...device.store import DeviceView, StoreUse
 from ...graphs.initializers import files_of
 from ...graphs.weight_store import store_initializers
-from ..onnxruntime.session import open_error, stop_spinning
+from ..onnxruntime.session import open_error, require_tensors, stop_spinning
 from .provider import Provider, require_on_device, require_providers
 
 # As on the processor: the compiler has folded and fused what pays. Higher levels merge weights into private copies.
@@ -216,7 +215,9 @@ class OpenEngine:
                 shapes = shape_profiles(bundle.manifest, engine)[0].written(inputs)
                 options = provider.options(device, folder, shapes)
                 self.session = GpuSession(path, provider, device, views, options, is_range=not bucket.is_static)
-            self._check_interface(f"engine {engine.id}", engine, inputs, (*outputs, *routes_of(engine)))
+            found_inputs, found_outputs = self.session.session.get_inputs(), self.session.session.get_outputs()
+            require_tensors(engine, "inputs", found_inputs, inputs)
+            require_tensors(engine, "outputs", found_outputs, (*outputs, *routes_of(engine)))
         except BaseException:
             self.close()
             raise
@@ -227,17 +228,3 @@ class OpenEngine:
             del self.session  # it reads the store until it is gone
         while self.stores:
             self.stores.pop().close()
-
-    def _check_interface(
-        self, where: str, engine: EngineEntry, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-    ) -> None:
-        """The session has exactly the manifest's inputs, outputs and routes; ONNX Runtime checks their types."""
-        session = self.session.session
-        for kind, found, specs in (
-            ("input", session.get_inputs(), inputs),
-            ("output", session.get_outputs(), outputs),
-        ):
-            have = {tensor.name: tuple(tensor.shape) for tensor in found}
-            want = {spec.name: spec.declared(engine.bucket) for spec in specs}
-            if have != want:
-                raise BundleCorruptError(f"{where}: {kind}s are {have}, the manifest says {want}")
