@@ -157,11 +157,11 @@ class PlanExport(Export):
                 undo.callback(memory.free, places[name])
             self._engine.set_addresses(self.label, context, places)
             for name, array in feeds.items():
-                stream.upload(places[name], array)
+                stream.to_device(places[name], array)
             if not context.execute_async_v3(stream.handle):
                 raise NestforgeError(f"{self.label}: TensorRT refused to run")
             for name, array in found.items():
-                stream.download(array, places[name])
+                stream.to_host(array, places[name])
             stream.wait()
         return found
 
