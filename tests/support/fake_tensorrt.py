@@ -32,6 +32,7 @@ from nestforge.profiles.device_profile import TensorRTOptions
 from support.fake_cuda import ON_A_GPU, FakeCuda, World
 from support.sealing import edit_manifest
 
+OPTIONS = TensorRTOptions()
 _KINDS = {1: "FLOAT", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF"}
 _ARRAYS = {"FLOAT": np.float32, "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_, "HALF": np.float16}
 
@@ -394,18 +395,19 @@ def host_with_gpu(cache: Path, **facts: Any) -> Iterator[World]:
     assert not world.allocated  # whatever a test does, nothing stays allocated
 
 
-def list_plans(bundle: Path, target: Path) -> Bundle:
+def list_plans(bundle: Path, target: Path, options: TensorRTOptions = OPTIONS) -> Bundle:
     """A copy of ``bundle`` whose engines are plans as this module builds them, all of them listed."""
     shutil.copytree(bundle, target)
     edit_manifest(target, lambda data: [engine.update(backend="tensorrt") for engine in data["engines"]])
-    opened, gpu, options = open_bundle(target), Gpu("Fake GPU", "8.7", "10.3.0"), TensorRTOptions()
+    opened, gpu = open_bundle(target), Gpu("Fake GPU", "8.7", "10.3.0")
     plans = []
     for engine in {engine.file: engine for engine in opened.manifest.engines}.values():
         inputs = () if engine.bucket.is_static else opened.manifest.interface_of(engine)[0]
         profiles = [
             {spec.name: profile.shapes(spec) for spec in inputs} for profile in shape_profiles(opened.manifest, engine)
         ]
-        plan = json.dumps({"graph": str(opened.file(engine.file)), "stripped": True, "profiles": profiles}).encode()
+        graph, stripped = str(opened.file(engine.file)), options.strip_weights
+        plan = json.dumps({"graph": graph, "stripped": stripped, "profiles": profiles}).encode()
         file = engine.file.replace(".onnx", ".plan")
         opened.file(file).write_bytes(plan)
         sha256, key = hashlib.sha256(plan).hexdigest(), build_key(opened, engine, gpu, options)

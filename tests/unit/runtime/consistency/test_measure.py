@@ -10,7 +10,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.manifest import Quality
-from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.consistency import measure as module
 from nestforge.runtime.consistency.measure import check_consistency, measure
@@ -18,11 +18,6 @@ from nestforge.runtime.consistency.samples import ArraySamples
 from nestforge.runtime.consistency.tallies import cosines, recalls_at
 
 BUCKET = Bucket(2, 16)
-
-
-@pytest.fixture
-def bundle(tiny_bundle: Path) -> Bundle:
-    return open_bundle(tiny_bundle)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.manifest import Manifest
-from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.bundle.roles import Interface
 from nestforge.errors import InputError
 from nestforge.runtime.consistency.samples import (
@@ -24,11 +24,6 @@ from nestforge.runtime.inputs.text import TextEncoder
 
 TEXTS = ("a nest", "of", "a nest of models of a nest of models")
 PIXELS = TensorSpec("pixels", "float32", ("batch", 2, 2))
-
-
-@pytest.fixture
-def bundle(tiny_bundle: Path) -> Bundle:
-    return open_bundle(tiny_bundle)
 
 
 @pytest.fixture

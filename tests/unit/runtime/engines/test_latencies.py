@@ -67,8 +67,7 @@ def test_predictions_hold_anywhere(tiny_bundle: Path) -> None:
     assert host_latencies(bundle, 2, on_gpu=True).of_chains == bundle.build.latencies
 
 
-def test_plans_are_measured_by_the_host_with_its_gpu(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = open_bundle(tiny_bundle)
+def test_plans_are_measured_by_the_host_with_its_gpu(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measuring_host(bundle) == this_host()
     engines = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
     bundle = replace(bundle, manifest=replace(bundle.manifest, engines=engines))

@@ -11,7 +11,7 @@ from nestforge.bundle.build_record import Noise
 from nestforge.bundle.device_files.device_file import this_host
 from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.manifest import Manifest
-from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, MeasurementError, SelectionError
 from nestforge.runtime.engines import measure as measure_module
 from nestforge.runtime.engines import measure as measuring
@@ -187,9 +187,9 @@ def silent(*_: Any) -> None:
     pass
 
 
-def test_every_engine_is_measured_as_the_runtime_holds_it(tiny_bundle: Path) -> None:
+def test_every_engine_is_measured_as_the_runtime_holds_it(bundle: Bundle) -> None:
     seen: list[tuple[str, int, int]] = []
-    found = measure_bundle(open_bundle(tiny_bundle), lambda *each: seen.append(each), threads=1)
+    found = measure_bundle(bundle, lambda *each: seen.append(each), threads=1)
     assert seen == [("measure", 0, 1), ("measure", 1, 1)]
     assert (found.measurement.host, found.measurement.threads, found.left_out) == (this_host(), 1, {})
     assert [each.engine for each in found.measurement.engines] == ENGINES
@@ -203,21 +203,20 @@ def test_every_engine_is_measured_as_the_runtime_holds_it(tiny_bundle: Path) -> 
     assert found.measurement.created.endswith("+00:00")
 
 
-def test_a_cap_decides_residencies_and_names_what_it_leaves_out(tiny_bundle: Path) -> None:
-    found = measure_bundle(open_bundle(tiny_bundle), silent, threads=1, memory_mb=0.0363)
+def test_a_cap_decides_residencies_and_names_what_it_leaves_out(bundle: Bundle) -> None:
+    found = measure_bundle(bundle, silent, threads=1, memory_mb=0.0363)
     assert {each.residency for each in found.measurement.engines} == {"shared"}
-    found = measure_bundle(open_bundle(tiny_bundle), silent, threads=1, memory_mb=0.03)
+    found = measure_bundle(bundle, silent, threads=1, memory_mb=0.03)
     assert found.left_out == {"ffn32@b2-s16": "no memory"}
     with pytest.raises(SelectionError, match="memory_mb"):
-        measure_bundle(open_bundle(tiny_bundle), silent, threads=1, memory_mb=1e-6)
+        measure_bundle(bundle, silent, threads=1, memory_mb=1e-6)
 
 
 @pytest.mark.parametrize(("before", "meanwhile"), [(0.83, 0.0), (0.0, 0.83), (None, 0.83)])
 def test_a_busy_host_is_refused_unless_forced(
-    tiny_bundle: Path, quick: list[float | None], before: float | None, meanwhile: float
+    bundle: Bundle, quick: list[float | None], before: float | None, meanwhile: float
 ) -> None:
     quick[:] = [before, meanwhile]
-    bundle = open_bundle(tiny_bundle)
     with pytest.raises(MeasurementError) as error:
         measure_bundle(bundle, silent, threads=1)
     assert str(error.value) == (
@@ -229,10 +228,10 @@ def test_a_busy_host_is_refused_unless_forced(
 
 
 def test_where_the_system_does_not_say_how_busy_it_is_engines_are_measured(
-    tiny_bundle: Path, quick: list[float | None]
+    bundle: Bundle, quick: list[float | None]
 ) -> None:
     quick[:] = [None, None]
-    found = measure_bundle(open_bundle(tiny_bundle), silent, threads=1)
+    found = measure_bundle(bundle, silent, threads=1)
     assert {point.noise.others_share for each in found.measurement.engines for point in each.points} == {None}
 
 

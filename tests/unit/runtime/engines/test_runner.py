@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleIncompatibleError
 from nestforge.profiles.backends import BACKENDS
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines.onnxruntime import backend as onnxruntime
 from nestforge.runtime.engines.runner import opener, runnable_engines
 from support.fake_gpu import host_provider
-
-
-@pytest.fixture
-def bundle(tiny_bundle: Path) -> Bundle:
-    return open_bundle(tiny_bundle)
 
 
 def with_engines(bundle: Bundle, *engines: EngineEntry) -> Bundle:

@@ -135,9 +135,8 @@ def test_the_cache_of_mapped_engines_is_not_filled_from_damaged_weights(own_bund
                 pass
 
 
-def test_a_graph_takes_memory_for_itself_alone(tiny_bundle: Path) -> None:
+def test_a_graph_takes_memory_for_itself_alone(bundle: Bundle) -> None:
     """Many threads open engines at once: what the largest graph may be is no memory that each takes."""
-    bundle = open_bundle(tiny_bundle)
     tracemalloc.start()
     try:
         store_initializers(bundle, bundle.manifest.engines[0])

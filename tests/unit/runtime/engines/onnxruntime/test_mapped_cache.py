@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
-from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import OutputError
 from nestforge.profiles.probe_host import cache_folder
 from nestforge.runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped, mapped_engine
@@ -30,11 +30,6 @@ class Builder:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "nestforge" / "mapped"
-
-
-@pytest.fixture
-def bundle(tiny_bundle: Path) -> Bundle:
-    return open_bundle(tiny_bundle)
 
 
 @pytest.fixture

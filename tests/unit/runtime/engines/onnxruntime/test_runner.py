@@ -38,9 +38,8 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("residency", RESIDENCIES)
 def test_every_engine_equals_numpy_in_every_residency(
-    tiny_bundle: Path, expected: Reference, residency: Residency
+    bundle: Bundle, expected: Reference, residency: Residency
 ) -> None:
-    bundle = open_bundle(tiny_bundle)
     for engine in bundle.manifest.engines:
         feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
         with runner_for(bundle, engine, residency, 1) as runner:
@@ -52,10 +51,10 @@ def test_every_engine_equals_numpy_in_every_residency(
 
 @pytest.mark.parametrize(("precision", "order"), [("fp32", "DEFAULT"), ("fp16", "PRIORITY_BASED")])
 def test_stored_half_precision_is_widened_in_the_order_of_the_graph(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, order: str
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, precision: Precision, order: str
 ) -> None:
     """By default ONNX Runtime widens all of them before anything else, and holds them at once."""
-    bundle, opened = open_bundle(tiny_bundle), list[Any]()
+    opened: list[Any] = []
     monkeypatch.setattr(runner_module, "open_session", lambda *a: opened.append(a[1]) or open_session(*a))
     with runner_for(bundle, replace(bundle.manifest.engines[0], precision=precision), "shared", 1):
         assert [options.execution_order.name for options in opened] == [order]
@@ -107,8 +106,7 @@ def test_a_segment_has_an_interface_of_its_own(exits_bundle: Path, residency: Re
         runner_for(bundle, replace(engine, kind=Segment(part="to1")), "shared", 1).__enter__()
 
 
-def test_what_onnxruntime_refuses_is_one_line(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
+def test_what_onnxruntime_refuses_is_one_line(bundle: Bundle) -> None:
     engine = bundle.manifest.engines[0]
     feeds = {"input_ids": np.full((1, 8), 99), "attention_mask": np.ones((1, 8), np.int64)}
     with runner_for(bundle, engine, "shared", 1) as runner:
@@ -218,8 +216,7 @@ def test_weights_outside_the_bundle_are_refused(own_bundle: Path, tmp_path: Path
         runner_for(bundle, bundle.manifest.engines[0], "shared", 1).__enter__()
 
 
-def test_a_backend_that_is_not_available(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
+def test_a_backend_that_is_not_available(bundle: Bundle) -> None:
     foreign = tuple(replace(engine, backend="tensorrt") for engine in bundle.manifest.engines)
     mixed = replace(bundle, manifest=replace(bundle.manifest, engines=(*foreign, bundle.manifest.engines[0])))
     assert runnable_engines(mixed) == (bundle.manifest.engines[0],)

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleIncompatibleError, InputError
 from nestforge.runtime.engines.onnxruntime_gpu import provider as module
 from nestforge.runtime.engines.onnxruntime_gpu.provider import (
@@ -71,7 +71,7 @@ def test_engines_run_in_the_devices_stream_without_tf32(
 
 
 def test_tensorrt_inside_onnx_runtime_keeps_what_it_builds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_bundle: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Bundle
 ) -> None:
     pytest.importorskip("cuda.bindings.runtime")
     wheel(monkeypatch, *GPU)
@@ -80,7 +80,6 @@ def test_tensorrt_inside_onnx_runtime_keeps_what_it_builds(
     tensorrt = provider_named("tensorrt")
     assert tensorrt is not None
     assert (tensorrt.chain, tensorrt.shares) == (GPU[:2], False)
-    bundle = open_bundle(tiny_bundle)
     folders = [tensorrt.cache_folder(bundle, engine) for engine in bundle.manifest.engines]
     assert len(set(folders)) == len({engine.file for engine in bundle.manifest.engines})
     (folder, *_) = folders

@@ -37,11 +37,6 @@ Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 
 
 @pytest.fixture
-def bundle(tiny_bundle: Path) -> Bundle:
-    return open_bundle(tiny_bundle)
-
-
-@pytest.fixture
 def device() -> HostDevice:
     return HostDevice()
 

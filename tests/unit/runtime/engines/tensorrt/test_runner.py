@@ -15,62 +15,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from nestforge.bundle.device_files.plan_index import (
-    Gpu,
-    PlanEntry,
-    PlanParity,
-    build_key,
     read_plans,
     write_plans,
 )
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.open_bundle import Bundle
 from nestforge.errors import BundleCorruptError, BundleIncompatibleError
 from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_cuda import World
-from support.fake_tensorrt import installed
+from support.fake_tensorrt import host_with_gpu, list_plans
 
 if TYPE_CHECKING:
     from nestforge.runtime.engines.tensorrt.runner import TensorRTRunner
 
 Reference = Callable[..., dict[str, Any]]
-PARITY = PlanParity("the graph", "exact", 1, 0.0, 1.0)
 
 
 @pytest.fixture
-def bundle(own_bundle: Path, edit_manifest: Callable[..., None]) -> Bundle:
-    """The tiny bundle, with TensorRT engines."""
-
-    def change(manifest: dict[str, Any]) -> None:
-        for engine in manifest["engines"]:
-            engine["backend"] = "tensorrt"
-
-    edit_manifest(own_bundle, change)
-    return open_bundle(own_bundle)
-
-
-def list_plan(bundle: Bundle, engine: EngineEntry, **changes: Any) -> PlanEntry:
-    """A plan as the fake builds it, listed."""
-    options = changes.pop("options", TensorRTOptions())
-    gpu = changes.pop("gpu", Gpu("Fake GPU", "8.7", "10.3.0"))
-    data = json.dumps({"graph": str(bundle.file(engine.file)), "stripped": options.strip_weights}).encode()
-    file = engine.file.replace(".onnx", ".plan")
-    (bundle.path / file).write_bytes(data)
-    entry = PlanEntry(
-        graph=engine.file,
-        file=file,
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        key=build_key(bundle, engine, gpu, options),
-        gpu=gpu,
-        options=options,
-        activation_bytes=4096,
-        seconds=1.0,
-        layers={"gemm": 2},
-        parity=PARITY,
-    )
-    write_plans(bundle, [replace(entry, **changes)])
-    return read_plans(bundle)[0]
+def bundle(tiny_bundle: Path, tmp_path: Path, world: World) -> Bundle:
+    return list_plans(tiny_bundle, tmp_path / "plans.bundle")
 
 
 def runner_of(bundle: Bundle, engine: EngineEntry) -> TensorRTRunner:
@@ -82,11 +46,11 @@ def runner_of(bundle: Bundle, engine: EngineEntry) -> TensorRTRunner:
 @pytest.mark.parametrize("stripped", [True, False])
 @pytest.mark.parametrize("captures", [True, False])
 def test_every_engine_equals_numpy(
-    bundle: Bundle, world: World, expected: Reference, stripped: bool, captures: bool
+    tiny_bundle: Path, tmp_path: Path, world: World, expected: Reference, stripped: bool, captures: bool
 ) -> None:
     world.captures = captures
+    bundle = list_plans(tiny_bundle, tmp_path / "plans.bundle", TensorRTOptions(strip_weights=stripped))
     for engine in bundle.manifest.engines:
-        list_plan(bundle, engine, options=TensorRTOptions(strip_weights=stripped))
         with runner_of(bundle, engine) as runner:
             assert runner.is_captured is captures
             assert runner.activation_bytes == 4096
@@ -103,7 +67,6 @@ def test_every_engine_equals_numpy(
 
 def test_threads_get_contexts_of_their_own_and_keep_them(bundle: Bundle, world: World, expected: Reference) -> None:
     engine = bundle.manifest.engines[0]
-    list_plan(bundle, engine)
     together = threading.Barrier(3)
 
     def ask(seed: int) -> None:
@@ -139,30 +102,18 @@ def test_threads_get_contexts_of_their_own_and_keep_them(bundle: Bundle, world: 
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_a_host_that_cannot_run_a_plan_says_why(
-    own_bundle: Path,
-    edit_manifest: Callable[..., None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, Any],
-    error: type[Exception],
-    message: str,
+    tiny_bundle: Path, tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    edit_manifest(own_bundle, lambda data: [e.update(backend="tensorrt") for e in data["engines"]])
-    bundle = open_bundle(own_bundle)
-    list_plan(bundle, bundle.manifest.engines[0])
-    world = World(**change)
-    with installed(world):
+    with host_with_gpu(tmp_path / "cache", **change):
+        bundle = list_plans(tiny_bundle, tmp_path / "plans.bundle")
         with pytest.raises(error, match=message) as raised:
             runner_of(bundle, bundle.manifest.engines[0]).__enter__()
         assert str(raised.value).startswith("engine ffn16@b1-s8: ")
         assert "\n" not in str(raised.value)
-    assert not world.allocated
 
 
 def test_a_plan_with_a_flipped_byte_is_never_opened(bundle: Bundle, world: World) -> None:
-    engine = bundle.manifest.engines[0]
-    plan = list_plan(bundle, engine)
+    engine, plan = bundle.manifest.engines[0], read_plans(bundle)[0]
     path = bundle.path / plan.file
     data = bytearray(path.read_bytes())
     data[10] ^= 1
@@ -177,7 +128,7 @@ def test_a_plan_with_a_flipped_byte_is_never_opened(bundle: Bundle, world: World
 
 def test_a_plan_of_another_engine_is_refused(bundle: Bundle, world: World) -> None:
     small, large = bundle.manifest.engines[:2]
-    plan = list_plan(bundle, small)
+    plan = read_plans(bundle)[0]
     data = json.dumps({"graph": str(bundle.file(large.file)), "stripped": False}).encode()
     (bundle.path / plan.file).write_bytes(data)
     write_plans(bundle, [replace(plan, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())])
@@ -193,7 +144,6 @@ def test_lanes_are_made_and_closed_under_the_devices_lock(
     """Allocating or freeing memory of the GPU in any thread breaks a capture that ONNX Runtime has under way there;
     the runs themselves take no turns."""
     engine = bundle.manifest.engines[0]
-    list_plan(bundle, engine)
     feeds = random_feeds(bundle.manifest.inputs, engine.bucket)
     runner: Any = runner_of(bundle, engine)
     module = sys.modules[type(runner).__module__]  # the one that the stand-ins brought in
