@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..argument_types import again, option, stated
-from ..bundle.device_files.measurements import read_measurements
+from ..bundle.device_files.measurements import Measurements
 from ..bundle.device_files.plan_index import read_plan, read_plans
 from ..bundle.device_files.task_index import read_tasks
 from ..bundle.open_bundle import Bundle, Check, open_bundle
@@ -20,7 +20,7 @@ from .engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
 from .engines.residency import RESIDENCIES, Residency
 from .engines.runner import runnable_engines
 from .exits.calibration import read_calibration
-from .generation.draft_gains import read_drafts
+from .generation.draft_gains import DraftCalibration
 from .graphs.task_tensors import read_task_tensors
 from .inputs.options import MEMORY_MB, THREADS
 from .model import ElasticModel
@@ -136,7 +136,7 @@ class CheckedBytes:
 def verify_bytes(path: str | os.PathLike[str]) -> CheckedBytes:
     """Checks all hashes and seals of the bundle in folder ``path``. Raises BundleFormatError or BundleCorruptError."""
     bundle = open_bundle(path, check="full")
-    calibration, plans, measurements = read_calibration(bundle), read_plans(bundle), read_measurements(bundle)
+    calibration, plans, measurements = read_calibration(bundle), read_plans(bundle), Measurements.read(bundle)
     for plan in plans:
         read_plan(bundle, plan)
     tasks = read_tasks(bundle)
@@ -145,7 +145,7 @@ def verify_bytes(path: str | os.PathLike[str]) -> CheckedBytes:
     files = bundle.manifest.files
     policies = len(calibration.policies) if calibration else 0
     hosts = len(measurements.hosts) if measurements else 0
-    drafts = read_drafts(bundle)
+    drafts = DraftCalibration.read(bundle)
     calibrated = len(drafts.hosts) if drafts else 0
     size = sum(entry.bytes for entry in files)
     return CheckedBytes(bundle, len(files), size, policies, len(plans), hosts, calibrated, len(tasks))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..bundle.build_record import BuildRecord
-from ..bundle.device_files.measurements import read_measurements
+from ..bundle.device_files.measurements import Measurements
 from ..bundle.device_files.plan_index import read_plans
 from ..bundle.device_files.task_index import read_tasks
 from ..bundle.entries.task_entry import BASE
@@ -37,7 +37,7 @@ _STAGES_SHOWN = 5
 def bundle_data(bundle: Bundle) -> dict[str, Any]:
     """The bundle as ``--json`` prints it: the manifest and the build record, complete, what hosts measured since, what
     to be warned of, what a cache takes where it generates, tasks, and plans if it needs any."""
-    measurements = read_measurements(bundle)
+    measurements = Measurements.read(bundle)
     data = {
         "kind": "bundle",
         "path": str(bundle.path),
@@ -165,7 +165,7 @@ def _here(bundle: Bundle) -> HostLatencies:
 
 def _measured_facts(bundle: Bundle, here: HostLatencies) -> list[tuple[str, str]]:
     """Where the measured latencies that are shown come from, and which other hosts measured."""
-    measurements = read_measurements(bundle)
+    measurements = Measurements.read(bundle)
     hosts = measurements.hosts if measurements else ()
     facts = []
     if here.measurement is not None:

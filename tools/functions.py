@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..argument_types import again, checked, option
 from ..bucket import Bucket
-from ..bundle.device_files.measurements import read_measurements, save_measurement
+from ..bundle.device_files.measurements import Measurements
 from ..bundle.open_bundle import open_bundle
 from ..errors import InputError
 from ..progress import Progress
@@ -27,7 +27,7 @@ from ..runtime.engines.onnxruntime_gpu.provider import provider_named
 from ..runtime.engines.residency import Residency
 from ..runtime.exits.calibration import CalibratedPolicy, read_calibration, save_policy
 from ..runtime.exits.policy import Compare, Rule
-from ..runtime.generation.draft_gains import HostDrafts, read_drafts, save_drafts
+from ..runtime.generation.draft_gains import DraftCalibration, HostDrafts
 from ..runtime.inputs.options import (
     BUDGET,
     DEADLINE_MS,
@@ -110,10 +110,10 @@ def measure(
     figures cannot be saved; and as ``load`` does.
     """
     opened = open_bundle(bundle)
-    read_measurements(opened)  # unreadable ones are refused before any work
+    Measurements.read(opened)  # unreadable ones are refused before any work
     require_writable(opened.path, "measurements")
     result = measure_bundle(opened, progress, threads=threads, memory_mb=memory_mb, force=force)
-    save_measurement(opened, result.measurement)
+    Measurements.save(opened, result.measurement)
     return result
 
 
@@ -238,8 +238,8 @@ def calibrate_drafts(
     Raises InputError for a bundle that does not generate, OutputError where nothing can be saved.
     """
     opened = open_bundle(bundle)
-    read_drafts(opened)  # those that cannot be read are refused before any work
+    DraftCalibration.read(opened)  # those that cannot be read are refused before any work
     require_writable(opened.path, "a calibration")
     found = measure_drafts(opened, texts, submodel=submodel, progress=progress)
-    save_drafts(opened, found)
+    DraftCalibration.save(opened, found)
     return found

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ...errors import BundleCorruptError, BundleFormatError, OutputError
 from ...outside_file import versioned_json
 from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host
-from ...strict import structure
-from ...whole_file import write_whole
+from ...strict import structure, unstructure
+from ...whole_file import alone, write_whole
 from ..files import sealed_json, unsealed
 from ..manifest import MANIFEST_NAME
 from ..open_bundle import Bundle, read_json
@@ -48,15 +49,13 @@ class MeasuredHost:
         return f"{self.cpu}, {self.cores} cores{release}{f', {self.others}' if self.others else ''}"
 
 
-class HostRecord(Protocol):
+@dataclass(frozen=True)
+class HostRecord:
     """Findings of ``host`` with ``threads`` cores per run; ``created`` is the time in UTC."""
 
-    @property
-    def host(self) -> MeasuredHost: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def created(self) -> str: ...
+    host: MeasuredHost
+    threads: int = field(metadata={"min": 1})
+    created: str
 
 
 R = TypeVar("R", bound=HostRecord)
@@ -121,34 +120,71 @@ def this_host() -> MeasuredHost:
     return MeasuredHost(cpu, facts.architecture, facts.cores, facts.backends.get(ONNXRUNTIME.name))
 
 
-def nearest_record(records: Iterable[R], host: MeasuredHost, threads: int) -> R | None:
-    """The record of ``host`` with this number of threads, or the nearest to it; None where it has none."""
-    own = [each for each in records if each.host == host]
-    return min(own, key=lambda each: (abs(each.threads - threads), each.threads), default=None)
+@dataclass(frozen=True)
+class HostRecords(ABC, Generic[R]):
+    """What the file ``name`` says of one bundle: a record for each host and number of threads.
 
-
-def with_record(records: Sequence[R], new: R, path: Path) -> tuple[R, ...]:
-    """``records`` of the file at ``path`` with ``new`` in the place of an earlier one of its host and threads.
-
-    Raises OutputError where there are too many hosts.
+    ``mend`` says what to do about one that cannot be read, ``lost`` what is not saved where it cannot be written.
     """
-    others = [each for each in records if (each.host, each.threads) != (new.host, new.threads)]
-    if len(others) >= _MAX_HOSTS:
-        raise OutputError(
-            f"{path}: holds the records of {len(others)} hosts, the most allowed; remove it, or give this host a copy "
-            "of the bundle"
-        )
-    return tuple(sorted([*others, new], key=lambda each: (str(each.host), each.threads)))
+
+    name: ClassVar[str]
+    mend: ClassVar[str]
+    lost: ClassVar[str]
+
+    schema_version: int
+    manifest_sha256: str
+    hosts: tuple[R, ...]
+
+    @classmethod
+    def read(cls: type[Hosts], bundle: Bundle) -> Hosts | None:
+        """The records in the bundle's folder, or None where there are none.
+
+        Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or those of another
+        manifest.
+        """
+        return read_record(bundle, cls.name, cls, cls._problems, cls.mend)
+
+    @classmethod
+    def save(cls, bundle: Bundle, new: R) -> Path:
+        """Puts ``new`` in the place of an earlier record of its host and threads, beside those of others.
+
+        Raises OutputError where it cannot be written, or there are too many hosts; BundleError where what is there
+        cannot be read.
+        """
+        with alone(bundle.path):
+            kept = cls.read(bundle)
+            others = [one for one in kept.hosts if (one.host, one.threads) != (new.host, new.threads)] if kept else []
+            if len(others) >= _MAX_HOSTS:
+                raise OutputError(
+                    f"{bundle.path / cls.name}: holds the records of {len(others)} hosts, the most allowed; remove it, "
+                    "or give this host a copy of the bundle"
+                )
+            hosts = tuple(sorted([*others, new], key=lambda one: (str(one.host), one.threads)))
+            every = cls(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, hosts)
+            return write_device_file(bundle, cls.name, unstructure(every), cls.lost)
+
+    def of(self, host: MeasuredHost, threads: int) -> R | None:
+        """The record of ``host`` with this number of threads, or the nearest to it; None where it has none."""
+        own = [one for one in self.hosts if one.host == host]
+        return min(own, key=lambda one: (abs(one.threads - threads), one.threads), default=None)
+
+    @staticmethod
+    @abstractmethod
+    def record_problems(record: R, bundle: Bundle) -> Iterator[str]:
+        """Checks of one record beyond its types."""
+
+    def _problems(self, bundle: Bundle) -> Iterator[str]:
+        if len(self.hosts) > _MAX_HOSTS:
+            yield f"{len(self.hosts)} hosts, expected at most {_MAX_HOSTS}"
+        if len({(one.host, one.threads) for one in self.hosts}) < len(self.hosts):
+            yield "a host with its number of threads stands twice"
+        for number, one in enumerate(self.hosts):
+            host = one.host
+            names = (host.cpu, host.architecture, one.created, host.onnxruntime or "", host.others or "")
+            if any(len(name) > _MAX_NAME_LENGTH for name in names):
+                yield f"hosts[{number}]: a name of more than {_MAX_NAME_LENGTH} characters"
+            for problem in self.record_problems(one, bundle):
+                yield f"hosts[{number}]: {problem}"
 
 
-def record_problems(records: Sequence[HostRecord]) -> Iterator[str]:
-    """Checks of such a file beyond its types."""
-    if len(records) > _MAX_HOSTS:
-        yield f"{len(records)} hosts, expected at most {_MAX_HOSTS}"
-    if len({(each.host, each.threads) for each in records}) < len(records):
-        yield "a host with its number of threads stands twice"
-    for number, each in enumerate(records):
-        host = each.host
-        names = (host.cpu, host.architecture, each.created, host.onnxruntime or "", host.others or "")
-        if any(len(name) > _MAX_NAME_LENGTH for name in names):
-            yield f"hosts[{number}]: a name of more than {_MAX_NAME_LENGTH} characters"
+Hosts = TypeVar("Hosts", bound=HostRecords[Any])

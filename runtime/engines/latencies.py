@@ -15,7 +15,7 @@ from math import exp, log
 from ...bucket import Bucket
 from ...bundle.build_record import BuildRecord, Latency, LatencyPoint, is_noisy
 from ...bundle.device_files.device_file import MeasuredHost, this_host
-from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, read_measurements
+from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, Measurements
 from ...bundle.open_bundle import Bundle
 from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host
@@ -136,7 +136,7 @@ def host_latencies(bundle: Bundle, threads: int, on_gpu: bool = False) -> HostLa
     Raises a BundleError where the bundle's measurements cannot be read.
     """
     elsewhere = measured_elsewhere(bundle.build, on_gpu)
-    measurements = read_measurements(bundle)
+    measurements = Measurements.read(bundle)
     found = None if measurements is None or on_gpu else measurements.of(measuring_host(bundle), threads)
     measured_here = elsewhere is None and any(one.measured_p50_ms is not None for one in bundle.build.latencies)
     if found is None or (found.threads != threads and measured_here):

@@ -7,26 +7,15 @@ the figures of its own host and leaves those of others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 from typing import NamedTuple
 
-from ...bundle.device_files.device_file import (
-    DEVICE_SCHEMA_VERSION,
-    MeasuredHost,
-    nearest_record,
-    read_record,
-    record_problems,
-    with_record,
-    write_device_file,
-)
+from ...bundle.device_files.device_file import HostRecord, HostRecords
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import DRAFTS_NAME
 from ...bundle.open_bundle import Bundle
-from ...strict import unstructure
-from ...whole_file import alone
 from .options import NGRAM
 from .step_times import RunTime, StepTimes
 
@@ -36,7 +25,6 @@ _HOPED_SHARE, _HOPED_TOKENS = 0.7, 4.0
 _MOST_JUDGED = 64.0
 # Share of them that counts in a later generation, so that a draft that did not pay is tried again on another text.
 _CARRIED_OVER = 0.5
-_REMEDY = "remove it and run `nestforge calibrate` again"
 
 
 @dataclass(frozen=True)
@@ -51,28 +39,37 @@ class JudgedDraft:
 
 
 @dataclass(frozen=True)
-class HostDrafts:
-    """Findings of ``host`` with ``threads`` cores per run on so many ``texts``; ``created`` is the time in UTC."""
+class HostDrafts(HostRecord):
+    """Findings of one host on so many ``texts``."""
 
-    host: MeasuredHost
-    threads: int = field(metadata={"min": 1})
-    created: str
     texts: int = field(metadata={"min": 1})
     times: tuple[RunTime, ...]
     drafts: tuple[JudgedDraft, ...]
 
 
 @dataclass(frozen=True)
-class DraftCalibration:
-    """The calibrations of one bundle, one for each host and number of threads."""
+class DraftCalibration(HostRecords[HostDrafts]):
+    """The calibrations of one bundle."""
 
-    schema_version: int
-    manifest_sha256: str
+    name = DRAFTS_NAME
+    mend = "remove it and run `nestforge calibrate` again"
+    lost = "the calibration"
+
     hosts: tuple[HostDrafts, ...]
 
-    def of(self, host: MeasuredHost, threads: int) -> HostDrafts | None:
-        """The findings of ``host`` with this number of threads, or the nearest to it."""
-        return nearest_record(self.hosts, host, threads)
+    @staticmethod
+    def record_problems(record: HostDrafts, bundle: Bundle) -> Iterator[str]:
+        """Engines and submodels that exist, and shares of them."""
+        generation = bundle.manifest.generation
+        engines = {engine.id: engine.submodel for engine in generation.engines} if generation else {}
+        for engine in (*(time.engine for time in record.times), *(draft.target for draft in record.drafts)):
+            if engine not in engines:
+                yield f"engine {engine[:80]!r} does not generate in this bundle"
+        for draft in record.drafts:
+            if draft.draft not in (NGRAM, *engines.values()):
+                yield f"draft {draft.draft[:80]!r} is no submodel that generates in this bundle"
+            if draft.accepted > draft.judged:
+                yield f"draft {draft.draft[:80]}: {draft.accepted} accepted of {draft.judged}"
 
 
 class Gain(NamedTuple):
@@ -144,41 +141,3 @@ class Gains:
                 each.append(Gain(draft, count, tokens * step_ms / (count * drafted_ms + checks_ms[count])))
             found.append(max(each, key=attrgetter("factor")))
         return sorted(found, key=attrgetter("factor"), reverse=True)
-
-
-def read_drafts(bundle: Bundle) -> DraftCalibration | None:
-    """The calibrations in the bundle's folder, or None where there is nothing.
-
-    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or that of another manifest.
-    """
-    return read_record(bundle, DRAFTS_NAME, DraftCalibration, _problems, _REMEDY)
-
-
-def save_drafts(bundle: Bundle, found: HostDrafts) -> Path:
-    """Puts ``found`` in the place of an earlier one of its host and threads, beside those of others.
-
-    Raises OutputError where it cannot be written, or there are too many hosts; BundleError where what is there cannot
-    be read.
-    """
-    with alone(bundle.path):
-        kept = read_drafts(bundle)
-        hosts = with_record(kept.hosts if kept else (), found, bundle.path / DRAFTS_NAME)
-        every = DraftCalibration(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, hosts)
-        return write_device_file(bundle, DRAFTS_NAME, unstructure(every), "the calibration")
-
-
-def _problems(found: DraftCalibration, bundle: Bundle) -> Iterable[str]:
-    """Checks beyond the types: engines and submodels that exist, and shares of them."""
-    generation = bundle.manifest.generation
-    engines = {engine.id: engine.submodel for engine in generation.engines} if generation else {}
-    yield from record_problems(found.hosts)
-    for number, each in enumerate(found.hosts):
-        where = f"hosts[{number}]"
-        for engine in (*(time.engine for time in each.times), *(draft.target for draft in each.drafts)):
-            if engine not in engines:
-                yield f"{where}: engine {engine[:80]!r} does not generate in this bundle"
-        for draft in each.drafts:
-            if draft.draft not in (NGRAM, *engines.values()):
-                yield f"{where}: draft {draft.draft[:80]!r} is no submodel that generates in this bundle"
-            if draft.accepted > draft.judged:
-                yield f"{where}: draft {draft.draft[:80]}: {draft.accepted} accepted of {draft.judged}"

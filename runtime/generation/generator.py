@@ -25,7 +25,7 @@ from ..inputs.text import TextEncoder
 from .admitted import AdmittedEngines, longer_prompt_bytes
 from .batch import Batch
 from .cache_memory import memory_for, session_bytes
-from .draft_gains import Gains, JudgedDraft, read_drafts
+from .draft_gains import DraftCalibration, Gains, JudgedDraft
 from .drafting import drafting_for, most_checked, smaller_engines
 from .generation import Generation, Loop
 from .options import AUTO, GenerationRequest
@@ -325,7 +325,7 @@ class Generator:
         """Takes this host's calibration of drafts, once. Raises BundleError where it cannot be read."""
         with self._lock:
             if self._starts_anew:
-                kept = read_drafts(self._bundle)
+                kept = DraftCalibration.read(self._bundle)
                 found = None if kept is None else kept.of(this_host(), self._threads)
                 if found is not None:
                     self._gains.start_from(found, entry.generators)

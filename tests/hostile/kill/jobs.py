@@ -119,11 +119,11 @@ def _prepare_measuring(folder: Path) -> None:
 def _save_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
     from nestforge.bundle.device_files.device_file import MeasuredHost
-    from nestforge.bundle.device_files.measurements import HostMeasurement, save_measurement
+    from nestforge.bundle.device_files.measurements import HostMeasurement, Measurements
     from nestforge.bundle.open_bundle import open_bundle
 
     host = MeasuredHost(cpu, "x86_64", 2)
-    save_measurement(open_bundle(folder / "golden.bundle"), HostMeasurement(host, 2, "2026-11-22T10:00:00+00:00", ()))
+    Measurements.save(open_bundle(folder / "golden.bundle"), HostMeasurement(host, 2, "2026-11-22T10:00:00+00:00", ()))
 
 
 def _index(folder: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import nestforge
 import pytest
 from nestforge.bundle.device_files.device_file import this_host
-from nestforge.bundle.device_files.measurements import HostMeasurement, save_measurement
+from nestforge.bundle.device_files.measurements import HostMeasurement, Measurements
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, write_plans
 from nestforge.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError
 from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
-from nestforge.runtime.generation.draft_gains import HostDrafts, save_drafts
+from nestforge.runtime.generation.draft_gains import DraftCalibration, HostDrafts
 from nestforge.runtime.load import verify_bytes
 from support.exit_bundles import policy
 from support.sealing import edit_sealed
@@ -28,8 +28,8 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 def with_drafts_and_plans(folder: Path) -> None:
     """Files that `measure`, `calibrate` and `build` add to a bundle that generates."""
     bundle, here = open_bundle(folder), (this_host(), 2, "2026-11-22T10:00:00+00:00")
-    save_measurement(bundle, HostMeasurement(*here, ()))
-    save_drafts(bundle, HostDrafts(*here, 5, (), ()))
+    Measurements.save(bundle, HostMeasurement(*here, ()))
+    DraftCalibration.save(bundle, HostDrafts(*here, 5, (), ()))
     plan, parity = b"native code", PlanParity("the graph", "exact", 1, 0.0, 1.0)
     (folder / "x.plan").write_bytes(plan)
     digest, gpu = hashlib.sha256(plan).hexdigest(), Gpu("Fake GPU", "8.7", "10.3.0")

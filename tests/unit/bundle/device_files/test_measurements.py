@@ -15,8 +15,7 @@ from nestforge.bundle.device_files.measurements import (
     HostMeasurement,
     MeasuredEngine,
     MeasuredPoint,
-    read_measurements,
-    save_measurement,
+    Measurements,
 )
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
@@ -52,17 +51,17 @@ def bundle(own_bundle: Path) -> Bundle:
 
 
 def test_a_bundle_that_nobody_measured_has_none(bundle: Bundle) -> None:
-    assert read_measurements(bundle) is None
+    assert Measurements.read(bundle) is None
 
 
 def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
-    save_measurement(bundle, BOARD)
-    save_measurement(bundle, HERE)
+    Measurements.save(bundle, BOARD)
+    Measurements.save(bundle, HERE)
     later = replace(HERE, created="2026-11-23T10:00:00+00:00")
-    assert save_measurement(bundle, later) == bundle.path / MEASUREMENTS_NAME
+    assert Measurements.save(bundle, later) == bundle.path / MEASUREMENTS_NAME
     with_one = replace(HERE, threads=1)
-    save_measurement(bundle, with_one)
-    found = read_measurements(bundle)
+    Measurements.save(bundle, with_one)
+    found = Measurements.read(bundle)
     assert found is not None
     assert set(found.hosts) == {BOARD, later, with_one}
     assert found.of(BOARD.host, 4) == BOARD
@@ -73,16 +72,16 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
 
 def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nestforge.bundle.device_files.device_file._MAX_HOSTS", 1)
-    save_measurement(bundle, HERE)
-    save_measurement(bundle, HERE)
+    Measurements.save(bundle, HERE)
+    Measurements.save(bundle, HERE)
     with pytest.raises(OutputError, match=r"measurements\.json: holds the records of 1 hosts, the most allowed"):
-        save_measurement(bundle, BOARD)
+        Measurements.save(bundle, BOARD)
 
 
 def test_what_cannot_be_written_is_said_and_leaves_what_was_there(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_measurement(bundle, BOARD)
+    Measurements.save(bundle, BOARD)
     before = (bundle.path / MEASUREMENTS_NAME).read_bytes()
 
     def full(*_: Any) -> None:
@@ -90,7 +89,7 @@ def test_what_cannot_be_written_is_said_and_leaves_what_was_there(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OutputError, match=r"No space left on device.*; the measurement was not saved"):
-        save_measurement(bundle, HERE)
+        Measurements.save(bundle, HERE)
     monkeypatch.undo()
     assert (bundle.path / MEASUREMENTS_NAME).read_bytes() == before
     assert not list(bundle.path.glob(".nestforge-*"))
@@ -147,10 +146,10 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_what_the_format_excludes_is_refused(
     bundle: Bundle, edit: Callable[[dict[str, Any]], object], message: str
 ) -> None:
-    save_measurement(bundle, HERE)
+    Measurements.save(bundle, HERE)
     edit_sealed(bundle.path / MEASUREMENTS_NAME, edit)
     with pytest.raises(BundleFormatError) as error:
-        read_measurements(bundle)
+        Measurements.read(bundle)
     text = str(error.value)
     assert message in text
     assert text.startswith(str(bundle.path / MEASUREMENTS_NAME))
@@ -158,26 +157,26 @@ def test_what_the_format_excludes_is_refused(
 
 
 def test_beside_a_bundle_without_seals_it_has_one_all_the_same(bundle: Bundle) -> None:
-    save_measurement(bundle, HERE)
+    Measurements.save(bundle, HERE)
     path = bundle.path / MEASUREMENTS_NAME
     data = json.loads(path.read_bytes())
     del data["seal"]
     path.write_text(json.dumps({**data, "schema_version": 2}))
     with pytest.raises(BundleFormatError, match="schema_version '2', expected 1; use the nestforge release"):
-        read_measurements(bundle)
+        Measurements.read(bundle)
 
 
 def test_a_changed_byte_and_another_bundles_file_are_refused(bundle: Bundle) -> None:
-    save_measurement(bundle, HERE)
+    Measurements.save(bundle, HERE)
     path = bundle.path / MEASUREMENTS_NAME
     raw = path.read_bytes()
     path.write_bytes(raw.replace(b"0.5", b"0.1", 1))
     with pytest.raises(BundleCorruptError, match=r"its seal is not that of its content; remove it and run"):
-        read_measurements(bundle)
+        Measurements.read(bundle)
     path.write_bytes(raw)
     edit_sealed(path, lambda data: data.update(manifest_sha256="0" * 64))
     with pytest.raises(BundleCorruptError, match="belongs to another manifest than this bundle's; remove it"):
-        read_measurements(bundle)
+        Measurements.read(bundle)
     path.write_bytes(b" " * (16 * 2**20 + 1))
     with pytest.raises(BundleFormatError, match="16777217 bytes, more than the 16777216 allowed"):
-        read_measurements(bundle)
+        Measurements.read(bundle)

@@ -11,7 +11,7 @@ from nestforge.bundle.manifest import DRAFTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleFormatError, InputError, SelectionError
 from nestforge.runtime.calibrate.drafts import DEFAULT_TEXTS, calibrate_drafts
-from nestforge.runtime.generation.draft_gains import JudgedDraft, RunTime, save_drafts
+from nestforge.runtime.generation.draft_gains import DraftCalibration, JudgedDraft, RunTime
 from nestforge.runtime.load import load
 from support.sealing import edit_sealed
 
@@ -42,7 +42,7 @@ def test_auto_starts_from_what_this_host_found(bundle: Bundle) -> None:
     """Without it the first step of a process is not yet known, and nothing is drafted until it is."""
     found = calibrate_drafts(bundle, DEFAULT_TEXTS[:1], threads=1)
     times = (RunTime(LARGE, 1, 10.0), RunTime(SMALL, 1, 0.1), RunTime(LARGE, 5, 11.0))
-    save_drafts(bundle, replace(found, times=times, drafts=(JudgedDraft(LARGE, "ffn8", 40.0, 40.0),)))
+    DraftCalibration.save(bundle, replace(found, times=times, drafts=(JudgedDraft(LARGE, "ffn8", 40.0, 40.0),)))
     with load(bundle.path, threads=1) as model:
         row = model.generate([5, 7], max_tokens=3, draft="auto", stop=[]).rows[0]
         _, second = row.runs
@@ -53,7 +53,7 @@ def test_auto_starts_from_what_this_host_found(bundle: Bundle) -> None:
 def test_a_later_calibration_begins_anew(bundle: Bundle) -> None:
     found = calibrate_drafts(bundle, DEFAULT_TEXTS[:1], threads=1)
     absurd = replace(found, times=(RunTime(LARGE, 7, 1e6),), drafts=(JudgedDraft(LARGE, "ffn8", 1e6, 1e6),))
-    save_drafts(bundle, absurd)
+    DraftCalibration.save(bundle, absurd)
     again = calibrate_drafts(bundle, DEFAULT_TEXTS[:1], threads=1)
     assert max(time.ms for time in again.times) < 1e5
     assert max(draft.judged for draft in again.drafts) <= 64
@@ -61,7 +61,7 @@ def test_a_later_calibration_begins_anew(bundle: Bundle) -> None:
 
 def test_another_hosts_figures_are_not_used(bundle: Bundle) -> None:
     found = calibrate_drafts(bundle, DEFAULT_TEXTS[:1], threads=1)
-    save_drafts(bundle, replace(found, host=replace(found.host, cpu="another")))
+    DraftCalibration.save(bundle, replace(found, host=replace(found.host, cpu="another")))
     with load(bundle.path, threads=1) as model:
         model.generate([5, 7], max_tokens=2, draft="auto", stop=[])
         times, judged = model.generate.learned()
@@ -69,7 +69,7 @@ def test_another_hosts_figures_are_not_used(bundle: Bundle) -> None:
 
 
 def test_a_damaged_file_is_refused_where_auto_would_read_it(bundle: Bundle) -> None:
-    path = save_drafts(bundle, calibrate_drafts(bundle, DEFAULT_TEXTS[:1], threads=1))
+    path = DraftCalibration.save(bundle, calibrate_drafts(bundle, DEFAULT_TEXTS[:1], threads=1))
     edit_sealed(path, lambda data: data["hosts"][0].update(texts=0))
     with load(bundle.path, threads=1) as model:
         assert model.generate([5, 7], max_tokens=2).rows[0].tokens

@@ -13,7 +13,7 @@ from nestforge.bundle.device_files.measurements import (
     HostMeasurement,
     MeasuredEngine,
     MeasuredPoint,
-    save_measurement,
+    Measurements,
 )
 from nestforge.bundle.device_files.plan_index import Gpu
 from nestforge.bundle.open_bundle import Bundle, open_bundle
@@ -85,7 +85,7 @@ def test_plans_are_measured_by_the_host_with_its_gpu(bundle: Bundle, monkeypatch
 def test_what_this_host_measured_comes_first_with_its_own_threads(own_bundle: Path) -> None:
     bundle = with_record(own_bundle, "Some other processor", 9.0)
     for threads, p50_ms in ((1, 3.0), (2, 2.0)):
-        save_measurement(bundle, measured(threads, p50_ms))
+        Measurements.save(bundle, measured(threads, p50_ms))
     for threads, p50_ms in ((1, 3.0), (2, 2.0)):
         found = host_latencies(bundle, threads)
         assert (found.elsewhere, found.measurement) == (None, measured(threads, p50_ms))
@@ -102,14 +102,14 @@ def test_what_this_host_measured_comes_first_with_its_own_threads(own_bundle: Pa
 def test_of_other_numbers_of_threads_the_nearest_counts_unless_the_compile_measured_here(own_bundle: Path) -> None:
     bundle = with_record(own_bundle, "Some other processor", 9.0)
     for threads in (1, 7):
-        save_measurement(bundle, measured(threads, float(threads)))
+        Measurements.save(bundle, measured(threads, float(threads)))
     assert host_latencies(bundle, 8).measurement == measured(7, 7.0)
     assert host_latencies(with_record(own_bundle, probe_host().cpu, 9.0), 8).measurement is None
 
 
 def test_what_the_compile_measured_here_stays_for_engines_that_were_left_out(own_bundle: Path) -> None:
     bundle = with_record(own_bundle, probe_host().cpu, 9.0)
-    save_measurement(bundle, measured(2, 2.0))
+    Measurements.save(bundle, measured(2, 2.0))
     found = host_latencies(bundle, 2).latencies
     assert {one.measured_p50_ms for one in found if one.engine != "ffn16@b1-s8"} == {9.0}
 

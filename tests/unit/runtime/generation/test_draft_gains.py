@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +14,8 @@ from nestforge.bundle.device_files.device_file import MeasuredHost, this_host
 from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.bundle.manifest import DRAFTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
-from nestforge.runtime.generation.draft_gains import Gains, HostDrafts, JudgedDraft, RunTime, read_drafts, save_drafts
+from nestforge.errors import BundleFormatError
+from nestforge.runtime.generation.draft_gains import DraftCalibration, Gains, HostDrafts, JudgedDraft, RunTime
 from nestforge.runtime.generation.step_times import StepTimes
 from nestforge.runtime.load import verify_bytes
 from support.sealing import edit_sealed
@@ -132,25 +131,14 @@ def bundle(tmp_path: Path) -> Bundle:
     return open_bundle(shutil.copytree(GOLDEN / "bundle-decoder", tmp_path / "lm.bundle"))
 
 
-def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
-    assert read_drafts(bundle) is None
-    save_drafts(bundle, BOARD)
-    save_drafts(bundle, HERE)
-    later = replace(HERE, created="2026-11-23T10:00:00+00:00")
-    assert save_drafts(bundle, later) == bundle.path / DRAFTS_NAME
-    found = read_drafts(bundle)
+def test_hosts_are_kept_beside_each_other(bundle: Bundle) -> None:
+    assert DraftCalibration.read(bundle) is None
+    DraftCalibration.save(bundle, BOARD)
+    assert DraftCalibration.save(bundle, HERE) == bundle.path / DRAFTS_NAME
+    found = DraftCalibration.read(bundle)
     assert found is not None
-    assert set(found.hosts) == {BOARD, later}
-    assert (found.of(HERE.host, 7), found.of(BOARD.host, 4)) == (later, BOARD)
-    assert found.of(replace(BOARD.host, cores=2), 4) is None
+    assert (found.of(HERE.host, 7), found.of(BOARD.host, 4)) == (HERE, BOARD)
     assert str(verify_bytes(bundle.path)).endswith(", 2 calibrations of drafts, every hash and seal as written")
-
-
-def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestforge.bundle.device_files.device_file._MAX_HOSTS", 1)
-    save_drafts(bundle, HERE)
-    with pytest.raises(OutputError, match=r"drafts\.json: holds the records of 1 hosts, the most allowed"):
-        save_drafts(bundle, BOARD)
 
 
 @pytest.mark.parametrize(
@@ -165,26 +153,9 @@ def test_there_are_not_more_hosts_than_can_be_read(bundle: Bundle, monkeypatch: 
     ],
 )
 def test_what_makes_no_sense_is_refused(bundle: Bundle, edit: Callable[[Any], object], line: str) -> None:
-    save_drafts(bundle, HERE)
+    DraftCalibration.save(bundle, HERE)
     edit_sealed(bundle.path / DRAFTS_NAME, lambda data: edit(data["hosts"][0]))
     with pytest.raises(BundleFormatError) as refused:
-        read_drafts(bundle)
+        DraftCalibration.read(bundle)
     assert line in str(refused.value)
     assert str(refused.value).endswith("; remove it and run `nestforge calibrate` again")
-
-
-def test_a_host_stands_there_once(bundle: Bundle) -> None:
-    save_drafts(bundle, HERE)
-    edit_sealed(bundle.path / DRAFTS_NAME, lambda data: data["hosts"].append(data["hosts"][0]))
-    with pytest.raises(BundleFormatError, match="a host with its number of threads stands twice"):
-        read_drafts(bundle)
-
-
-def test_a_change_behind_the_seal_is_refused(bundle: Bundle) -> None:
-    path = save_drafts(bundle, HERE)
-    path.write_text(path.read_text().replace("14.0", "15.0"))
-    with pytest.raises(BundleCorruptError, match="its seal is not that of its content"):
-        read_drafts(bundle)
-    path.write_text(json.dumps({"schema_version": 1}))
-    with pytest.raises(BundleCorruptError, match="has no seal at its end"):
-        read_drafts(bundle)

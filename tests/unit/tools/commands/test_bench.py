@@ -15,7 +15,7 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.bundle.device_files.device_file import MeasuredHost
-from nestforge.bundle.device_files.measurements import read_measurements, save_measurement
+from nestforge.bundle.device_files.measurements import Measurements
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.profiles.probe_host import probe_host
@@ -63,7 +63,7 @@ def test_figures_are_printed_kept_shown_and_chosen_by(bundle: Path, quiet: list[
     assert " ".join(head.split()) == "engine weights at p50 ms p95 ms runs spread again others' CPU noisy"
     opened = open_bundle(bundle)
     assert len(rows) == len(opened.manifest.engines)
-    kept = read_measurements(opened)
+    kept = Measurements.read(opened)
     assert kept is not None
     (measurement,) = kept.hosts
     assert measurement.threads == 1
@@ -93,7 +93,7 @@ def test_other_hosts_figures_stay(bundle: Path, quiet: list[float]) -> None:
     edit_sealed(path, lambda data: data["hosts"][0]["host"].update(cpu="Cortex-A76", cores=4))
     assert re.search("measured by +Cortex-A76, 4 cores", shown("inspect", bundle))
     shown("measure", bundle)
-    kept = read_measurements(open_bundle(bundle))
+    kept = Measurements.read(open_bundle(bundle))
     assert kept is not None
     assert [each.host.cpu for each in kept.hosts].count("Cortex-A76") == 1
     assert len(kept.hosts) == 2
@@ -156,12 +156,12 @@ def test_wrong_options(bundle: Path, tmp_path: Path) -> None:
 def test_a_figure_of_another_host_is_not_this_ones(bundle: Path, quiet: list[float]) -> None:
     shown("measure", bundle)
     opened = open_bundle(bundle)
-    kept = read_measurements(opened)
+    kept = Measurements.read(opened)
     assert kept is not None
     (bundle / MEASUREMENTS_NAME).unlink()
     from dataclasses import replace
 
-    save_measurement(opened, replace(kept.hosts[0], host=MeasuredHost("Cortex-A76", "aarch64", 4)))
+    Measurements.save(opened, replace(kept.hosts[0], host=MeasuredHost("Cortex-A76", "aarch64", 4)))
     with nestforge.load(bundle) as model, pytest.raises(nestforge.SelectionError, match="no latency known"):
         model.choose(1, 8, latency_ms=1e6)
 

@@ -13,7 +13,7 @@ import pytest
 from nestforge.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import read_calibration
-from nestforge.runtime.generation.draft_gains import read_drafts
+from nestforge.runtime.generation.draft_gains import DraftCalibration
 from support.commands import error_of, nestforge
 from support.exit_bundles import timed_once, write_arrays, write_exits_bundle
 from support.processes import DEVICE_PROGRAM
@@ -121,7 +121,7 @@ def test_drafts_of_a_bundle_that_generates(generating: Path, tmp_path: Path) -> 
     assert shown.exit_code == 0, shown.output
     assert f"kept in  {generating / DRAFTS_NAME}" in shown.stdout
     assert "checked by" in shown.stdout
-    kept = read_drafts(open_bundle(generating))
+    kept = DraftCalibration.read(open_bundle(generating))
     assert kept is not None
     assert kept.hosts[0].texts == 2
     data = json.loads(nestforge("calibrate", generating, "--json").stdout)
