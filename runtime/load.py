@@ -19,7 +19,7 @@ from .engines.memory import MemoryCap, residencies_for
 from .engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
 from .engines.residency import RESIDENCIES, Residency
 from .engines.runner import runnable_engines
-from .exits.calibration import read_calibration
+from .exits.calibration import Calibration
 from .generation.draft_gains import DraftCalibration
 from .graphs.task_tensors import read_task_tensors
 from .inputs.options import MEMORY_MB, THREADS
@@ -136,7 +136,7 @@ class CheckedBytes:
 def verify_bytes(path: str | os.PathLike[str]) -> CheckedBytes:
     """Checks all hashes and seals of the bundle in folder ``path``. Raises BundleFormatError or BundleCorruptError."""
     bundle = open_bundle(path, check="full")
-    calibration, plans, measurements = read_calibration(bundle), read_plans(bundle), Measurements.read(bundle)
+    calibration, plans, measurements = Calibration.read(bundle), read_plans(bundle), Measurements.read(bundle)
     for plan in plans:
         read_plan(bundle, plan)
     tasks = read_tasks(bundle)

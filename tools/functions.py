@@ -25,7 +25,7 @@ from ..runtime.consistency.measure import Consistency, check_consistency
 from ..runtime.engines.measure import BundleMeasurement, measure_bundle
 from ..runtime.engines.onnxruntime_gpu.provider import provider_named
 from ..runtime.engines.residency import Residency
-from ..runtime.exits.calibration import CalibratedPolicy, read_calibration, save_policy
+from ..runtime.exits.calibration import CalibratedPolicy, Calibration, save_policy
 from ..runtime.exits.policy import Compare, Rule
 from ..runtime.generation.draft_gains import DraftCalibration, HostDrafts
 from ..runtime.inputs.options import (
@@ -206,7 +206,7 @@ def calibrate(
     """
     limit = parse_budget(budget)
     opened = open_bundle(bundle)
-    read_calibration(opened)  # one that cannot be read is refused before any work
+    Calibration.read(opened)  # one that cannot be read is refused before any work
     require_writable(opened.path, "a calibration")
     policy = calibrate_exits(
         opened,

@@ -11,7 +11,7 @@ from string import Template
 
 from ..bundle.figures import meanings, present
 from ..bundle.open_bundle import Bundle
-from ..runtime.exits.calibration import read_calibration
+from ..runtime.exits.calibration import Calibration
 from ..runtime.summary import ShortNames, Table, detail_tables, engine_table, stage_table, submodel_table
 from .bundle_view import bundle_warnings, here_facts, measured_build
 from .console import in_options
@@ -73,7 +73,7 @@ def _section(name: str, bundle: Bundle, submodels: Table, has_facts: bool) -> st
     parts += ["<h3>Submodels</h3>", _table(submodels), *(f"<p>{escape(line)}</p>" for line in meant)]
     parts.append(_table(ShortNames.of(manifest).ids))
     tables = {"Engines and their parity": engine_table(manifest, build), **detail_tables(manifest)}
-    if (calibration := read_calibration(bundle)) is not None:
+    if (calibration := Calibration.read(bundle)) is not None:
         rows = [
             [
                 ShortNames.of(manifest)(one.submodel),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ...errors import BundleCorruptError, BundleFormatError, OutputError
 from ...outside_file import versioned_json
@@ -23,14 +23,6 @@ from ..read_manifest import MAX_JSON_BYTES
 DEVICE_SCHEMA_VERSION = 1
 _MAX_HOSTS = 64
 _MAX_NAME_LENGTH = 200
-
-
-class _OfManifest(Protocol):
-    @property
-    def manifest_sha256(self) -> str: ...
-
-
-Record = TypeVar("Record", bound=_OfManifest)
 
 
 @dataclass(frozen=True)
@@ -49,18 +41,6 @@ class MeasuredHost:
         return f"{self.cpu}, {self.cores} cores{release}{f', {self.others}' if self.others else ''}"
 
 
-@dataclass(frozen=True)
-class HostRecord:
-    """Findings of ``host`` with ``threads`` cores per run; ``created`` is the time in UTC."""
-
-    host: MeasuredHost
-    threads: int = field(metadata={"min": 1})
-    created: str
-
-
-R = TypeVar("R", bound=HostRecord)
-
-
 def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | None:
     """The object that the file ``name`` holds, without its seal; None where there is no such file.
 
@@ -72,29 +52,6 @@ def read_device_file(bundle: Bundle, name: str, mend: str) -> dict[str, Any] | N
     raw = read_json(bundle.path, name)
     data = versioned_json(raw, DEVICE_SCHEMA_VERSION, str(path), mend, BundleFormatError)
     return unsealed(raw, data, str(path), mend)
-
-
-def read_record(
-    bundle: Bundle,
-    name: str,
-    kind: type[Record],
-    problems: Callable[[Record, Bundle], Iterable[str]],
-    mend: str,
-) -> Record | None:
-    """The record of this very manifest that the file ``name`` holds, or None where there is no such file; ``problems``
-    says what its types do not.
-
-    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or a record of another manifest.
-    """
-    data, where = read_device_file(bundle, name, mend), str(bundle.path / name)
-    if data is None:
-        return None
-    record = structure(kind, data, where, lambda problem: BundleFormatError(f"{problem}; {mend}"))
-    if record.manifest_sha256 != bundle.build.manifest_sha256:
-        raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {mend}")
-    for problem in problems(record, bundle):
-        raise BundleFormatError(f"{where}: {problem}; {mend}")
-    return record
 
 
 def write_device_file(bundle: Bundle, name: str, data: Mapping[str, Any], lost: str) -> Path:
@@ -121,8 +78,8 @@ def this_host() -> MeasuredHost:
 
 
 @dataclass(frozen=True)
-class HostRecords(ABC, Generic[R]):
-    """What the file ``name`` says of one bundle: a record for each host and number of threads.
+class DeviceRecord(ABC):
+    """What the file ``name`` holds of the bundle with this manifest.
 
     ``mend`` says what to do about one that cannot be read, ``lost`` what is not saved where it cannot be written.
     """
@@ -133,16 +90,57 @@ class HostRecords(ABC, Generic[R]):
 
     schema_version: int
     manifest_sha256: str
-    hosts: tuple[R, ...]
 
     @classmethod
-    def read(cls: type[Hosts], bundle: Bundle) -> Hosts | None:
-        """The records in the bundle's folder, or None where there are none.
+    def made_for(cls: type[D], bundle: Bundle, *content: Any) -> D:
+        """One of ``bundle`` with the other fields' ``content``."""
+        return cls(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, *content)
 
-        Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or those of another
-        manifest.
+    @classmethod
+    def read(cls: type[D], bundle: Bundle) -> D | None:
+        """The one in the bundle's folder, or None where there is no such file.
+
+        Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or one of another manifest.
         """
-        return read_record(bundle, cls.name, cls, cls._problems, cls.mend)
+        data, where = read_device_file(bundle, cls.name, cls.mend), str(bundle.path / cls.name)
+        if data is None:
+            return None
+        record = structure(cls, data, where, lambda problem: BundleFormatError(f"{problem}; {cls.mend}"))
+        if record.manifest_sha256 != bundle.build.manifest_sha256:
+            raise BundleCorruptError(f"{where}: belongs to another manifest than this bundle's; {cls.mend}")
+        for problem in record.problems(bundle):
+            raise BundleFormatError(f"{where}: {problem}; {cls.mend}")
+        return record
+
+    def write(self, bundle: Bundle, lost: str | None = None) -> Path:
+        """Puts this into the bundle's folder, as ``write_device_file`` does; raises what that does."""
+        return write_device_file(bundle, self.name, unstructure(self), lost or self.lost)
+
+    @abstractmethod
+    def problems(self, bundle: Bundle) -> Iterable[str]:
+        """Checks beyond the types."""
+
+
+D = TypeVar("D", bound=DeviceRecord)
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """Findings of ``host`` with ``threads`` cores per run; ``created`` is the time in UTC."""
+
+    host: MeasuredHost
+    threads: int = field(metadata={"min": 1})
+    created: str
+
+
+R = TypeVar("R", bound=HostRecord)
+
+
+@dataclass(frozen=True)
+class HostRecords(DeviceRecord, Generic[R]):
+    """A record for each host and number of threads."""
+
+    hosts: tuple[R, ...]
 
     @classmethod
     def save(cls, bundle: Bundle, new: R) -> Path:
@@ -160,8 +158,7 @@ class HostRecords(ABC, Generic[R]):
                     "or give this host a copy of the bundle"
                 )
             hosts = tuple(sorted([*others, new], key=lambda one: (str(one.host), one.threads)))
-            every = cls(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, hosts)
-            return write_device_file(bundle, cls.name, unstructure(every), cls.lost)
+            return cls.made_for(bundle, hosts).write(bundle)
 
     def of(self, host: MeasuredHost, threads: int) -> R | None:
         """The record of ``host`` with this number of threads, or the nearest to it; None where it has none."""
@@ -173,7 +170,7 @@ class HostRecords(ABC, Generic[R]):
     def record_problems(record: R, bundle: Bundle) -> Iterator[str]:
         """Checks of one record beyond its types."""
 
-    def _problems(self, bundle: Bundle) -> Iterator[str]:
+    def problems(self, bundle: Bundle) -> Iterator[str]:
         if len(self.hosts) > _MAX_HOSTS:
             yield f"{len(self.hosts)} hosts, expected at most {_MAX_HOSTS}"
         if len({(one.host, one.threads) for one in self.hosts}) < len(self.hosts):
@@ -185,6 +182,3 @@ class HostRecords(ABC, Generic[R]):
                 yield f"hosts[{number}]: a name of more than {_MAX_NAME_LENGTH} characters"
             for problem in self.record_problems(one, bundle):
                 yield f"hosts[{number}]: {problem}"
-
-
-Hosts = TypeVar("Hosts", bound=HostRecords[Any])

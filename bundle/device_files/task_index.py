@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 
 from ...errors import InputError
 from ...profiles.compile_request import name_problem, require_names
-from ...strict import unstructure
 from ...whole_file import alone, write_whole
 from ..entries.engine_entry import ParityReceipt
 from ..manifest import TASKS_NAME, FileEntry
 from ..open_bundle import Bundle
 from ..read_manifest import is_plain_name
-from .device_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from .device_file import DeviceRecord
 
 TASK_FILE_PREFIX, TASK_FILE_SUFFIX = "task.", ".safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_TASKS = 4096
-_REMEDY = "remove it and add the tasks again"
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,41 @@ class TaskEntry:
 
 
 @dataclass(frozen=True)
-class TaskIndex:
+class TaskIndex(DeviceRecord):
     """The tasks of one bundle, by name."""
 
-    schema_version: int
-    manifest_sha256: str
+    name = TASKS_NAME
+    mend = "remove it and add the tasks again"
+
     tasks: tuple[TaskEntry, ...]
+
+    def problems(self, bundle: Bundle) -> Iterable[str]:
+        """Names confined to the folder, submodels and engines that exist."""
+        if self.tasks and bundle.manifest.tasks is None:
+            yield "the engines of this bundle take no tasks"
+        submodels = {entry.id for entry in bundle.manifest.submodels}
+        engines = {engine.id: engine for engine in bundle.manifest.listed_engines}
+        seen: set[str] = set()
+        for task in self.tasks:
+            if problem := name_problem(task.name):
+                yield problem
+            for name in (task.name.lower(), task.file.lower()):
+                if name in seen:
+                    yield f"task {task.name}: {name} stands twice"
+                seen.add(name)
+            if not (is_plain_name(task.file) and _is_task_file(task.file)):
+                yield (
+                    f"task {task.name}: file {task.file[:80]!r}; expected a plain name such as "
+                    "task.NAME.HASH.safetensors"
+                )
+            if not _SHA256.fullmatch(task.sha256):
+                yield f"task {task.name}: sha256 {task.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
+            if not task.submodels or not submodels.issuperset(task.submodels):
+                yield f"task {task.name}: submodels {', '.join(task.submodels)[:80]!r} are not all in the manifest"
+            proven = {receipt.engine for receipt in task.parity}
+            own = {id_ for id_, engine in engines.items() if engine.submodel in task.submodels}
+            if proven != own or len(proven) != len(task.parity):
+                yield f"task {task.name}: receipts; expected one for every engine of its submodels"
 
 
 def read_tasks(bundle: Bundle) -> tuple[TaskEntry, ...]:
@@ -67,7 +94,7 @@ def read_tasks(bundle: Bundle) -> tuple[TaskEntry, ...]:
 
     Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or a list of another bundle.
     """
-    index = read_record(bundle, TASKS_NAME, TaskIndex, _problems, _REMEDY)
+    index = TaskIndex.read(bundle)
     return index.tasks if index is not None else ()
 
 
@@ -85,8 +112,7 @@ def save_task_entry(bundle: Bundle, task: TaskEntry, tensors: bytes) -> None:
         try:
             write_whole(path, lambda stream: stream.write(tensors), lost)
             ordered = tuple(sorted((*kept, task), key=lambda one: one.name))
-            index = TaskIndex(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, ordered)
-            write_device_file(bundle, TASKS_NAME, unstructure(index), lost)
+            TaskIndex.made_for(bundle, ordered).write(bundle, lost)
         except BaseException:
             if all(one.file != task.file for one in read_tasks(bundle)):  # else it came after the list's new name
                 with suppress(OSError):  # what refused the list may refuse this too; the first refusal is said
@@ -102,29 +128,3 @@ def task_file(name: str, tensors: bytes) -> str:
 def _is_task_file(name: str) -> bool:
     """Whether a file of a bundle's folder is called as those of tasks are."""
     return name.startswith(TASK_FILE_PREFIX) and name.endswith(TASK_FILE_SUFFIX)
-
-
-def _problems(index: TaskIndex, bundle: Bundle) -> Iterable[str]:
-    """Checks beyond the types: names confined to the folder, submodels and engines that exist."""
-    if index.tasks and bundle.manifest.tasks is None:
-        yield "the engines of this bundle take no tasks"
-    submodels = {entry.id for entry in bundle.manifest.submodels}
-    engines = {engine.id: engine for engine in bundle.manifest.listed_engines}
-    seen: set[str] = set()
-    for task in index.tasks:
-        if problem := name_problem(task.name):
-            yield problem
-        for name in (task.name.lower(), task.file.lower()):
-            if name in seen:
-                yield f"task {task.name}: {name} stands twice"
-            seen.add(name)
-        if not (is_plain_name(task.file) and _is_task_file(task.file)):
-            yield f"task {task.name}: file {task.file[:80]!r}; expected a plain name such as task.NAME.HASH.safetensors"
-        if not _SHA256.fullmatch(task.sha256):
-            yield f"task {task.name}: sha256 {task.sha256[:80]!r}; expected 64 lower-case hexadecimal digits"
-        if not task.submodels or not submodels.issuperset(task.submodels):
-            yield f"task {task.name}: submodels {', '.join(task.submodels)[:80]!r} are not all in the manifest"
-        proven = {receipt.engine for receipt in task.parity}
-        own = {id_ for id_, engine in engines.items() if engine.submodel in task.submodels}
-        if proven != own or len(proven) != len(task.parity):
-            yield f"task {task.name}: receipts; expected one for every engine of its submodels"

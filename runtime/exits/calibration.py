@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
-from ...bundle.device_files.device_file import DEVICE_SCHEMA_VERSION, read_record, write_device_file
+from ...bundle.device_files.device_file import DeviceRecord
 from ...bundle.manifest import CALIBRATION_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
-from ...strict import unstructure
 from ...whole_file import alone
 from .policy import Compare, ExitPolicy, Rule
 
@@ -24,7 +22,6 @@ QualityKind = Literal["accuracy", "agreement_with_last_exit"]
 # A name never reads as a number, which would be a threshold; "off" asks for the whole engine.
 _POLICY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._<=+%-]{0,79}")
 _RESERVED_NAMES = frozenset({"off", "inf", "infinity", "nan"})
-_REMEDY = "remove it and calibrate again"
 _SHARE_RANGE = {"min": 0, "max": 1}
 
 
@@ -102,11 +99,13 @@ class CalibratedPolicy:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(DeviceRecord):
     """The policies of one bundle; ``defaults`` says by submodel which answers where a request asks for none."""
 
-    schema_version: int
-    manifest_sha256: str
+    name = CALIBRATION_NAME
+    mend = "remove it and calibrate again"
+    lost = "the calibration"
+
     defaults: Mapping[str, str]
     policies: tuple[CalibratedPolicy, ...]
 
@@ -134,10 +133,36 @@ class Calibration:
         defaults = {**self.defaults, policy.submodel: policy.name} if default else self.defaults
         return replace(self, defaults=dict(sorted(defaults.items())), policies=policies)
 
-
-def empty_calibration(bundle: Bundle) -> Calibration:
-    """The calibration of ``bundle`` before it has a policy."""
-    return Calibration(DEVICE_SCHEMA_VERSION, bundle.build.manifest_sha256, {}, ())
+    def problems(self, bundle: Bundle) -> Iterable[str]:
+        """Submodels, engines and names that exist, one figure for every exit."""
+        exits = bundle.manifest.exits
+        values = {entry.id: entry.values for entry in bundle.manifest.submodels}
+        engines = {engine.id for engine in bundle.manifest.engines}
+        if exits is None:
+            yield "this bundle's model has no exits"
+            return
+        seen = set()
+        for policy in self.policies:
+            where = f"policy {policy.name[:80]!r} of {policy.submodel[:80]!r}"
+            if policy.submodel not in values:
+                yield f"{where}: no such submodel in this bundle"
+                continue
+            if not _POLICY_NAME.fullmatch(policy.name) or policy.name.lower() in _RESERVED_NAMES:
+                yield f"{where}: not a name that a policy may have"
+            if (policy.submodel, policy.name) in seen:
+                yield f"{where}: stands twice"
+            seen.add((policy.submodel, policy.name))
+            depth = values[policy.submodel].get("depth", (exits.segments[-1].layer,))[0]
+            count = sum(segment.layer <= depth for segment in exits.segments)
+            if len(policy.thresholds) != count - 1:
+                yield f"{where}: {len(policy.thresholds)} thresholds, expected {count - 1}"
+            if len(policy.histogram) != count or not sum(policy.histogram):
+                yield f"{where}: histogram {list(policy.histogram)[:20]}, expected counts of {count} exits"
+            if unknown := [engine for engine in policy.engines if engine not in engines]:
+                yield f"{where}: engine {unknown[0][:80]!r} is not in this bundle"
+        for submodel, name in self.defaults.items():
+            if (submodel, name) not in seen:
+                yield f"defaults: no policy {name[:80]!r} of submodel {submodel[:80]!r}"
 
 
 def check_name(name: str) -> str:
@@ -150,57 +175,12 @@ def check_name(name: str) -> str:
     return name
 
 
-def read_calibration(bundle: Bundle) -> Calibration | None:
-    """The calibration in the bundle's folder, or None where there is none.
-
-    Raises BundleFormatError for what is malformed, BundleCorruptError for a wrong seal or one of another manifest.
-    """
-    return read_record(bundle, CALIBRATION_NAME, Calibration, _problems, _REMEDY)
-
-
-def write_calibration(bundle: Bundle, calibration: Calibration) -> Path:
-    """Writes ``calibration`` into the bundle's folder, whole or not at all. Raises OutputError."""
-    return write_device_file(bundle, CALIBRATION_NAME, unstructure(calibration), "the calibration")
-
-
 def save_policy(bundle: Bundle, policy: CalibratedPolicy, default: bool) -> Calibration:
     """Adds ``policy`` to what the bundle's folder holds by now: other calibrations may have ended meanwhile.
 
     Raises OutputError where it cannot be written, BundleError where what is there cannot be read.
     """
     with alone(bundle.path):
-        kept = (read_calibration(bundle) or empty_calibration(bundle)).with_policy(policy, default)
-        write_calibration(bundle, kept)
+        kept = (Calibration.read(bundle) or Calibration.made_for(bundle, {}, ())).with_policy(policy, default)
+        kept.write(bundle)
     return kept
-
-
-def _problems(calibration: Calibration, bundle: Bundle) -> Iterable[str]:
-    """Checks beyond the types: submodels, engines and names that exist, one figure for every exit."""
-    exits = bundle.manifest.exits
-    values = {entry.id: entry.values for entry in bundle.manifest.submodels}
-    engines = {engine.id for engine in bundle.manifest.engines}
-    if exits is None:
-        yield "this bundle's model has no exits"
-        return
-    seen = set()
-    for policy in calibration.policies:
-        where = f"policy {policy.name[:80]!r} of {policy.submodel[:80]!r}"
-        if policy.submodel not in values:
-            yield f"{where}: no such submodel in this bundle"
-            continue
-        if not _POLICY_NAME.fullmatch(policy.name) or policy.name.lower() in _RESERVED_NAMES:
-            yield f"{where}: not a name that a policy may have"
-        if (policy.submodel, policy.name) in seen:
-            yield f"{where}: stands twice"
-        seen.add((policy.submodel, policy.name))
-        depth = values[policy.submodel].get("depth", (exits.segments[-1].layer,))[0]
-        count = sum(segment.layer <= depth for segment in exits.segments)
-        if len(policy.thresholds) != count - 1:
-            yield f"{where}: {len(policy.thresholds)} thresholds, expected {count - 1}"
-        if len(policy.histogram) != count or not sum(policy.histogram):
-            yield f"{where}: histogram {list(policy.histogram)[:20]}, expected counts of {count} exits"
-        if unknown := [engine for engine in policy.engines if engine not in engines]:
-            yield f"{where}: engine {unknown[0][:80]!r} is not in this bundle"
-    for submodel, name in calibration.defaults.items():
-        if (submodel, name) not in seen:
-            yield f"defaults: no policy {name[:80]!r} of submodel {submodel[:80]!r}"

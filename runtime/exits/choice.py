@@ -15,7 +15,7 @@ from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
 from ..engines.latencies import host_latencies
 from ..engines.pool import EnginePool
-from .calibration import CalibratedPolicy, read_calibration
+from .calibration import CalibratedPolicy, Calibration
 from .chain import ExitChain
 from .drift import Drift, ExitMonitor
 from .policy import ExitPolicy, thresholds_for
@@ -56,7 +56,7 @@ class ExitChooser:
         self._pool = pool
         # What was predicted or measured of a processor says nothing of a GPU.
         self._latencies = () if pool.on_gpu else host_latencies(bundle, pool.threads).of_chains
-        self._calibration = read_calibration(bundle)
+        self._calibration = Calibration.read(bundle)
         policies = self._calibration.policies if self._calibration else ()
         self._monitors = {(policy.submodel, policy.name): ExitMonitor(policy) for policy in policies}
         self._lock = threading.Lock()

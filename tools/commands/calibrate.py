@@ -62,7 +62,7 @@ def calibrate_command(
     """
     from ...bundle.manifest import CALIBRATION_NAME
     from ...bundle.open_bundle import open_bundle
-    from ...runtime.exits.calibration import read_calibration
+    from ...runtime.exits.calibration import Calibration
 
     if data is None and budget is None:
         if open_bundle(bundle).manifest.generation is None:
@@ -79,7 +79,7 @@ def calibrate_command(
         raise click.UsageError("expected --data with --budget, or of a bundle that generates --text or neither")
     with working() as progress:
         policy = calibrate(bundle, data, budget, progress=progress, **settings)
-    kept, path = read_calibration(open_bundle(bundle)), bundle / CALIBRATION_NAME
+    kept, path = Calibration.read(open_bundle(bundle)), bundle / CALIBRATION_NAME
     is_default = kept is not None and kept.defaults.get(policy.submodel) == policy.name
     if as_json:
         print_json({"path": str(path), "default": is_default, "policy": unstructure(policy)})

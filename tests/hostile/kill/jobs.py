@@ -98,10 +98,10 @@ def _prepare_calibration(folder: Path) -> None:
 def _calibrate(folder: Path) -> None:
     """The second policy of a bundle is kept beside the first."""
     from nestforge.bundle.open_bundle import open_bundle
-    from nestforge.runtime.exits.calibration import read_calibration, save_policy
+    from nestforge.runtime.exits.calibration import Calibration, save_policy
 
     bundle = open_bundle(folder / "exits.bundle")
-    kept = read_calibration(bundle)
+    kept = Calibration.read(bundle)
     assert kept is not None
     save_policy(bundle, replace(kept.policies[0], name="second"), default=True)
 

@@ -16,7 +16,7 @@ from nestforge.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError
 from nestforge.profiles.device_profile import TensorRTOptions
-from nestforge.runtime.exits.calibration import empty_calibration, read_calibration, write_calibration
+from nestforge.runtime.exits.calibration import Calibration, save_policy
 from nestforge.runtime.generation.draft_gains import DraftCalibration, HostDrafts
 from nestforge.runtime.load import verify_bytes
 from support.exit_bundles import policy
@@ -48,7 +48,7 @@ def test_a_full_check_refuses_one_changed_byte_in_any_file(
     shutil.copytree(exits_bundle, exits)
     with_drafts_and_plans(generating)
     bundle = open_bundle(exits)
-    write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
+    save_policy(bundle, policy(), default=True)
     found = set()
     for folder in (generating, tasks, exits):
         nestforge.load(folder, check="full").close()
@@ -70,7 +70,7 @@ def calibrated(exits_bundle: Path, tmp_path: Path) -> Path:
     """A bundle with one policy."""
     folder = Path(shutil.copytree(exits_bundle, tmp_path / "own.bundle"))
     bundle = open_bundle(folder)
-    write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True))
+    save_policy(bundle, policy(), default=True)
     return folder
 
 
@@ -107,13 +107,13 @@ def test_the_report_is_compared_and_never_needed(calibrated: Path) -> None:
 
 def test_an_interrupted_calibration_leaves_what_was_there(calibrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, before = open_bundle(calibrated), verify_bytes(calibrated)
-    more = empty_calibration(bundle).with_policy(policy("other"), default=True)
+    more = Calibration.made_for(bundle, {}, ()).with_policy(policy("other"), default=True)
     for name in ("fsync", "replace"):  # before the disk has it, and before it has the file's name
         with monkeypatch.context() as patch:
             patch.setattr(f"os.{name}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                write_calibration(bundle, more)
+                more.write(bundle)
         assert verify_bytes(calibrated) == before
-    write_calibration(bundle, more)
-    kept = read_calibration(verify_bytes(calibrated).bundle)
+    more.write(bundle)
+    kept = Calibration.read(verify_bytes(calibrated).bundle)
     assert kept == more

@@ -18,7 +18,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.runtime.answer import Padding
-from nestforge.runtime.exits.calibration import CalibratedPolicy, empty_calibration, write_calibration
+from nestforge.runtime.exits.calibration import CalibratedPolicy, save_policy
 from nestforge.runtime.exits.policy import ExitPolicy, closed
 from nestforge.strict import unstructure
 from support.exit_bundles import every_exit, exits_manifest, policy, requests, write_exits_manifest
@@ -50,11 +50,9 @@ def own(exits_bundle: Path, tmp_path: Path) -> Path:
 def with_policies(own: Path) -> Path:
     """Policies ``quick`` (the default) and ``careful`` of depth4, and another ``careful`` of depth2."""
     bundle = open_bundle(own)
-    calibration = empty_calibration(bundle)
-    calibration = calibration.with_policy(calibrated("quick", (0.5, 0.5), (20, 20, 60), "depth4"), True)
-    calibration = calibration.with_policy(calibrated("careful", (0.0, 0.0), (60, 20, 20), "depth4"), False)
-    calibration = calibration.with_policy(calibrated("careful", (0.125,), (5, 95), "depth2"), False)
-    write_calibration(bundle, calibration)
+    save_policy(bundle, calibrated("quick", (0.5, 0.5), (20, 20, 60), "depth4"), True)
+    save_policy(bundle, calibrated("careful", (0.0, 0.0), (60, 20, 20), "depth4"), False)
+    save_policy(bundle, calibrated("careful", (0.125,), (5, 95), "depth2"), False)
     return own
 
 
@@ -178,7 +176,7 @@ def test_calibrated_policies_by_default_and_by_name(with_policies: Path) -> None
 def test_a_calibrated_policy_that_closes_every_exit_is_the_whole_engine(own: Path) -> None:
     bundle = open_bundle(own)
     deep = calibrated("deep", (-1.0, -1.0), (0, 0, 40), bundle.manifest.submodels[-1].id)
-    write_calibration(bundle, empty_calibration(bundle).with_policy(deep, default=True))
+    save_policy(bundle, deep, default=True)
     with nestforge.load(own) as model:
         for asked in (None, "deep"):
             answer = model(FEEDS, exits=asked)
@@ -207,9 +205,7 @@ def test_drift_is_counted_by_policy_and_said_once(with_policies: Path, caplog: p
 def test_rows_that_leave_as_expected_do_not_drift(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     bundle = open_bundle(own)
     histogram = tuple(np.bincount(left_at((0.5, 0.5)), minlength=3).tolist())
-    write_calibration(
-        bundle, empty_calibration(bundle).with_policy(calibrated("quick", (0.5, 0.5), histogram, "depth4"), True)
-    )
+    save_policy(bundle, calibrated("quick", (0.5, 0.5), histogram, "depth4"), True)
     with nestforge.load(own, threads=1) as model:
         for _ in range(20):
             model(FEEDS)

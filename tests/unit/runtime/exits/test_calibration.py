@@ -13,11 +13,9 @@ from nestforge.bundle.manifest import CALIBRATION_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError, SelectionError
 from nestforge.runtime.exits.calibration import (
+    Calibration,
     check_name,
-    empty_calibration,
-    read_calibration,
     save_policy,
-    write_calibration,
 )
 from nestforge.runtime.exits.policy import ExitPolicy
 from support.exit_bundles import policy
@@ -30,14 +28,15 @@ def bundle(exits_bundle: Path, tmp_path: Path) -> Bundle:
 
 
 def write_edited(bundle: Bundle, edit: Callable[[dict[str, Any]], object]) -> None:
-    edit_sealed(write_calibration(bundle, empty_calibration(bundle).with_policy(policy(), default=True)), edit)
+    save_policy(bundle, policy(), default=True)
+    edit_sealed(bundle.path / CALIBRATION_NAME, edit)
 
 
 def test_what_is_written_is_read(bundle: Bundle) -> None:
-    assert read_calibration(bundle) is None
-    kept = empty_calibration(bundle).with_policy(policy(), default=True)
-    assert write_calibration(bundle, kept) == bundle.path / CALIBRATION_NAME
-    found = read_calibration(bundle)
+    assert Calibration.read(bundle) is None
+    kept = Calibration.made_for(bundle, {}, ()).with_policy(policy(), default=True)
+    assert kept.write(bundle) == bundle.path / CALIBRATION_NAME
+    found = Calibration.read(bundle)
     assert found == kept
     assert found is not None
     assert found.find("depth4", "lean").policy() == ExitPolicy((0.25, 0.5), "<=", "per_row", "lean")
@@ -46,7 +45,7 @@ def test_what_is_written_is_read(bundle: Bundle) -> None:
 
 
 def test_policies_by_name_and_submodel(bundle: Bundle) -> None:
-    kept = empty_calibration(bundle).with_policy(policy(), default=True)
+    kept = Calibration.made_for(bundle, {}, ()).with_policy(policy(), default=True)
     kept = kept.with_policy(policy(submodel="depth2"), default=False)
     kept = kept.with_policy(policy("other"), default=False)
     assert [(one.submodel, one.name) for one in kept.policies] == [
@@ -100,7 +99,7 @@ def test_names_that_would_read_as_something_else(name: str) -> None:
 def test_what_is_malformed_is_refused(bundle: Bundle, edit: Callable[[dict[str, Any]], object], message: str) -> None:
     write_edited(bundle, edit)
     with pytest.raises(BundleFormatError) as failure:
-        read_calibration(bundle)
+        Calibration.read(bundle)
     assert message in str(failure.value)
     assert str(failure.value).startswith(f"{bundle.path / CALIBRATION_NAME}: ")
     assert "calibrate again" in str(failure.value)
@@ -110,40 +109,40 @@ def test_what_is_malformed_is_refused(bundle: Bundle, edit: Callable[[dict[str, 
 def test_what_is_no_json_is_refused(bundle: Bundle, text: str) -> None:
     (bundle.path / CALIBRATION_NAME).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BundleFormatError):
-        read_calibration(bundle)
+        Calibration.read(bundle)
 
 
 def test_the_calibration_of_another_bundle_is_refused(bundle: Bundle) -> None:
     write_edited(bundle, lambda data: data.update(manifest_sha256="f" * 64))
     with pytest.raises(BundleCorruptError, match="belongs to another manifest than this bundle's; remove it and"):
-        read_calibration(bundle)
+        Calibration.read(bundle)
 
 
 def test_a_model_without_exits_has_no_calibration(bundle: Bundle) -> None:
     write_edited(bundle, lambda data: None)
     plain = replace(bundle, manifest=replace(bundle.manifest, exits=None))
     with pytest.raises(BundleFormatError, match="this bundle's model has no exits"):
-        read_calibration(plain)
+        Calibration.read(plain)
 
 
 def test_links_are_not_followed(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("{}")
     (bundle.path / CALIBRATION_NAME).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BundleFormatError, match="expected a regular file"):
-        read_calibration(bundle)
+        Calibration.read(bundle)
 
 
 def test_a_write_that_fails_leaves_the_old_calibration(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = empty_calibration(bundle).with_policy(policy(), default=True)
-    write_calibration(bundle, kept)
+    kept = Calibration.made_for(bundle, {}, ()).with_policy(policy(), default=True)
+    kept.write(bundle)
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OutputError, match="cannot be written \\(No space left on device\\); the calibration was not"):
-        write_calibration(bundle, kept.with_policy(policy("other"), default=True))
-    assert read_calibration(bundle) == kept
+        kept.with_policy(policy("other"), default=True).write(bundle)
+    assert Calibration.read(bundle) == kept
     assert [name for name in os.listdir(bundle.path) if name.startswith(f".{CALIBRATION_NAME}")] == []
 
 
@@ -152,7 +151,7 @@ def test_policies_that_others_kept_meanwhile_stay(bundle: Bundle) -> None:
     first, second = policy(), policy("other")
     with ThreadPoolExecutor(2) as pool:
         kept = list(pool.map(lambda each: save_policy(bundle, each, default=True), (first, second)))
-    found = read_calibration(bundle)
+    found = Calibration.read(bundle)
     assert found in kept
     assert found is not None
     assert {each.name for each in found.policies} == {first.name, second.name}
@@ -165,4 +164,4 @@ def test_a_folder_that_cannot_be_locked_is_written_all_the_same(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    assert save_policy(bundle, policy(), default=False) == read_calibration(bundle)
+    assert save_policy(bundle, policy(), default=False) == Calibration.read(bundle)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nestforge.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.exits.calibration import read_calibration
+from nestforge.runtime.exits.calibration import Calibration
 from nestforge.runtime.generation.draft_gains import DraftCalibration
 from support.commands import error_of, nestforge
 from support.exit_bundles import timed_once, write_arrays, write_exits_bundle
@@ -50,7 +50,7 @@ def test_the_policy_is_printed_and_kept(bundle: Path, rows: Path) -> None:
     assert facts["kept in"].strip() == str(bundle / CALIBRATION_NAME)
     table = result.stdout.split("\n\n")[1].splitlines()
     assert [line.split("  ")[0] for line in table] == ["rows", *["calibration"] * 3, *["held out"] * 2]
-    kept = read_calibration(open_bundle(bundle))
+    kept = Calibration.read(open_bundle(bundle))
     assert kept is not None
     assert kept.defaults == {"depth4": BUDGET}
     (policy,) = kept.policies
@@ -61,7 +61,7 @@ def test_a_share_is_printed_with_what_it_came_to(bundle: Path, rows: Path) -> No
     result = nestforge("calibrate", bundle, "--data", rows, "--budget", "mean_flops<=60 %")
     assert result.exit_code == 0, result.output
     facts = dict(line.split("  ", 1) for line in result.stdout.split("\n\n")[0].splitlines())
-    kept = read_calibration(open_bundle(bundle))
+    kept = Calibration.read(open_bundle(bundle))
     assert kept is not None
     whole, share = kept.policies[0].whole.costs.mean_flops, kept.policies[0].measured.costs.mean_flops
     shown = f"mean_flops<=60% of the whole engine's: {0.6 * whole:.4g} FLOPs; measured {share / whole:.1%}"
@@ -82,7 +82,7 @@ def test_json_is_the_record(bundle: Path, rows: Path) -> None:
     # Another name is kept beside it, the same one replaces it.
     for name, count in (("lean", 1), ("other", 2)):
         assert nestforge(*arguments, "--name", name, "--submodel", "S").exit_code == 0
-        kept = read_calibration(open_bundle(bundle))
+        kept = Calibration.read(open_bundle(bundle))
         assert kept is not None
         assert len(kept.policies) == count
         assert kept.defaults == {"depth2": name}
