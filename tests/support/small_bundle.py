@@ -37,6 +37,8 @@ VOCABULARY, HIDDEN, FFN = 16, 16, 32
 PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink
 BUCKETS = (Bucket(1, 8), Bucket(2, 16))
 RANGE = Bucket(4, 16, 1, 2)
+# Shapes of that range, up and down, some of them twice.
+RANGE_SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
 WIDTHS = {"ffn16": 16, "ffn32": 32}
 PARITY = ParityReceipt("numpy", "exact", 0.0, 0.0, 1.0, ("seed 0",), (), "0" * 64, "0" * 64, 0.0)
 

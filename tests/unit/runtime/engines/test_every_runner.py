@@ -20,6 +20,7 @@ from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_gpu import HostDevice, host_provider
 from support.fake_tensorrt import host_with_gpu, list_plans
+from support.small_bundle import RANGE_SHAPES
 
 Reference = Callable[..., dict[str, Any]]
 
@@ -34,8 +35,6 @@ def ordinary(bundle: Bundle, engine: EngineEntry) -> Runner:
 
 Backend = tuple[Bundle, Callable[[Bundle, EngineEntry], Runner]]
 BACKENDS = ["onnxruntime", "onnxruntime on a GPU", "openvino", "tensorrt"]
-# Shapes of 1..4x2..16, up and down, some of them twice.
-SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
 
 
 @contextmanager
@@ -141,7 +140,7 @@ def test_arrays_that_do_not_fit_are_refused_by_name(backend: Backend) -> None:
 def test_a_range_takes_every_shape_on_several_threads_at_once(ranged: Backend, expected: Reference) -> None:
     bundle, runner_of = ranged
     engine = bundle.manifest.engines[0]
-    asked = [random_feeds(bundle.manifest.inputs, shape, seed) for seed, shape in enumerate(SHAPES)]
+    asked = [random_feeds(bundle.manifest.inputs, shape, seed) for seed, shape in enumerate(RANGE_SHAPES)]
     for feeds in asked:
         for array in feeds.values():
             array.flags.writeable = False

