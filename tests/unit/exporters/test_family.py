@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -25,6 +27,25 @@ def test_every_preset_can_be_described(name: str) -> None:
     assert source.spec.parse(universal.id) == universal
     assert source.parameters(universal) > 1_000_000
     assert source.workload(universal, bucket)
+
+
+def test_presets_need_no_torch() -> None:
+    """One of each kind of model."""
+    program = """
+import sys
+sys.modules["torch"] = None
+from nestforge.bucket import Bucket
+from nestforge.exporters.source import open_source
+for name in sys.argv[1:]:
+    source = open_source(f"preset:{name}")
+    universal, bucket = source.spec.universal(), Bucket(1, source.signature.max_sequence or 1)
+    assert source.workload(universal, bucket) and source.parameters(universal)
+    for ask in (source.variants, source.metadata, source.routes):
+        ask(universal, bucket)
+"""
+    kinds = {preset_checkpoint(name).config["model_type"]: name for name in presets()}
+    assert len(kinds) > 5
+    subprocess.run([sys.executable, "-c", program, *kinds.values()], check=True)
 
 
 def test_an_unknown_name_has_a_nearest_one() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -286,17 +284,3 @@ def test_what_needs_weights_says_so(tmp_path: Path) -> None:
         "nestforge: error: preset:matlm-78m: a preset has no weights; `nestforge inspect` and `nestforge plan` work "
         "without, everything else needs a trained model folder\n"
     )
-
-
-def test_presets_need_no_torch() -> None:
-    program = """
-import sys
-sys.modules["torch"] = None
-from nestforge.bucket import Bucket
-from nestforge.exporters.source import open_source
-for name in ("matlm-78m", "matvit-b16"):
-    source = open_source(f"preset:{name}")
-    universal = source.spec.universal()
-    source.signature, source.workload(universal, Bucket(1, 16)), source.parameters(universal)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)

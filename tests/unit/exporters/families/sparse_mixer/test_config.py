@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -306,18 +304,3 @@ def test_inspect_and_plan_count_the_same_engines() -> None:
         text = CliRunner().invoke(main, [name, *options]).stdout
         assert re.search(r"^variant of moe\.products +per_expert$", text, re.MULTILINE)
         assert re.search(r"^submodel +M params +M non-emb\. +(weights|memory) MB +GFLOPs", text, re.MULTILINE)
-
-
-def test_presets_need_no_torch() -> None:
-    program = """
-import sys
-sys.modules["torch"] = None
-from nestforge.bucket import Bucket
-from nestforge.exporters.source import open_source
-source = open_source("preset:sparse-mixer-small")
-universal, bucket = source.spec.universal(), Bucket(1, 512)
-source.signature, source.workload(universal, bucket), source.parameters(universal)
-for ask in (source.variants, source.metadata, source.routes):
-    assert ask(universal, bucket)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
