@@ -94,6 +94,7 @@ class ExecutionContext:
     def _place(self, layout: Layout) -> None:
         """Sets where TensorRT finds tensors from now on and, in a range, their shapes."""
         context, block = self._context, self._block
+        assert context is not None
         assert block is not None
         if self._is_range:
             set_shapes(self._where, context, {name: slot.shape for name, slot in layout.inputs.items()})
