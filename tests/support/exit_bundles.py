@@ -34,12 +34,15 @@ from nestforge.bundle.manifest import (
     SubmodelEntry,
     TextEntry,
 )
-from nestforge.bundle.open_bundle import open_bundle
+from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.elastic import Axis
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.calibrate import measure as measure_exits
+from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
+from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.calibration import CalibratedPolicy, Costs, CurvePoint, Figures
+from nestforge.runtime.exits.chain import ExitChain
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -88,6 +91,18 @@ def requests(lengths: Sequence[int], sequence: int | None = None, seed: int = 0)
     sequence = sequence or max(lengths)
     mask = (np.arange(sequence) < np.array(lengths)[:, None]).astype(np.int64)
     return {"input_ids": rng.integers(0, VOCABULARY, mask.shape) * mask, "attention_mask": mask}
+
+
+@contextmanager
+def open_chain(bundle: Bundle, provider: Provider | None = None) -> Iterator[ExitChain]:
+    """The chain of the deeper submodel on engines of its own."""
+    pool = EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1, provider)
+    chain = ExitChain(bundle, "depth4", pool, ())
+    try:
+        yield chain
+    finally:
+        pool.close()
+        chain.release()
 
 
 def check_exits(run: Any, feeds: Any, thresholds: Sequence[float], exits: int = len(LAYERS)) -> None:

@@ -27,6 +27,7 @@ from support.exit_bundles import (
     LEVELS,
     check_exits,
     every_exit,
+    open_chain,
     requests,
     shapes_of,
     write_exits_bundle,
@@ -170,15 +171,13 @@ def test_the_longest_survivor_decides_the_steps(chain: ExitChain) -> None:
 
 def test_a_model_whose_padding_counts_is_never_cut(tmp_path: Path) -> None:
     bundle = open_bundle(write_exits_bundle(tmp_path / "b", [Bucket(1, 8), Bucket(1, 16), Bucket(4, 16)], trims=False))
-    pool = EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1)
-    chain = ExitChain(bundle, "depth4", pool, ())
-    feeds = requests([3, 8, 1], 16)
-    assert shapes_of(chain, feeds, ExitPolicy((0.5, 0.5)))[0] == "1x16+1x16+1x16"
-    check_exits(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
-    # The same steps whether a row comes alone or not, though whole engines would take 4x16 for two rows.
-    short = requests([3, 8])
-    assert shapes_of(chain, short, closed(3))[0] == "1x8+1x8"
-    pool.close()
+    with open_chain(bundle) as chain:
+        feeds = requests([3, 8, 1], 16)
+        assert shapes_of(chain, feeds, ExitPolicy((0.5, 0.5)))[0] == "1x16+1x16+1x16"
+        check_exits(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
+        # The same steps whether a row comes alone or not, though whole engines would take 4x16 for two rows.
+        short = requests([3, 8])
+        assert shapes_of(chain, short, closed(3))[0] == "1x8+1x8"
 
 
 def test_batch_max_lets_all_leave_together(chain: ExitChain) -> None:

@@ -16,7 +16,7 @@ from nestforge.errors import InputError
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.chain import ExitChain
 from nestforge.runtime.exits.policy import ExitPolicy, closed
-from support.exit_bundles import LEVELS, check_exits, every_exit, requests, shapes_of, write_exits_bundle
+from support.exit_bundles import LEVELS, check_exits, every_exit, open_chain, requests, shapes_of, write_exits_bundle
 
 RANGE = Bucket(8, 16, 1, 1)
 BUNDLES = {
@@ -143,13 +143,11 @@ def test_the_cheapest_of_range_and_buckets_runs_by_what_was_measured(
 
 def test_where_padding_counts_the_requests_own_length_decides(tmp_path: Path) -> None:
     bundle = open_bundle(write_exits_bundle(tmp_path / "b", (RANGE, Bucket(1, 8)), trims=False))
-    pool = EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1)
-    chain = ExitChain(bundle, "depth4", pool, ())
-    assert shapes_of(chain, requests([3, 5, 1], 11), closed(3)) == ["3x11"] * 3
-    assert shapes_of(chain, requests([3], 8), closed(3)) == ["1x8"] * 3
-    feeds = requests([3, 8, 1], 11)
-    check_exits(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
-    pool.close()
+    with open_chain(bundle) as chain:
+        assert shapes_of(chain, requests([3, 5, 1], 11), closed(3)) == ["3x11"] * 3
+        assert shapes_of(chain, requests([3], 8), closed(3)) == ["1x8"] * 3
+        feeds = requests([3, 8, 1], 11)
+        check_exits(chain.run(feeds, ExitPolicy((0.5, 0.5))), feeds, (0.5, 0.5))
 
 
 def test_a_row_pays_for_the_steps_that_it_ran(chain: ExitChain) -> None:

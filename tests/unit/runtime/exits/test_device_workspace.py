@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleError
-from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.exits import segments
 from nestforge.runtime.exits import workspace as steps
@@ -27,18 +25,13 @@ from nestforge.runtime.exits.device_workspace import DeviceWorkspace
 from nestforge.runtime.exits.policy import ExitPolicy
 from nestforge.runtime.exits.segments import BatchPlan
 from nestforge.runtime.model import ElasticModel
-from support.exit_bundles import HIDDEN, LAYERS, exits_entry, requests, write_exits_bundle
+from support.exit_bundles import HIDDEN, LAYERS, exits_entry, open_chain, requests, write_exits_bundle
 from support.fake_cuda import World
 from support.fake_gpu import Gpu, HostDevice, host_provider, played_sessions, provider_on
 from support.fake_tensorrt import list_plans
 
 THRESHOLDS = st.tuples(*(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.875]) for _ in LAYERS[:-1]))
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=8)
-
-
-def pool_of(bundle: Bundle, device: HostDevice | None) -> EnginePool:
-    provider = None if device is None else host_provider(device)
-    return EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1, provider)
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +53,8 @@ SHIPPED = segments._TOKENS_OF_A_RUN
 def test_a_device_prefers_fewer_runs(exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its size, a run costs it as much as some hundred tokens."""
     monkeypatch.setattr(segments, "_TOKENS_OF_A_RUN", SHIPPED)
-    pool = pool_of(open_bundle(exits_bundle), device)
-    with ExitStack() as stack:
-        stack.callback(pool.close)
-        chain = ExitChain(pool.bundle, "depth4", pool, ())
-        stack.callback(chain.release)
-        ordinary = ExitChain(pool.bundle, "depth4", pool_of(pool.bundle, None), ())
+    bundle = open_bundle(exits_bundle)
+    with open_chain(bundle, host_provider(device)) as chain, open_chain(bundle) as ordinary:
         assert [bucket.batch for bucket in chain.batch_plan(0, 2, 8)] == [4]
         assert [bucket.batch for bucket in ordinary.batch_plan(0, 2, 8)] == [1, 1]
 
@@ -74,12 +63,8 @@ def test_a_device_prefers_fewer_runs(exits_bundle: Path, device: HostDevice, mon
 def chains(exits_bundle: Path, device: HostDevice) -> Iterator[tuple[ExitChain, ExitChain]]:
     """The ordinary one, and that on ``device``."""
     bundle = open_bundle(exits_bundle)
-    pools = pool_of(bundle, None), pool_of(bundle, device)
-    ordinary, resident = (ExitChain(bundle, "depth4", pool, ()) for pool in pools)
-    yield ordinary, resident
-    for pool, chain in zip(pools, (ordinary, resident), strict=True):
-        pool.close()
-        chain.release()
+    with open_chain(bundle) as ordinary, open_chain(bundle, host_provider(device)) as resident:
+        yield ordinary, resident
     assert device.allocated_bytes == 0
 
 
@@ -114,27 +99,25 @@ def test_what_engines_keep_for_a_chain_is_bounded(
     exits_bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bindings of a workspace go with it."""
-    pool = pool_of(open_bundle(exits_bundle), device)
-    chain = ExitChain(pool.bundle, "depth4", pool, ())
+    with open_chain(open_bundle(exits_bundle), host_provider(device)) as chain:
+        opened = chain._segments[0]._pool._open
 
-    def bindings() -> int:
-        return sum(len(runner._bound) for runner in pool._open.values())  # type: ignore[attr-defined]
+        def bindings() -> int:
+            return sum(len(runner._bound) for runner in opened.values())  # type: ignore[attr-defined]
 
-    def ask(seed: int) -> None:
-        chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="))
+        def ask(seed: int) -> None:
+            chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="))
 
-    ask(0)
-    once, engines = bindings(), len(pool._open)
-    assert once > engines  # every engine has one of its own
-    for seed in range(20):
-        ask(seed)
-    assert bindings() == once
-    monkeypatch.setattr(chain, "_kept", 0)
-    for seed in range(20):  # the first of them still uses the workspace that was kept
-        ask(seed)
-        assert bindings() == engines
-    pool.close()
-    chain.release()
+        ask(0)
+        once, engines = bindings(), len(opened)
+        assert once > engines  # every engine has one of its own
+        for seed in range(20):
+            ask(seed)
+        assert bindings() == once
+        monkeypatch.setattr(chain, "_kept", 0)
+        for seed in range(20):  # the first of them still uses the workspace that was kept
+            ask(seed)
+            assert bindings() == engines
 
 
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
@@ -145,49 +128,42 @@ def test_captured_runs_answer_from_the_workspace_they_are_requested(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     played_sessions(monkeypatch)
     bundle = open_bundle(exits_bundle)
-    held = {engine.id: "shared" for engine in bundle.manifest.engines}
-    pools = EnginePool(bundle, held, 1), EnginePool(bundle, held, 1, provider_on(gpu, name))
-    ordinary, resident = (ExitChain(bundle, "depth4", pool, ()) for pool in pools)
     policies = ExitPolicy((0.25, 0.5), "<="), ExitPolicy((-1.0, -1.0), "<=")
     cases = [
         (requests(lengths, seed=seed), policy)
         for seed, lengths in enumerate(([3, 16, 8], [8] * 8, [1], [16, 2, 2, 2, 9, 9]))
         for policy in policies
     ]
-    wanted = [ordinary.run(*case).logits for case in cases]
+    with open_chain(bundle) as ordinary:
+        wanted = [ordinary.run(*case).logits for case in cases]
+    with open_chain(bundle, provider_on(gpu, name)) as resident:
 
-    def ask(start: int) -> None:
-        for turn in range(3 * len(cases)):
-            number = (start + turn) % len(cases)
-            np.testing.assert_array_equal(resident.run(*cases[number]).logits, wanted[number])
+        def ask(start: int) -> None:
+            for turn in range(3 * len(cases)):
+                number = (start + turn) % len(cases)
+                np.testing.assert_array_equal(resident.run(*cases[number]).logits, wanted[number])
 
-    ask(0)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(ask, range(8)))
-    assert len(resident._idle) <= 4
-    assert bool(gpu.starts) is (name == "cuda")
-    for pool, chain in zip(pools, (ordinary, resident), strict=True):
-        pool.close()
-        chain.release()
+        ask(0)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(ask, range(8)))
+        assert len(resident._idle) <= 4
+        assert bool(gpu.starts) is (name == "cuda")
 
 
 def test_no_more_requests_than_workspaces_are_under_way_on_a_device(exits_bundle: Path, device: HostDevice) -> None:
     """A workspace that is made and closed would leave graphs behind, which sessions do not release."""
-    pool = pool_of(open_bundle(exits_bundle), device)
-    chain = ExitChain(pool.bundle, "depth4", pool, ())
     made: list[object] = []
-    new = chain._new_workspace
-    chain._new_workspace = lambda: made.append(None) or new()  # type: ignore[method-assign]
+    with open_chain(open_bundle(exits_bundle), host_provider(device)) as chain:
+        new = chain._new_workspace
+        chain._new_workspace = lambda: made.append(None) or new()  # type: ignore[method-assign]
 
-    def ask(seed: int) -> None:
-        chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="), lambda _: time.sleep(0.005))
+        def ask(seed: int) -> None:
+            chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="), lambda _: time.sleep(0.005))
 
-    with ThreadPoolExecutor(12) as threads:
-        list(threads.map(ask, range(12)))
-    assert len(made) <= 4
-    assert len(chain._idle) == len(made)
-    pool.close()
-    chain.release()
+        with ThreadPoolExecutor(12) as threads:
+            list(threads.map(ask, range(12)))
+        assert len(made) <= 4
+        assert len(chain._idle) == len(made)
 
 
 def test_steps_that_make_room_take_their_bindings_with_them(
@@ -195,19 +171,16 @@ def test_steps_that_make_room_take_their_bindings_with_them(
 ) -> None:
     monkeypatch.setattr(steps, "_MAX_BOUND_STEPS", 4)
     bundle = open_bundle(exits_bundle)
-    pools = pool_of(bundle, None), pool_of(bundle, device)
-    ordinary, resident = (ExitChain(bundle, "depth4", pool, ()) for pool in pools)
-    for seed in range(30):
-        feeds = requests([1 + seed % 16] * (1 + seed % 8), seed=seed)
-        mine, known = (chain.run(feeds, ExitPolicy((0.25, 0.5), "<=")) for chain in (resident, ordinary))
-        np.testing.assert_array_equal(mine.logits, known.logits)
-        bound = sum(len(runner._bound) - 1 for runner in pools[1]._open.values())  # type: ignore[attr-defined]
-        remembered = resident._idle[0]._steps._known.values()
-        assert len(remembered) <= 4
-        assert bound == sum(len(step.bound) for step in remembered)
-    for pool, chain in zip(pools, (ordinary, resident), strict=True):
-        pool.close()
-        chain.release()
+    with open_chain(bundle) as ordinary, open_chain(bundle, host_provider(device)) as resident:
+        for seed in range(30):
+            feeds = requests([1 + seed % 16] * (1 + seed % 8), seed=seed)
+            mine, known = (chain.run(feeds, ExitPolicy((0.25, 0.5), "<=")) for chain in (resident, ordinary))
+            np.testing.assert_array_equal(mine.logits, known.logits)
+            opened = resident._segments[0]._pool._open.values()
+            bound = sum(len(runner._bound) - 1 for runner in opened)  # type: ignore[attr-defined]
+            remembered = resident._idle[0]._steps._known.values()
+            assert len(remembered) <= 4
+            assert bound == sum(len(step.bound) for step in remembered)
 
 
 def test_a_step_of_which_one_engine_cannot_be_opened_keeps_none() -> None:
@@ -300,23 +273,20 @@ def test_plans_of_tensorrt_pass_their_state_on_the_gpu(tmp_path: Path, world: Wo
     world.captures = captures
     plain = open_bundle(write_exits_bundle(tmp_path / "plain"))
     bundle = list_plans(tmp_path / "plain", tmp_path / "plans.bundle")
-    pools = pool_of(plain, None), pool_of(bundle, None)
-    ordinary, resident = (ExitChain(b, "depth4", pool, ()) for b, pool in zip((plain, bundle), pools, strict=True))
-    for seed, lengths in enumerate(([3, 16, 8], [8] * 8, [1], [16, 2, 2, 2, 9, 9])):
-        feeds = requests(lengths, seed=seed)
-        for policy in (ExitPolicy((0.25, 0.5), "<="), ExitPolicy((-1.0, -1.0), "<=")):
-            for _ in range(2):
-                world.calls.clear()
-                mine, known = resident.run(feeds, policy), ordinary.run(feeds, policy)
-                for name in ("logits", "entropy", "index"):
-                    np.testing.assert_array_equal(getattr(mine, name), getattr(known, name))
-            runs = max(known.index) + 1
-            # Once bound, every engine is one start: of its graph, or of the engine itself.
-            assert world.calls.count("graph") >= (runs if captures else 0)
-            assert world.calls.count("run") >= runs
-            assert not {"open", "context"} & set(world.calls)
-    pools[1].close()
-    resident.release()
+    with open_chain(plain) as ordinary, open_chain(bundle) as resident:
+        for seed, lengths in enumerate(([3, 16, 8], [8] * 8, [1], [16, 2, 2, 2, 9, 9])):
+            feeds = requests(lengths, seed=seed)
+            for policy in (ExitPolicy((0.25, 0.5), "<="), ExitPolicy((-1.0, -1.0), "<=")):
+                for _ in range(2):
+                    world.calls.clear()
+                    mine, known = resident.run(feeds, policy), ordinary.run(feeds, policy)
+                    for name in ("logits", "entropy", "index"):
+                        np.testing.assert_array_equal(getattr(mine, name), getattr(known, name))
+                runs = max(known.index) + 1
+                # Once bound, every engine is one start: of its graph, or of the engine itself.
+                assert world.calls.count("graph") >= (runs if captures else 0)
+                assert world.calls.count("run") >= runs
+                assert not {"open", "context"} & set(world.calls)
     with pytest.raises(BundleError, match="closed"):
         resident.run(feeds, policy)
     resident.release()
