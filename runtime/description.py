@@ -1,14 +1,14 @@
-"""The description of an open model: its submodels with their precision and size, budgets, inputs and outputs."""
+"""What an open model says of its submodels, and how a notebook shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.figures import cell, heading, present
-from ..bundle.manifest import BudgetEntry, Manifest
+from ..bundle.manifest import Manifest
 from ..notebook import as_html
 from ..profiles.precision import Precision
 
@@ -27,21 +27,10 @@ class SubmodelInfo:
     figures: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Description:
-    """One model, with the submodels that have engines which may run here, the largest first."""
-
-    submodels: tuple[SubmodelInfo, ...]
-    budgets: tuple[BudgetEntry, ...]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    precisions: tuple[Precision, ...]
-
-
-def describe(manifest: Manifest, engines: Collection[str]) -> Description:
-    """The description of a model that may run those of ``engines``, by id."""
+def described(manifest: Manifest, engines: Collection[str]) -> tuple[SubmodelInfo, ...]:
+    """The submodels of a model that may run those of ``engines``, by id, the largest first."""
     precision = {one.submodel: one.precision for one in manifest.engines if one.segment is None and one.id in engines}
-    submodels = tuple(
+    return tuple(
         SubmodelInfo(
             entry.id,
             entry.labels,
@@ -53,23 +42,21 @@ def describe(manifest: Manifest, engines: Collection[str]) -> Description:
         for entry in manifest.largest_first
         if entry.id in precision
     )
-    precisions = tuple(dict.fromkeys(one.precision for one in submodels))
-    return Description(submodels, manifest.budgets, manifest.inputs, manifest.outputs, precisions)
 
 
-def described_as_html(title: str, described: Description) -> str:
-    """A description as a notebook shows it."""
+def described_as_html(title: str, manifest: Manifest, submodels: Sequence[SubmodelInfo]) -> str:
+    """A model with these of its submodels, as a notebook shows it."""
 
     def named(specs: tuple[TensorSpec, ...]) -> str:
         return "; ".join(f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.dims))}]" for spec in specs)
 
-    figures = present(one.figures for one in described.submodels)
+    figures = present(one.figures for one in submodels)
     return as_html(
         title,
         [
-            ("inputs", named(described.inputs)),
-            ("outputs", named(described.outputs)),
-            *((f"budget {one.name}", f"{one.submodel}: {one.reason}") for one in described.budgets),
+            ("inputs", named(manifest.inputs)),
+            ("outputs", named(manifest.outputs)),
+            *((f"budget {one.name}", f"{one.submodel}: {one.reason}") for one in manifest.budgets),
         ],
         ["labels", "submodel", "precision", "M params", "MB of weights", *map(heading, figures)],
         [
@@ -81,6 +68,6 @@ def described_as_html(title: str, described: Description) -> str:
                 f"{one.weight_mb:.1f}",
                 *(cell(one.figures, name, {}) for name in figures),
             ]
-            for one in described.submodels
+            for one in submodels
         ],
     )

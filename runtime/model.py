@@ -20,7 +20,7 @@ from ..profiles.probe_host import probe_host
 from .answer import Answer
 from .answering import Answering
 from .candidates import Candidate, Choice
-from .description import Description, SubmodelInfo, describe, described_as_html
+from .description import SubmodelInfo, described, described_as_html
 from .dimensions import Cut, cut_to, paired, required
 from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
@@ -240,34 +240,30 @@ class ElasticModel:
         """A cache that ``generate`` keeps between calls; see Generator.session."""
         return self.generate.session(rows, capacity, task)
 
-    @property
+    @cached_property
     def submodels(self) -> tuple[SubmodelInfo, ...]:
         """Those that may answer here, the largest first."""
-        return self._described.submodels
+        return described(self.bundle.manifest, self.residencies)
 
     @property
     def budgets(self) -> tuple[BudgetEntry, ...]:
         """The named budgets, each with the submodel that was chosen for it, and why."""
-        return self._described.budgets
+        return self.bundle.manifest.budgets
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The arrays of a request, by name, dtype and dimensions."""
-        return self._described.inputs
+        return self.bundle.manifest.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The arrays of an answer."""
-        return self._described.outputs
+        return self.bundle.manifest.outputs
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
         """Those of the submodels that may answer here."""
-        return self._described.precisions
-
-    @cached_property
-    def _described(self) -> Description:
-        return describe(self.bundle.manifest, self.residencies)
+        return tuple(dict.fromkeys(one.precision for one in self.submodels))
 
     def drift(self) -> Mapping[str, Drift]:
         """By calibrated policy, how the exits that answered since loading compare with the calibration's; of those
@@ -302,7 +298,7 @@ class ElasticModel:
         return f"ElasticModel({self.bundle!r}, {self.threads} threads)"
 
     def _repr_html_(self) -> str:
-        return described_as_html(repr(self), self._described)
+        return described_as_html(repr(self), self.bundle.manifest, self.submodels)
 
     def _admit(self, context: RequestContext) -> Choice:
         """The choice for a request, which is in flight from here on."""

@@ -7,7 +7,7 @@ from typing import Any
 import nestforge
 import pytest
 from nestforge.bundle.manifest import Manifest
-from nestforge.runtime.description import SubmodelInfo, describe
+from nestforge.runtime.description import described
 
 
 def test_a_loaded_model_describes_itself(tiny_bundle: Path) -> None:
@@ -31,9 +31,8 @@ def test_a_loaded_model_describes_itself(tiny_bundle: Path) -> None:
 
 
 def test_only_what_may_run_here_is_described(manifest: Manifest) -> None:
-    assert [one.id for one in describe(manifest, {"ffn16@b1-s8"}).submodels] == ["ffn16"]
-    assert isinstance(describe(manifest, {"ffn16@b1-s8"}).submodels[0], SubmodelInfo)
-    assert describe(manifest, ()).precisions == ()
+    assert [one.id for one in described(manifest, {"ffn16@b1-s8"})] == ["ffn16"]
+    assert described(manifest, ()) == ()
 
 
 @pytest.mark.parametrize("rows", [1, 5])
