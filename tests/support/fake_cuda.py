@@ -198,6 +198,6 @@ ON_A_GPU = frozenset(
             f"runtime.engines.tensorrt.{name}"
             for name in ("engine", "contexts", "runner", "cache_runs", "cached_runner")
         ),
-        *("compiler.tensorrt.build_plan", "compiler.tensorrt.build_plan"),
+        "compiler.tensorrt.build_plan",
     }
 )
