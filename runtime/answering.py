@@ -160,7 +160,7 @@ def run_whole(
     """
     dispatched = perf_counter()
     # Opened first: only then is it known that the engine has the shapes for which memory is taken.
-    runner = pool.get(engine) if context.task is None else pool.of_task(engine, context.task)
+    runner = pool.of_task(engine, context.task)
     opened = perf_counter()
     shape, feeds = inputs.own_shape(context.shape, engine.bucket), context.feeds
     run_at = engine.bucket.filled(shape)

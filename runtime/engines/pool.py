@@ -60,10 +60,11 @@ class EnginePool:
                 self._open[engine.file] = self._opened(engine)
             return self._open[engine.file]
 
-    def of_task(self, engine: EngineEntry, task: TaskTensors) -> Runner:
-        """The open runner of ``engine`` with the tensors of ``task`` in place of the base's. Raises as ``get``."""
+    def of_task(self, engine: EngineEntry, task: TaskTensors | None) -> Runner:
+        """The open runner of ``engine`` with the tensors of ``task`` in place of the base's, None for those. Raises as
+        ``get``."""
         runner = self.get(engine)
-        if self.bundle.merged is not None:  # they are in its weights
+        if task is None or self.bundle.merged is not None:  # a merged one's are in the weights
             return runner
         assert isinstance(runner, TakesTasks)  # a manifest states tasks of no other backend
         return runner.for_task(task)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence, Set
-from functools import partial
+from collections.abc import Sequence, Set
 from typing import Literal
 
-from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
@@ -16,12 +14,10 @@ from ..engines.memory import MemoryCap, residencies_for
 from ..engines.onnxruntime_gpu.provider import Provider
 from ..engines.pool import EnginePool
 from ..engines.residency import Residency
-from ..engines.runner import Runner
-from ..graphs.task_tensors import TaskTensors
 
 
-class AdmittedEngines:
-    """The engines of one bundle, opened by the first call that needs them. Thread-safe.
+class AdmittedEngines(EnginePool):
+    """The engines of one bundle, of which an admitted one may be opened. Thread-safe.
 
     Residencies are decided by the first call, and under a cap by every call that no other generation runs beside: what
     the cap leaves is another each time.
@@ -37,8 +33,8 @@ class AdmittedEngines:
         memory: MemoryCap | None,
     ) -> None:
         """``memory`` also counts what else is open."""
-        self._bundle, self._residency, self._memory = bundle, residency, memory
-        self._pool = EnginePool(bundle, {}, threads, provider, affinity, memory)
+        super().__init__(bundle, {}, threads, provider, affinity, memory)
+        self._residency = residency
         self._users = Owned[None]()
         self._longest_prompt = Owner()  # of the bytes that it takes, which are kept for later runs
         self._lock = threading.Lock()
@@ -52,22 +48,9 @@ class AdmittedEngines:
         """The ids of engines that may be open beside ``needed_bytes`` more, for a caller that is in ``use`` of them.
         Raises SelectionError where that is none."""
         with self._lock:
-            if not self._pool.residencies or (self._memory is not None and len(self._users.present()) == 1):
-                self._pool.reassign(self._decided(entry, needed_bytes))
-            return self._pool.residencies.keys()
-
-    def get(self, engine: EngineEntry) -> Runner:
-        """The open runner of an admitted engine. Raises BundleError, or SelectionError where the cap does not allow
-        it."""
-        return self._pool.get(engine)
-
-    def of_task(self, task: TaskTensors | None) -> Callable[[EngineEntry], Runner]:
-        """The engines of ``get``, with the tensors of ``task``."""
-        return self._pool.get if task is None else partial(self._pool.of_task, task=task)
-
-    def is_open(self, engine: EngineEntry) -> bool:
-        """Whether a call has opened it."""
-        return self._pool.is_open(engine)
+            if not self.residencies or (self._memory is not None and len(self._users.present()) == 1):
+                self.reassign(self._decided(entry, needed_bytes))
+            return self.residencies.keys()
 
     def take(self, owner: Owner, count: int, what: str, mend: str) -> None:
         """Counts ``count`` bytes beside the engines until ``owner`` is over. Raises SelectionError, see MemoryCap."""
@@ -87,16 +70,12 @@ class AdmittedEngines:
                 what = f"activations for a prompt of {tokens} tokens"
                 self.take(self._longest_prompt, more, what, "shorten the prompt")
 
-    def close(self) -> None:
-        """Releases every engine."""
-        self._pool.close()
-
     def _decided(self, entry: GenerationEntry, needed_bytes: int) -> dict[str, Residency]:
         """Under what the cap leaves beside ``needed_bytes``."""
         memory = self._memory
         if memory is None:
-            return residencies_for(self._bundle, entry.every_engine, None, self._residency)
-        left_mb = memory.left_mb_without(self._pool.held) - needed_bytes / 1e6
+            return residencies_for(self.bundle, entry.every_engine, None, self._residency)
+        left_mb = memory.left_mb_without(self.held) - needed_bytes / 1e6
         limit = f"memory_mb={memory.memory_mb:g}, {left_mb:.1f} MB left beside other engines, sessions and this request"
         if left_mb <= 0:
             raise SelectionError(
@@ -104,7 +83,7 @@ class AdmittedEngines:
                 "engines beside what is open; close a session, ask for fewer rows, a smaller capacity or fewer tokens, "
                 "or raise the cap"
             )
-        return residencies_for(self._bundle, entry.every_engine, left_mb, self._residency, limit)
+        return residencies_for(self.bundle, entry.every_engine, left_mb, self._residency, limit)
 
 
 def longer_prompt_bytes(entry: GenerationEntry, tokens: int) -> int:

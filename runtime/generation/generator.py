@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -295,7 +296,7 @@ class Generator:
     ) -> Session:
         """A cache of ``size`` bytes, closed when ``owner`` is over; ``count`` rows have a capacity of ``given`` tokens,
         behind prompts of up to ``prompt_tokens`` that an encoder reads. Raises as ``session``."""
-        opened = self._engines.of_task(None if task is None else self._tensors(task))
+        opened = partial(self._engines.of_task, task=None if task is None else self._tensors(task))
         memory = None
         try:
             self._engines.take(owner, size, "a cache", "ask for fewer rows, a smaller capacity or fewer tokens")

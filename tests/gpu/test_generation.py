@@ -43,7 +43,7 @@ def test_text_equals_the_processors(cuda: Provider, results: Results, tmp_path: 
     with on(cuda, open_bundle(bundle)) as model, load(known) as processor:
         smallest = model.bundle.manifest.largest_first[-1].id
         require_same_texts(model, processor, requests_of(prompts, smallest, (100, 40, 60), 4))
-        runners = model.generate._engines._pool._open.values()
+        runners = model.generate._engines._open.values()
         assert all(isinstance(one, OnnxRuntimeGpuCacheRunner) for one in runners)
     results.add(f"text of {name} by ONNX Runtime on CUDA", "the processor's tokens", "equal", "tiny, sampled")
 

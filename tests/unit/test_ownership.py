@@ -100,7 +100,7 @@ def test_an_interrupt_while_engines_open_counts_each_once() -> None:
     """Under a cap of memory, which refuses what it believes to have no room for."""
     with load(GENERATES, threads=1, memory_mb=50) as model:
         model.generate(PROMPT, max_tokens=1)
-        engines, cap, entry = model.generate._engines._pool, model.generate._engines._memory, model.generate._entry()
+        engines, cap, entry = model.generate._engines, model.generate._engines._memory, model.generate._entry()
         assert cap is not None
 
         def reopen() -> None:
