@@ -173,9 +173,11 @@ class Scheduler:
         together, candidate = self._together(self._waiting, now, None)
         reason = ""
         if len(head.alone) > 1:
-            bar = self._late(_without(self._waiting, together), now, now + candidate.p95_ms)
-            submodels = () if self._refused_lately(head, now) else (one.engine.submodel for one in head.alone)
-            for submodel in dict.fromkeys(submodels):
+            submodels: Iterable[str] = ()
+            if not self._refused_lately(head, now):
+                submodels = dict.fromkeys(one.engine.submodel for one in head.alone)
+                bar = self._late(_without(self._waiting, together), now, now + candidate.p95_ms)
+            for submodel in submodels:
                 jobs, one = self._together(self._waiting, now, submodel)
                 ends = now + one.p95_ms
                 if all(ends <= self._planned(entry) for entry in jobs) and (
@@ -215,7 +217,8 @@ class Scheduler:
         time, or is tried, see docs/requests.md."""
         queue = list(self._waiting)
         insort(queue, entry)
-        if self._late(queue, now) <= self._late(self._waiting, now):
+        late = self._late(queue, now)
+        if not late or late <= self._late(self._waiting, now):
             return True
         if self._waiting or self._running:
             return False

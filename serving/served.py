@@ -17,7 +17,7 @@ from ..bundle.roles import embedding_output
 from ..errors import InputError, NestforgeError
 from ..runtime.candidates import Candidate
 from ..runtime.exits.choice import OFF
-from ..runtime.inputs.arrays import Array, InputChecker, cut_back, random_feeds
+from ..runtime.inputs.arrays import Array, InputChecker, random_feeds
 from ..runtime.inputs.text import Encoded, Text
 from ..runtime.model import ElasticModel
 from ..runtime.request import Request, Texts
@@ -223,9 +223,8 @@ class Served:
             return [Reply(answer.outputs, answer.submodel, reason, exits, 1, ended)]
         found, start, specs = [], 0, self.model.bundle.manifest.outputs
         for job in run.jobs:
-            rows = [answer.outputs[spec.name][start : start + job.rows] for spec in specs]
-            own = cut_back(rows, specs, Bucket(job.rows, job.steps))
-            outputs = {spec.name: array for spec, array in zip(specs, own, strict=True)}
+            own = Bucket(job.rows, job.steps)
+            outputs = {s.name: answer.outputs[s.name][start:][tuple(map(slice, s.shape(own)))] for s in specs}
             found.append(Reply(outputs, answer.submodel, reason, None, len(works), ended))
             start += job.rows
         return found
