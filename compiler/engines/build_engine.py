@@ -15,7 +15,6 @@ from ...bundle.entries.engine_entry import Decode, Encoder, EngineEntry, EngineK
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import BuildError, ParityError
-from ...exporters.checkpoints.tensor_file import release_pages
 from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ...profiles.backends import BACKENDS
@@ -41,6 +40,7 @@ from ..parity.reference import Reference, replayed, rule_of
 from ..parity.references import References
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants, variant_workload
+from ..work.release_memory import release_memory
 from ..work.staging import Stage, write_synced
 from .emitted import Emitted, engine_names
 from .engine_references import EngineReferences
@@ -181,7 +181,7 @@ class EngineBuilder:
 
     def runner(self, engine: EngineEntry, residency: Residency) -> Runner:
         """An inactive runner for the proof graph of ``engine``, which reads what PyTorch's side may hold."""
-        release_pages()
+        release_memory()
         return runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None))
 
     def proven(

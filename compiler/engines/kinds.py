@@ -13,11 +13,11 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.checkpoints.tensor_file import release_pages
 from ...profiles.device_profile import DeviceProfile
 from ...runtime.graphs.task_tensors import TaskTensors
 from ..parity.engine_verdict import EngineVerdict
 from ..work.clock import Clock
+from ..work.release_memory import release_memory
 from .build_engine import EngineBuilder
 from .cached import build_generating, judge_generating, verify_generating
 from .engine_references import EngineReferences
@@ -96,7 +96,7 @@ def verify_engines(bundle: Bundle, references: EngineReferences, clock: Clock) -
 
 
 def _verified(bundle: Bundle, references: EngineReferences, engine: EngineEntry) -> Iterator[EngineVerdict]:
-    release_pages()  # what PyTorch read for the one before: this one maps the same files, or copies them
+    release_memory()  # what PyTorch read for the one before: this one maps the same files, or copies them
     try:
         yield from KINDS[engine.kind.name].verify(bundle, references, engine)
     except ParityError as failure:  # its numbers are no rounding of the model's
