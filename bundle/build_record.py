@@ -104,7 +104,7 @@ class BuildRecord:
     """Everything that differs between two compiles of the same inputs: time, host, and everything measured.
 
     ``report_sha256`` is the hash of report.md. ``seconds`` and ``cpu_seconds``, those of all threads, are by stage.
-    ``job_sha256`` is that of everything that the bundle follows from (``job_sha256`` of compiler/write_bundle.py).
+    ``job_sha256`` is that of everything that the bundle follows from (``JobKeys`` of compiler/provenance.py).
     """
 
     schema_version: int

@@ -34,8 +34,8 @@ from .job import stated_source
 from .parity.cases import Case
 from .parity.engine_verdict import receipt_of, tolerance_of
 from .parity.reference import rule_of
-from .parity.references import References
-from .verify import cases_of, judge_task, require_same_interface
+from .parity.references import References, references_at
+from .verify import judge_task, require_same_interface
 from .work.clock import Clock
 
 # By order of the spec: the step of the checkpoint that lies at each place.
@@ -70,7 +70,8 @@ def add_task(
         for axis, places in orders_of(opened).items():
             permute_axis(universal, axis, torch.from_numpy(places).long())
     with clock("parity"):
-        add_tasks(opened, universal, cases_of(opened, universal), {name: task}, clock)
+        cases = references_at(universal, {engine.bucket for engine in opened.manifest.engines}).cases
+        add_tasks(opened, universal, cases, {name: task}, clock)
     return opened.path
 
 

@@ -13,7 +13,7 @@ from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
 from ..bundle.weight_files import weights_in
 from ..errors import ParityError
-from ..exporters.universal import UniversalModel, load_universal
+from ..exporters.universal import load_universal
 from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import TRACED
@@ -28,19 +28,17 @@ from .examples.rank_axes import rank_axes
 from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, share_store, write_store
 from .job import Job, resolve
-from .parity.cases import can_look, few, parity_cases
+from .parity.cases import few
 from .parity.prove import prove
 from .parity.prove_texts import prove_texts
-from .parity.references import References, smallest
+from .parity.references import References, references_at, smallest
+from .provenance import JobKeys, keys_of
 from .tensorrt.build_bundle import build_plans
 from .work.clock import Clock
-from .work.staging import Stage, digest, publish, staged
+from .work.staging import Stage, publish, staged
 from .write_bundle import (
     complete,
-    job_sha256,
     partial_bundle,
-    resume_key,
-    shared_key,
     with_task_inputs,
     with_weights,
     write_build_record,
@@ -72,19 +70,19 @@ def prepare(request: CompileRequest, clock: Clock) -> Job:
 def compile_job(job: Job, clock: Clock, begin: Callable[[], None] = lambda: None, pools: Path | None = None) -> Path:
     """``compile_bundle`` of what was prepared; calls ``begin`` once its output is known to be free. Jobs of one model
     that are given the same folder ``pools`` trace it once, and their bundles share the file of the weights."""
-    key, replaced = resume_key(job), (MANIFEST_NAME, BUILD_NAME) if job.overwrite else ()
-    pool = None if pools is None else pools / digest(shared_key(job))
-    with staged(job.output, key, replaced, pool) as stage:
+    keys, replaced = keys_of(job), (MANIFEST_NAME, BUILD_NAME) if job.overwrite else ()
+    pool = None if pools is None else pools / keys.shared
+    with staged(job.output, keys.resume, replaced, pool) as stage:
         if not stage.is_published:  # by an earlier call that was stopped after that
             begin()
-            _compile(job, stage, clock)
+            _compile(job, keys, stage, clock)
             publish(stage, job.output)
         if not BACKENDS[job.profile.backend].runs_graphs and not job.emit_only:
             build_plans(job.output, clock.progress)  # the stage is kept until they are built
     return job.output
 
 
-def _compile(job: Job, stage: Stage, clock: Clock) -> None:
+def _compile(job: Job, keys: JobKeys, stage: Stage, clock: Clock) -> None:
     """Fills the stage's folder, step by step; each finds what an earlier run of it finished."""
     with clock("load"):
         universal = load_universal(job.source)
@@ -94,9 +92,20 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
     with clock("rank"):  # every elastic dimension becomes a prefix
         # A published slice is a prefix of the order that the model's folder has.
         ranking = rank_axes(universal, job.corpus, stage, clock, keeps_order=bool(job.options.slices))
-    bundle = partial_bundle(stage, universal.source, ranking, job.profile, job.options)
-    templates, fp32 = _templates(job, universal, stage, bundle, clock)
-    builder = _builder(job, templates, stage, bundle, base_sha256)
+    bundle = partial_bundle(stage, universal.source, ranking, keys.provenance)
+    shapes = {shape for one in (universal.spec.universal(), *job.candidates) for shape in shapes_of(one, job.profile)}
+    references = references_at(universal, shapes, BACKENDS[job.profile.backend].runs_graphs)
+    templates, fp32 = _templates(job, references, stage, bundle, clock)
+    weights = weights_in(stage.folder)
+    store = read_store(weights, universal.spec)
+    builder = EngineBuilder(
+        references=references,
+        profile=job.profile,
+        templates=templates,
+        store=store,
+        stage=stage,
+        bundle=with_task_inputs(with_weights(bundle, weights), tasks_entry(universal, store, base_sha256)),
+    )
     with clock("measure"):  # a few rungs on this host correct the predictions
         corrections = fit_rungs(builder, job.rungs, job.included, clock)
     # Graphs say in which encodings engines read each weight, so that budgets are judged by what is built.
@@ -106,7 +115,7 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
     merging = MergingBuilder.beside(builder)
     merged = build_engines(merging, chosen, clock, "merged") if job.options.mergeable else ()
     with clock("quality"):  # what the submodels keep, on held-out texts or rows
-        quality = measure_quality(builder, universal.source.encoder, engines, job.corpus, clock, fp32)
+        quality = measure_quality(builder, engines, job.corpus, clock, fp32)
     with clock("bench"):  # what the dispatcher will go by
         latencies = measure_engines(builder, engines, corrections, clock)
         latencies += measure_engines(merging, merged, corrections, clock) if merged else ()
@@ -120,17 +129,18 @@ def _compile(job: Job, stage: Stage, clock: Clock) -> None:
         written = written_bundle(stage, completed.build)
     with clock("verify"):  # the written files, through the runtime
         _verify_written(stage, written, builder.engine_references, clock)
-    write_build_record(stage, manifest, job.command, clock, latencies, job_sha256(job))
+    write_build_record(stage, manifest, job.command, clock, latencies, keys.sha256)
     if job.tasks:
         with clock("tasks"):  # each proven on the written files, as one that is added later
             add_tasks(open_bundle(stage.folder), universal, builder.cases, job.tasks, clock)
 
 
 def _templates(
-    job: Job, universal: UniversalModel, stage: Stage, bundle: Bundle, clock: Clock
+    job: Job, references: References, stage: Stage, bundle: Bundle, clock: Clock
 ) -> tuple[Templates, Fp32Reference | None]:
     """The templates of every candidate in each of its precisions; and where those are others than the traced one, the
     float32 engine that they were calibrated on. Every weight that they read is written into the store."""
+    universal = references.universal
     templates, fp32 = Templates(universal, stage, job.profile), None
     keys = templates.keys(job.candidates, job.profile.buckets)
     with clock("trace"):  # once per bucket, depth and segment
@@ -139,7 +149,7 @@ def _templates(
     if job.profile.precisions != (TRACED,):
         with clock("calibrate"):  # what other precisions must know of the values that they hold
             fp32 = build_fp32_reference(templates, stage, bundle)
-            templates = calibrated(templates, stage, fp32, universal.source.encoder, job.corpus, clock)
+            templates = calibrated(templates, stage, fp32, references.cases[fp32.engine.bucket], job.corpus, clock)
     with clock("store"):  # every weight once in each precision, elastic dimension first
         for key in keys:
             templates.get(key)
@@ -149,26 +159,6 @@ def _templates(
         if fp32 is None:  # whose store the model shares, since this one has lower precisions
             share_store(universal, files)
     return templates, fp32
-
-
-def _builder(job: Job, templates: Templates, stage: Stage, bundle: Bundle, base_sha256: str) -> EngineBuilder:
-    universal, weights = templates.universal, weights_in(stage.folder)
-    store = read_store(weights, universal.spec)
-    submodels = (universal.spec.universal(), *job.rungs, *job.submodels)
-    shapes = {shape for submodel in submodels for shape in shapes_of(submodel, job.profile)}
-    encoder = universal.source.encoder
-    signature, size = universal.source.signature, universal.source.parameters(universal.spec.universal())
-    cases = {shape: parity_cases(signature, shape, encoder, size) for shape in sorted(shapes)}
-    return EngineBuilder(
-        references=References(
-            universal, cases, looks=BACKENDS[job.profile.backend].runs_graphs and can_look(universal.source)
-        ),
-        profile=job.profile,
-        templates=templates,
-        store=store,
-        stage=stage,
-        bundle=with_task_inputs(with_weights(bundle, weights), tasks_entry(universal, store, base_sha256)),
-    )
 
 
 def _verify_written(stage: Stage, written: Bundle, references: EngineReferences, clock: Clock) -> None:

@@ -17,8 +17,8 @@ from ..exporters.families.coda.model import CodaEncoder
 from ..exporters.source import open_source
 from ..profiles.nest_request import ConversionSettings
 from ..strict import unstructure
+from .provenance import tool_versions
 from .work.staging import staged
-from .write_bundle import tool_versions
 
 # Files that read a text, or prepare an image, as they did for the original.
 _COMPANIONS = (

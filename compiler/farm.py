@@ -28,8 +28,8 @@ from ..progress import Progress
 from ..whole_file import lock_holders, take_lock
 from .compile import compile_job, prepare
 from .job import Job, resolve
+from .provenance import keys_of
 from .work.clock import Clock
-from .write_bundle import job_sha256
 
 # Beside the bundles, until all are done: what the jobs of a model share.
 _POOLS = ".farm"
@@ -150,7 +150,7 @@ def _resolved(name: str, request: CompileRequest, jobs: dict[str, Job]) -> Outco
 
 def _is_done(job: Job) -> bool:
     """Whether the bundle is there and follows from just what the job states."""
-    return job.output.is_dir() and open_bundle(job.output).build.job_sha256 == job_sha256(job)
+    return job.output.is_dir() and open_bundle(job.output).build.job_sha256 == keys_of(job).sha256
 
 
 def _before(requests: Mapping[str, CompileRequest], jobs: Mapping[str, Job]) -> dict[str, set[str]]:

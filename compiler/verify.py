@@ -31,13 +31,13 @@ from .graph.passes.contract import TRANSPOSED
 from .graph.precision.proof_graphs import proof_bundle
 from .graph.store import recover_order
 from .job import stated_source
-from .parity.cases import Case, can_look, parity_cases
+from .parity.cases import Case
 from .parity.compare import tolerance_for
 from .parity.engine_verdict import EngineVerdict, judged_outputs
 from .parity.judge import Replayed, judge
 from .parity.prove_texts import judged_texts
 from .parity.reference import Reference, in_torch, replayed
-from .parity.references import References
+from .parity.references import References, references_at
 from .work.clock import Clock
 from .write_bundle import stated_entry
 
@@ -141,10 +141,8 @@ def _verify(
 
     Integers are held against their own numbers, in the bundle's order alone; there the module must answer as it is.
     """
-    whole, references = (
-        universal.spec.universal(),
-        References(universal, cases_of(bundle, universal), looks=can_look(universal.source)),
-    )
+    whole = universal.spec.universal()
+    references = references_at(universal, {engine.bucket for engine in bundle.manifest.engines})
     as_loaded = Reference(universal.source.architecture.routing, universal.module, universal.source.signature.outputs)
     wholes = [one for one in bundle.manifest.engines if one.submodel == whole.id and one.segment is None]
     integers = [one for one in wholes if orders and PRECISIONS[one.precision].is_integer]
@@ -173,13 +171,6 @@ def _verify(
     failed = {verdict.engine: verdict for verdict in untouched if verdict.problem}
     engines = tuple(failed.get(verdict.engine, verdict) for verdict in verdicts)
     return (*engines, *verify_tasks(bundle, universal, references.cases, clock), *verify_texts(bundle, universal))
-
-
-def cases_of(bundle: Bundle, universal: UniversalModel) -> dict[Bucket, list[Case]]:
-    """Cases of each bucket of ``bundle`` on which engines are proven."""
-    source = universal.source
-    weights, buckets = source.parameters(source.spec.universal()), {engine.bucket for engine in bundle.manifest.engines}
-    return {bucket: parity_cases(source.signature, bucket, source.encoder, weights) for bucket in buckets}
 
 
 def verify_tasks(

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
-from functools import lru_cache, partial
-from importlib import metadata
-from pathlib import Path
-from typing import Any
-from uuid import uuid4
-
-import onnxruntime
+from functools import partial
 
 from ..bundle.build_record import BuildRecord, Latency
 from ..bundle.device_files.task_index import TASK_FILE_PREFIX
@@ -21,7 +14,7 @@ from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.entries.generation_entry import GenerationEntry
 from ..bundle.entries.task_entry import TasksEntry
 from ..bundle.figures import meanings, present
-from ..bundle.files import FileIdentity, sealed_json, to_json
+from ..bundle.files import sealed_json, to_json
 from ..bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -31,7 +24,6 @@ from ..bundle.manifest import (
     UNLISTED,
     BudgetEntry,
     FileEntry,
-    JobOptions,
     Manifest,
     Proof,
     Provenance,
@@ -44,11 +36,7 @@ from ..bundle.open_bundle import Bundle
 from ..bundle.read_manifest import read_manifest
 from ..elastic import Submodel
 from ..exporters.checkpoints.checkpoint import sha256_of
-from ..exporters.checkpoints.generation_defaults import read_chat_template
-from ..exporters.in_memory.checkpoint import ModuleInMemory
 from ..exporters.source import ModelSource
-from ..profiles.backends import BACKENDS, BackendName
-from ..profiles.device_profile import DeviceProfile, profile_data
 from ..profiles.probe_host import probe_host
 from ..runtime.generation.sampling import Sampling
 from ..runtime.summary import (
@@ -62,71 +50,16 @@ from ..runtime.summary import (
     submodel_table,
 )
 from ..strict import unstructure
-from .job import Job
 from .planning.plan import Plan
 from .work.clock import Clock
-from .work.staging import Stage, digest, write_synced
+from .work.staging import Stage, write_synced
 
-_VERSIONED_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 _TEMPLATE_NAME = "chat_template.jinja"
 
 
-def tool_versions(backend: BackendName = "onnxruntime") -> dict[str, str]:
-    """Versions of everything that shapes a bundle's bytes, and of the back end that proves its engines."""
-    # Several distributions bring ONNX Runtime, so the module is asked.
-    own = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
-    entry = BACKENDS[backend]
-    if entry.runs_graphs and backend not in own:
-        own[backend] = metadata.version(entry.distributions[0])
-    return {**own, **{name: metadata.version(name) for name in _VERSIONED_PACKAGES}}
-
-
-def source_entries(source: ModelSource) -> tuple[FileEntry, ...]:
-    """The checkpoint's files, by path inside its folder; of a module in memory its weights."""
-    if isinstance(source.checkpoint, ModuleInMemory):
-        return (source.checkpoint.entry,)
-    folder = source.checkpoint.folder
-    return tuple(_entry(folder, path, FileIdentity.of(path.stat())) for path in source.source_files())
-
-
-@lru_cache(maxsize=1024)
-def _entry(folder: Path, path: Path, _identity: FileIdentity) -> FileEntry:
-    """That of a file in a state, which is read once."""
-    return FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
-
-
-def resume_key(job: Job) -> dict[str, Any]:
-    """Everything that an interrupted compile must share with the one that goes on, which that of a module in memory
-    never does: nothing says whether its code is the same."""
-    return {
-        "module": uuid4().hex if isinstance(job.source.checkpoint, ModuleInMemory) else None,
-        "tools": tool_versions(job.profile.backend),
-        "source": source_entries(job.source),
-        "profile": job.profile,
-        "corpus": job.corpus.key if job.corpus is not None else None,
-        "options": job.options,
-        "lora_rank": job.lora_rank,
-        "tasks": {name: {path.name: sha256_of(path) for path in task.files} for name, task in job.tasks.items()},
-    }
-
-
-def shared_key(job: Job) -> dict[str, Any]:
-    """What jobs share whose models are alike once they are ranked, whatever their devices and submodels are."""
-    return {**resume_key(job), "profile": None, "options": job.shared_options}
-
-
-def job_sha256(job: Job) -> str:
-    """The digest of everything that a bundle of ``job`` follows from."""
-    return digest({**resume_key(job), "emit_only": job.emit_only})
-
-
-def partial_bundle(
-    stage: Stage, source: ModelSource, ranking: Ranking, profile: DeviceProfile, options: JobOptions
-) -> Bundle:
-    """The bundle in the staging folder before it has engines: what runners need to open one."""
-    signature = source.signature
-    if signature.text is not None and source.tokenizer is not None:
-        stage.once(stage.folder / signature.text.file, partial(write_synced, data=source.tokenizer))
+def partial_bundle(stage: Stage, source: ModelSource, ranking: Ranking, provenance: Provenance) -> Bundle:
+    """The bundle in the staging folder before it has engines: what runners need to open one. Raises CheckpointError."""
+    signature, (generation, template) = source.signature, stated_entry(source)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=source.name,
@@ -140,17 +73,16 @@ def partial_bundle(
         inputs=signature.inputs,
         outputs=signature.outputs,
         files=(),
-        provenance=Provenance(
-            tool_versions(profile.backend),
-            source_entries(source),
-            profile_data(profile),
-            options,
-            source.checkpoint.hub,
-        ),
+        provenance=provenance,
         text=signature.text,
         exits=source.exits.entry if source.exits else None,
-        generation=generation_entry(source, stage),
+        generation=generation,
     )
+    texts = {} if template is None else {_TEMPLATE_NAME: template.encode()}
+    if signature.text is not None and source.tokenizer is not None:
+        texts[signature.text.file] = source.tokenizer
+    for name, data in texts.items():
+        stage.once(stage.folder / name, partial(write_synced, data=data))
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, {}, ()))
 
 
@@ -262,24 +194,13 @@ def _listed(name: str) -> bool:
     return name not in UNLISTED and not name.startswith(".")
 
 
-def generation_entry(source: ModelSource, stage: Stage) -> GenerationEntry | None:
-    """The interface of ``source``'s KV-cache engines, its tokens that end a text, and how its folder samples;
-    its chat template is written into the bundle. None for a model that is not to generate. Raises CheckpointError."""
-    if source.cached is None:
-        return None
-    entry, template = stated_entry(source)
-    if template is not None:
-        write = partial(write_synced, data=template.encode())
-        stage.once(stage.folder / _TEMPLATE_NAME, write)
-    return entry
-
-
-def stated_entry(source: ModelSource) -> tuple[GenerationEntry, str | None]:
-    """The entry of ``generation_entry`` for a model that is to generate, and its chat template."""
+def stated_entry(source: ModelSource) -> tuple[GenerationEntry | None, str | None]:
+    """The interface of ``source``'s KV-cache engines, its tokens that end a text, and how its folder samples; and its
+    chat template. None for a model that is not to generate. Raises CheckpointError."""
     stated = source.generation_defaults
-    assert source.cached is not None
-    assert stated is not None
-    template = read_chat_template(source.checkpoint.folder)
+    if source.cached is None or stated is None:
+        return None, None
+    template = stated.template
     entry = replace(
         source.cached.entry,
         end_ids=stated.end_ids,

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import click
 
 from ..bundle.open_bundle import open_bundle
-from ..compiler.write_bundle import markdown, source_entries
+from ..compiler.provenance import source_entries
+from ..compiler.write_bundle import markdown
 from ..errors import NestforgeError, OutputError
 from ..exporters.source import open_source
 from ..progress import Progress

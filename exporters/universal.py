@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -202,12 +202,16 @@ def taylor_scores(
 
 
 def rank(
-    model: UniversalModel, scores: Scores, method: Literal["magnitude", "taylor"], texts: Iterable[str] = ()
+    model: UniversalModel,
+    scores: Scores,
+    method: Literal["magnitude", "taylor"],
+    data_sha256: str | None = None,
+    samples: int | None = None,
 ) -> tuple[Ranking, Places]:
     """Permutes the model in place so that every order falls in importance; the function stays the same.
 
-    Equal scores keep their order. Returns what the manifest records, and the permutations, int64 ``[n]``. Raises
-    CheckpointError if a score is not finite.
+    Equal scores keep their order. Returns what the manifest records, of ``samples`` where scores rest on
+    any, and the permutations, int64 ``[n]``. Raises CheckpointError if a score is not finite.
     """
     order_hash, permutations = hashlib.sha256(), {}
     for order in model.spec.orders:
@@ -219,9 +223,7 @@ def rank(
         order_hash.update(places.numpy().astype("<i8").tobytes())
         permute_axis(model, order.name, places)
         permutations[order.name] = places
-    lines = list(texts)
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
-    return Ranking(method, digest, len(lines) or None, order_hash.hexdigest()), permutations
+    return Ranking(method, data_sha256, samples, order_hash.hexdigest()), permutations
 
 
 def permute_axis(model: UniversalModel, name: str, places: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ A bundle need not have one; it is gone when the bundle is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,9 @@ from ...errors import BuildError
 from ...exporters.checkpoints.tensor_file import write_tensors
 from ...profiles.backends import ONNXRUNTIME
 from ...profiles.precision import INT4, INT4_SCALE, PRECISIONS, Precision
-from ...runtime.consistency.samples import Batch, Samples, TextSamples
+from ...runtime.consistency.samples import Batch
 from ...runtime.inputs.arrays import Arrays
-from ...runtime.inputs.text import TextEncoder
-from ..examples.corpus import ArrayCorpus, Corpus
+from ..examples.corpus import ArrayCorpus, Corpus, samples_of
 from ..graph.emit import emit, private_bytes
 from ..graph.precision.calibrate import calibrate, overflowing
 from ..graph.precision.derive import exit_heads
@@ -33,7 +32,7 @@ from ..graph.precision.error_feedback import rounded, seen_moments
 from ..graph.precision.fp32_nodes import fp32_products
 from ..graph.store import read_store, share_store, stored_arrays, write_store
 from ..graph.template import Template
-from ..parity.cases import parity_cases
+from ..parity.cases import Case
 from ..work.clock import Clock
 from ..work.staging import Stage
 from .templates import TemplateKey, Templates
@@ -89,21 +88,23 @@ def calibrated(
     templates: Templates,
     stage: Stage,
     reference: Fp32Reference,
-    encoder: TextEncoder | None,
+    cases: Sequence[Case],
     corpus: Corpus | ArrayCorpus | None,
     clock: Clock,
 ) -> Templates:
     """``templates`` with the scales that their precisions need, and the weights of 4 bits, found on the part of
-    ``corpus`` that calibrates; an interrupted compile finds them once. Without a corpus weights are rounded plainly.
+    ``corpus`` that calibrates; an interrupted compile finds them once. Without a corpus weights are rounded plainly,
+    and ranges are those on the ``cases`` of the reference.
 
     Raises BuildError where a value would not fit a float16, or a layer sees nothing in all of ``corpus``.
     """
     precisions, engine = templates.profile.precisions, reference.engine
-    batches = list(_batches(reference.bundle, engine.bucket, encoder, corpus))
+    samples = samples_of(corpus, "calibration", templates.universal.source.encoder)
+    batches = [] if samples is None else list(samples.batches(reference.bundle.manifest, engine.bucket))
     feeds = [batch.feeds for batch in batches]
     for precision in _needing("range", precisions):
-        cases = feeds or [c.feeds for c in parity_cases(templates.universal.source.signature, engine.bucket, encoder)]
-        _refuse_overflow(templates, reference, precision, clock.each(cases))
+        shown = feeds or [case.feeds for case in cases]
+        _refuse_overflow(templates, reference, precision, clock.each(shown))
     in_fp32 = fp32_products(reference.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
     if "int4" in precisions and feeds:
@@ -129,18 +130,6 @@ def calibrated(
 
 def _needing(calibration: Literal["scales", "range"], precisions: Sequence[Precision]) -> list[Precision]:
     return [precision for precision in precisions if PRECISIONS[precision].calibration == calibration]
-
-
-def _batches(
-    bundle: Bundle, bucket: Bucket, encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None
-) -> Iterator[Batch]:
-    samples: Samples | None = None
-    if isinstance(corpus, ArrayCorpus):
-        samples = corpus.calibration
-    elif corpus is not None and encoder is not None:
-        samples = TextSamples(encoder, corpus.calibration)
-    if samples is not None:
-        yield from samples.batches(bundle.manifest, bucket)
 
 
 def _whole(batch: Batch, bucket: Bucket) -> np.ndarray:

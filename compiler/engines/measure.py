@@ -12,10 +12,9 @@ from ...bundle.build_record import Latency, LatencyPoint
 from ...bundle.entries.engine_entry import EngineEntry, Segment, Whole
 from ...bundle.manifest import Quality
 from ...elastic import Submodel
-from ...profiles.precision import Precision, in_precision, precision_of
+from ...profiles.precision import Precision, in_precision
 from ...profiles.probe_host import is_this_host
 from ...runtime.consistency.measure import measure
-from ...runtime.consistency.samples import Samples, TextSamples
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.measure import (
     Measured,
@@ -27,9 +26,8 @@ from ...runtime.engines.measure import (
 )
 from ...runtime.engines.residency import Residency
 from ...runtime.inputs.arrays import random_feeds
-from ...runtime.inputs.text import TextEncoder
 from ...workload import Op
-from ..examples.corpus import ArrayCorpus, Corpus
+from ..examples.corpus import ArrayCorpus, Corpus, samples_of
 from ..graph.precision.proof_graphs import in_onnx_runtime
 from ..planning.candidate import Corrections
 from ..planning.cost_model import Cost, fit_correction, predict
@@ -67,7 +65,7 @@ def fit_rungs(
     corrections = {}
     for bucket, precision in clock.each(pairs):
         own = [in_precision(rung, precision, profile.precisions) for rung in picked]
-        costs = [_cost(builder, rung, shape) for rung in own for shape in _fitted_shapes(rung.at(bucket))]
+        costs = [_cost(builder, rung, shape, precision) for rung in own for shape in _fitted_shapes(rung.at(bucket))]
         measured_ms = _measured_rungs(builder, own, included, bucket, precision)
         corrections[bucket, precision] = fit_correction(costs, measured_ms)
     return corrections
@@ -133,7 +131,7 @@ def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corre
     """Milliseconds of ``engine`` at ``shape``, corrected where rungs were measured."""
     source = builder.universal.source
     submodel = source.spec.parse(engine.submodel)
-    cost = _cost(builder, submodel, shape, engine.segment)
+    cost = _cost(builder, submodel, shape, engine.precision, engine.segment)
     if not corrections:
         return cost.predicted_ms
     # The first bucket of the profile that the submodel has as this one.
@@ -141,14 +139,16 @@ def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corre
     return corrections[measured, engine.precision].corrected_ms(cost)
 
 
-def _cost(builder: EngineBuilder, submodel: Submodel, bucket: Bucket, segment: str | None = None) -> Cost:
-    """Time of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
+def _cost(
+    builder: EngineBuilder, submodel: Submodel, bucket: Bucket, precision: Precision, segment: str | None = None
+) -> Cost:
+    """Time in ``precision`` of the engine of ``submodel`` at ``bucket``, or of one segment of it."""
     source, profile = builder.source, builder.profile
     if segment is None:
         ops: Sequence[Op] = variant_workload(source, submodel, bucket, profile)
     else:
         ops = source.parts[segment].workload(submodel, bucket)
-    return predict(ops, profile, precision_of(submodel, profile.precisions))
+    return predict(ops, profile, precision)
 
 
 def _measured_rungs(
@@ -202,7 +202,6 @@ def _timed(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) 
 
 def measure_quality(
     builder: EngineBuilder,
-    encoder: TextEncoder | None,
     engines: Sequence[EngineEntry],
     corpus: Corpus | ArrayCorpus | None,
     clock: Clock,
@@ -215,7 +214,7 @@ def measure_quality(
     requests that it may answer; it has no quality if none fits. The universal model computes in float32, in an engine
     of the bundle or in ``fp32``. What an earlier run measured is kept.
     """
-    samples = _samples(encoder, corpus)
+    samples = samples_of(corpus, "held_out", builder.universal.source.encoder)
     if samples is None:
         return {}
     spec, stage = builder.universal.spec, builder.stage
@@ -232,12 +231,6 @@ def measure_quality(
         stage.memo(key, Quality, partial(found.__getitem__, key))
     keys = [(engine.submodel, _quality_key(engine)) for engine in wholes]
     return {name: stage.memo(key, Quality, partial(found.__getitem__, key)) for name, key in keys if stage.has(key)}
-
-
-def _samples(encoder: TextEncoder | None, corpus: Corpus | ArrayCorpus | None) -> Samples | None:
-    if isinstance(corpus, ArrayCorpus):
-        return corpus.held_out
-    return TextSamples(encoder, corpus.held_out) if corpus is not None and encoder is not None else None
 
 
 def _quality_key(engine: EngineEntry) -> str:

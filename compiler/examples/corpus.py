@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ...bundle.roles import Interface
 from ...errors import CheckpointError, InputError
 from ...exporters.source import ModelSource
-from ...runtime.consistency.samples import ArraySamples, different_rows, keyed_texts, read_array_samples
+from ...runtime.consistency.samples import (
+    ArraySamples,
+    Samples,
+    TextSamples,
+    different_rows,
+    keyed_texts,
+    read_array_samples,
+)
+from ...runtime.inputs.text import TextEncoder
 from ...strict import unstructure
 
 CALIBRATION = 128
@@ -34,6 +43,11 @@ class Corpus:
         """Key that an interrupted compile shares with the one that goes on."""
         return unstructure(self)
 
+    @property
+    def seen(self) -> tuple[str, int]:
+        """The digest and the number of the texts that calibrate, as the manifest states them."""
+        return sha256("\n".join(self.calibration).encode()).hexdigest(), len(self.calibration)
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayCorpus:
@@ -46,6 +60,22 @@ class ArrayCorpus:
     def key(self) -> Any:
         """Key that an interrupted compile shares with the one that goes on."""
         return [self.calibration.sha256, self.held_out.sha256]
+
+    @property
+    def seen(self) -> tuple[str, int]:
+        """The digest and the number of the rows that calibrate, as the manifest states them."""
+        return self.calibration.sha256, self.calibration.size
+
+
+def samples_of(
+    corpus: Corpus | ArrayCorpus | None, part: Literal["calibration", "held_out"], encoder: TextEncoder | None
+) -> Samples | None:
+    """The ``part`` of a corpus as a model with this ``encoder`` takes it; None without a corpus that it takes."""
+    if isinstance(corpus, ArrayCorpus):
+        return corpus.calibration if part == "calibration" else corpus.held_out
+    if corpus is None or encoder is None:
+        return None
+    return TextSamples(encoder, corpus.calibration if part == "calibration" else corpus.held_out)
 
 
 def read_corpus(path: Path) -> Corpus:

@@ -62,13 +62,9 @@ def _ranked(
 ) -> tuple[Ranking, Places]:
     if corpus is None:
         return rank(model, magnitude_scores(model), "magnitude")
-    scores = load_file(
-        stage.once(stage.work / "scores.safetensors", partial(_save_taylor_scores, model, corpus, clock), "scores")
-    )
-    if isinstance(corpus, Corpus):
-        return rank(model, scores, "taylor", corpus.calibration)
-    ranking, places = rank(model, scores, "taylor")
-    return replace(ranking, data_sha256=corpus.calibration.sha256, samples=corpus.calibration.size), places
+    write = partial(_save_taylor_scores, model, corpus, clock)
+    scores = load_file(stage.once(stage.work / "scores.safetensors", write, "scores"))
+    return rank(model, scores, "taylor", *corpus.seen)
 
 
 def _save_taylor_scores(model: UniversalModel, corpus: Corpus | ArrayCorpus, clock: Clock, path: Path) -> None:

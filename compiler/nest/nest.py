@@ -30,9 +30,9 @@ from ..examples.rank_axes import rank_axes
 from ..examples.texts import TextBatches, embeddings, mean_cosines, training_texts
 from ..planning.levels import RANKED_FRACTIONS, Level
 from ..planning.levels import levels as make_levels
+from ..provenance import source_entries, tool_versions
 from ..work.clock import Clock
 from ..work.staging import Stage, staged, write_synced
-from ..write_bundle import source_entries, tool_versions
 from .distill import Effort, Taught, distill, trainable
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}

@@ -214,8 +214,9 @@ def _cases_at(
 ) -> list[Case]:
     """The cases at one shape; within the range ``free`` no row is filled, and texts have their own length."""
     own = None if free is None else Bucket(bucket.batch, bucket.sequence, free.min_batch, free.min_sequence)
-    cases = [Case(f"random-{seed}", random_feeds(signature.inputs, bucket, seed)) for seed in (0, 1)]
-    whole = [_whole(signature, random_feeds(signature.inputs, bucket, seed)) for seed in (2, 3)]
+    first, second, *others = (random_feeds(signature.inputs, bucket, seed) for seed in range(4))
+    cases = [Case("random-0", first), Case("random-1", second)]
+    whole = [_whole(signature, feeds) for feeds in others]
     has_sequence = any("sequence" in spec.dims for spec in signature.inputs)
     lacks_row = free is None and bucket.batch > 1 and all(spec.pad is not None for spec in signature.inputs)
     if has_sequence:

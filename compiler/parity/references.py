@@ -5,7 +5,7 @@ A pass in float64 is the dearest part of the gate, and nothing in it is an engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from ...elastic import Submodel
 from ...exporters.parts import Exits
 from ...exporters.universal import UniversalModel
 from ...runtime.inputs.arrays import Arrays
-from .cases import Case
+from .cases import Case, can_look, parity_cases
 from .judge import Replayed
 from .reference import Reference, replayed
 
@@ -185,6 +185,15 @@ class References:
 
     def _in_torch(self, submodel: Submodel) -> Submodel:
         return replace(submodel, precision=None)
+
+
+def references_at(universal: UniversalModel, buckets: Iterable[Bucket], runs_graphs: bool = True) -> References:
+    """The references of ``universal`` at ``buckets``, on the cases by which its engines are proven; those of a large
+    model look where the back end of the engines ``runs_graphs``."""
+    source = universal.source
+    looks, weights = runs_graphs and can_look(source), source.parameters(source.spec.universal())
+    cases = {bucket: parity_cases(source.signature, bucket, source.encoder, weights) for bucket in sorted(buckets)}
+    return References(universal, cases, looks=looks)
 
 
 def _inputs(case: Case) -> _Inputs:

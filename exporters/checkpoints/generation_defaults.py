@@ -50,18 +50,28 @@ _OTHERS_OF_CHANCE: Mapping[str, Any] = {"typical_p": 1, "top_h": None, "epsilon_
 
 
 @dataclass(frozen=True)
+class StatedTemplate:
+    """``source`` of a template, and by their names there (``bos_token``) the special tokens that the folder states."""
+
+    source: str
+    special_tokens: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class GenerationDefaults:
     """``end_ids`` end a text, ``begin_id`` begins it where a tokenizer adds one. ``sampling`` is what the folder
     states, greedy unless it asks for chance. ``left_out`` names settings that transformers would follow too and
     nestforge does not. A folder that states no end has none: what its class has by default counts for models that are
     made anew, not for those that transformers loads. ``beyond`` are stated tokens that the vocabulary lacks, with their
-    keys, such as ``eos_token_id 50256``: none of them can come, so neither ends nor begins a text."""
+    keys, such as ``eos_token_id 50256``: none of them can come, so neither ends nor begins a text. ``template`` is the
+    one for chats."""
 
     end_ids: tuple[int, ...]
     begin_id: int | None
     sampling: Sampling
     left_out: tuple[str, ...]
     beyond: tuple[str, ...] = ()
+    template: StatedTemplate | None = None
 
     def notes(self, vocabulary: int) -> tuple[str, ...]:
         """Settings that engines of a model of so many tokens do not follow, and those that the folder lacks."""
@@ -98,7 +108,7 @@ class _Stated:
 
 def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> GenerationDefaults:
     """The defaults in ``generation_config.json``, or in ``config.json`` where that file is missing, as transformers has
-    it, for a model of so many tokens.
+    it, for a model of so many tokens, with its chat template.
 
     Raises CheckpointError for a file that cannot be read and for values that make no sense.
     """
@@ -119,6 +129,7 @@ def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> Generat
         sampling=_sampling(stated, str(path)),
         left_out=tuple(key for key, neutral in others.items() if given.get(key, neutral) not in (neutral, [], {})),
         beyond=tuple(f"{key} {token}" for key, token in tokens if token >= vocabulary),
+        template=read_chat_template(checkpoint.folder),
     )
 
 
@@ -154,14 +165,6 @@ _TOKENS_FILE = "special_tokens_map.json"
 _DEFAULT = "default"
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _MOST_BYTES_PER_LETTER = 4
-
-
-@dataclass(frozen=True)
-class StatedTemplate:
-    """``source`` of a template, and by their names there (``bos_token``) the special tokens that the folder states."""
-
-    source: str
-    special_tokens: Mapping[str, str]
 
 
 def read_chat_template(folder: Path) -> StatedTemplate | None:

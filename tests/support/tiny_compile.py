@@ -18,6 +18,7 @@ from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.references import References
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.planning.plan import make_plan
+from nestforge.compiler.provenance import provenance_of
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.work.clock import Clock
 from nestforge.compiler.work.staging import Stage
@@ -83,7 +84,12 @@ def builder_in(
         templates=templates,
         store=read_store(weights, universal.spec),
         stage=stage,
-        bundle=with_weights(partial_bundle(stage, universal.source, Ranking("none"), profile, JobOptions()), weights),
+        bundle=with_weights(
+            partial_bundle(
+                stage, universal.source, Ranking("none"), provenance_of(universal.source, profile, JobOptions())
+            ),
+            weights,
+        ),
     )
 
 

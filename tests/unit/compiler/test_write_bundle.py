@@ -3,16 +3,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from nestforge.bundle.manifest import Quality
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.engines.build_engine import EngineBuilder
-from nestforge.compiler.write_bundle import source_entries, tool_versions, write_manifest, written_bundle
+from nestforge.compiler.write_bundle import write_manifest, written_bundle
 from nestforge.errors import BundleCorruptError
-from nestforge.exporters.source import open_source
 from support.tiny_compile import BUCKET, write_levels
 
 
@@ -106,27 +104,3 @@ def test_provenance_is_enough_to_make_it_again(builder: EngineBuilder, tiniest: 
         assert entry.sha256 == hashlib.sha256((tiniest / entry.path).read_bytes()).hexdigest()
     assert provenance.profile["name"] == "board"
     assert {"python", "nestforge", "torch", "transformers", "onnx", "onnxruntime", "numpy"} <= provenance.tools.keys()
-
-
-def test_source_files_follow_their_bytes(tiniest: Path) -> None:
-    assert source_entries(open_source(tiniest)) == source_entries(open_source(f"{tiniest}/"))
-
-
-def test_versions_do_not_depend_on_which_distribution_brings_onnxruntime(monkeypatch) -> None:
-    """onnxruntime-gpu brings the same module."""
-    asked: list[str] = []
-    known = metadata.version
-
-    def version(name: str) -> str:
-        asked.append(name)
-        return known(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    versions = tool_versions()
-    assert not [name for name in asked if name.startswith("onnxruntime")]
-    assert versions["onnxruntime"] == known("onnxruntime")
-
-
-def test_the_back_end_that_proves_engines_is_among_the_versions() -> None:
-    assert tool_versions("openvino")["openvino"] == metadata.version("openvino")
-    assert tool_versions("tensorrt") == tool_versions()

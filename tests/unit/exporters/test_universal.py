@@ -21,7 +21,7 @@ def test_ranking_leaves_the_function_unchanged_and_orders_the_axes(universal, me
     batch = _batches()[0]
     before = universal.module(*batch)
     scores = magnitude_scores(universal) if method == "magnitude" else taylor_scores(universal, _batches())
-    record, _ = rank(universal, scores, method, ["a text"])
+    record, _ = rank(universal, scores, method, "0" * 64, 1)
     for expected, found in zip(before, universal.module(*batch), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert (record.method, record.samples, len(record.order_sha256 or "")) == (method, 1, 64)

@@ -202,10 +202,9 @@ def _engines(builder: EngineBuilder, *ids: str) -> list[EngineEntry]:
     return [builder.build(builder.universal.spec.parse(name), BUCKET) for name in ids]
 
 
-def test_without_texts_or_tokenizer_nothing_is_claimed(builder: EngineBuilder) -> None:
+def test_without_texts_nothing_is_claimed(builder: EngineBuilder) -> None:
     engines = _engines(builder, "ffn32-heads2")
-    assert measure_quality(builder, None, engines, CORPUS, Clock(silent)) == {}
-    assert measure_quality(builder, builder.universal.source.encoder, engines, None, Clock(silent)) == {}
+    assert measure_quality(builder, engines, None, Clock(silent)) == {}
 
 
 def test_quality_equals_what_pytorch_says(builder: EngineBuilder) -> None:
@@ -213,7 +212,7 @@ def test_quality_equals_what_pytorch_says(builder: EngineBuilder) -> None:
     encoder = builder.universal.source.encoder
     assert encoder is not None
     engines = _engines(builder, "ffn8-heads1", "ffn32-heads2")
-    quality = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))
+    quality = measure_quality(builder, engines, CORPUS, Clock(silent))
 
     def embeddings(submodel_id: str) -> np.ndarray:
         narrowed = builder.universal.narrow(builder.universal.spec.parse(submodel_id))
@@ -235,7 +234,7 @@ def test_a_model_without_embedding_is_averaged_over_real_tokens(builder: EngineB
     plain = replace(builder, bundle=replace(builder.bundle, manifest=replace(builder.bundle.manifest, text=text)))
     encoder = builder.universal.source.encoder
     assert encoder is not None
-    quality = measure_quality(plain, encoder, _engines(plain, "ffn8-heads1"), CORPUS, Clock(silent))["ffn8-heads1"]
+    quality = measure_quality(plain, _engines(plain, "ffn8-heads1"), CORPUS, Clock(silent))["ffn8-heads1"]
 
     def embeddings(submodel_id: str) -> np.ndarray:
         """Texts that are not padded, so that every position is a real token."""
@@ -248,8 +247,8 @@ def test_a_model_without_embedding_is_averaged_over_real_tokens(builder: EngineB
 
 
 def test_what_was_measured_is_not_measured_again(builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, engines = builder.universal.source.encoder, _engines(builder, "ffn8-heads1", "ffn32-heads2")
-    first = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))
+    engines = _engines(builder, "ffn8-heads1", "ffn32-heads2")
+    first = measure_quality(builder, engines, CORPUS, Clock(silent))
     measured: list[str] = []
 
     def spy(bundle: Bundle, universal: EngineEntry, engines: list[EngineEntry], *rest: Any) -> Any:
@@ -257,18 +256,18 @@ def test_what_was_measured_is_not_measured_again(builder: EngineBuilder, monkeyp
         return measure(bundle, universal, engines, *rest)
 
     monkeypatch.setattr(own, "measure", spy)
-    assert measure_quality(builder, encoder, engines, CORPUS, Clock(silent)) == first
+    assert measure_quality(builder, engines, CORPUS, Clock(silent)) == first
     assert measured == []
     (builder.stage.work / f"quality-{engines[0].file}.json").unlink()
-    again = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))
+    again = measure_quality(builder, engines, CORPUS, Clock(silent))
     assert (again, list(again), measured) == (first, list(first), ["ffn8-heads1"])
 
 
 def test_another_corpus_has_another_hash(builder: EngineBuilder, tmp_path: Path) -> None:
-    encoder, engines = builder.universal.source.encoder, _engines(builder, "ffn8-heads1")
-    one = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))["ffn8-heads1"]
+    engines = _engines(builder, "ffn8-heads1")
+    one = measure_quality(builder, engines, CORPUS, Clock(silent))["ffn8-heads1"]
     (builder.stage.work / f"quality-{engines[0].file}.json").unlink()
-    other = measure_quality(builder, encoder, engines, replace(CORPUS, held_out=TEXTS[1:]), Clock(silent))
+    other = measure_quality(builder, engines, replace(CORPUS, held_out=TEXTS[1:]), Clock(silent))
     assert other["ffn8-heads1"].data_sha256 != one.data_sha256
     assert other["ffn8-heads1"].samples == one.samples - 1
 
@@ -277,8 +276,8 @@ def test_rows_of_arrays_need_no_tokenizer(builder: EngineBuilder) -> None:
     encoder, engines = builder.universal.source.encoder, _engines(builder, "ffn8-heads1")
     assert encoder is not None
     rows = ArraySamples(encoder.encode(TEXTS, BUCKET.sequence).feeds)
-    by_text = measure_quality(builder, encoder, engines, CORPUS, Clock(silent))["ffn8-heads1"]
+    by_text = measure_quality(builder, engines, CORPUS, Clock(silent))["ffn8-heads1"]
     (builder.stage.work / f"quality-{engines[0].file}.json").unlink()
-    by_rows = measure_quality(builder, None, engines, ArrayCorpus(rows, rows), Clock(silent))["ffn8-heads1"]
+    by_rows = measure_quality(builder, engines, ArrayCorpus(rows, rows), Clock(silent))["ffn8-heads1"]
     assert by_rows.figures == {name: pytest.approx(value) for name, value in by_text.figures.items()}
     assert by_rows.data_sha256 == rows.sha256

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nestforge.compiler.examples.corpus import read_array_corpus, read_corpus
+from nestforge.compiler.examples.corpus import Corpus, read_array_corpus, read_corpus, samples_of
 from nestforge.errors import CheckpointError, InputError
 from nestforge.exporters.source import open_source
 from support.tiny_compile import save_tiniest
@@ -172,3 +172,8 @@ def test_rows_that_do_not_fit_the_model(
 def test_rows_that_are_too_few(classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="40 different rows; expected at least 200"):
         read_array_corpus(rows(tmp_path / "r.npz", 40), open_source(classifier))
+
+
+def test_texts_are_no_samples_of_a_model_without_a_tokenizer() -> None:
+    assert samples_of(Corpus(("one",), ("two",)), "held_out", None) is None
+    assert samples_of(None, "calibration", None) is None
