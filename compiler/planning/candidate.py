@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...bucket import Bucket
 from ...elastic import Submodel
-from ...exporters.architecture import ParameterGroups
-from ...exporters.source import WeightBytes
+from ...exporters.source import ModelSource
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import Precision, precision_of
 from .cost_model import Correction, Cost, predict, predict_memory_bytes
-from .variants import HasVariants, variant_workload
-
-
-class Source(HasVariants, Protocol):
-    """The model to plan for, as far as its headers tell."""
-
-    @property
-    def name(self) -> str: ...
-    def parameter_groups(self, submodel: Submodel) -> ParameterGroups: ...
-    def weight_bytes(self, submodel: Submodel, backend: str) -> WeightBytes: ...
-
+from .variants import variant_workload
 
 # By bucket of the profile and precision of the rungs that were measured.
 Corrections = Mapping[tuple[Bucket, Precision], Correction]
@@ -96,7 +84,7 @@ class Candidate:
 
 
 def candidate_of(
-    source: Source,
+    source: ModelSource,
     profile: DeviceProfile,
     corrections: Corrections,
     submodel: Submodel,
@@ -139,6 +127,6 @@ def candidate_of(
     )
 
 
-def figures_of(source: Source, profile: DeviceProfile, submodel: Submodel) -> dict[str, float]:
+def figures_of(source: ModelSource, profile: DeviceProfile, submodel: Submodel) -> dict[str, float]:
     """Limited quantities of any submodel, at the profile's ``budget_shape``; the latency is predicted."""
     return candidate_of(source, profile, {}, submodel, (), None).figures

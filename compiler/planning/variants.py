@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...bucket import Bucket
-from ...elastic import ElasticSpec, Submodel
+from ...elastic import Submodel
 from ...errors import PlanError
 from ...exporters.architecture import EVERY_VARIANT
 from ...exporters.source import ModelSource
@@ -24,22 +23,7 @@ from ...workload import Op
 from .cost_model import predict
 
 
-class HasVariants(Protocol):
-    """A model to choose variants for, as far as its headers tell."""
-
-    @property
-    def spec(self) -> ElasticSpec: ...
-    def workload(
-        self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None
-    ) -> Sequence[Op]: ...
-    def variants(self, submodel: Submodel, bucket: Bucket) -> Mapping[str, Mapping[str, Sequence[Op]]]: ...
-    @property
-    def variant_problems(self) -> Mapping[str, Mapping[str, str]]: ...
-    @property
-    def onnxruntime_variants(self) -> frozenset[str]: ...
-
-
-def chosen_variants(source: HasVariants, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> dict[str, str]:
+def chosen_variants(source: ModelSource, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> dict[str, str]:
     """Variant of each computation that engines of ``submodel`` at ``bucket`` get on the device of ``profile``.
 
     Of equal costs the first listed wins. Raises PlanError for a variant that the profile asks for and that does not
@@ -59,7 +43,7 @@ def chosen_variants(source: HasVariants, submodel: Submodel, bucket: Bucket, pro
     }
 
 
-def variant_workload(source: HasVariants, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> Sequence[Op]:
+def variant_workload(source: ModelSource, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> Sequence[Op]:
     """The operations of the engine of ``submodel`` at ``bucket``, in the variants that it has on this device."""
     return source.workload(submodel, bucket, chosen_variants(source, submodel, bucket, profile))
 
@@ -95,7 +79,7 @@ class VariantView:
     variants: dict[str, str]
 
 
-def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: DeviceProfile) -> tuple[VariantView, ...]:
+def variant_views(source: ModelSource, submodels: Iterable[Submodel], device: DeviceProfile) -> tuple[VariantView, ...]:
     """One view for every submodel and bucket of ``device``; none of a model that has one variant of everything.
 
     Raises PlanError for a variant that the profile asks for and that does not exist.
@@ -108,7 +92,7 @@ def variant_views(source: HasVariants, submodels: Iterable[Submodel], device: De
     )
 
 
-def _left_out(source: HasVariants, wanted: Mapping[str, str], profile: DeviceProfile) -> frozenset[str]:
+def _left_out(source: ModelSource, wanted: Mapping[str, str], profile: DeviceProfile) -> frozenset[str]:
     """The variants that engines of ``profile`` cannot have; raises PlanError where one of them is requested."""
     if BACKENDS[profile.backend].own_operators and profile.precisions == ("fp32",):
         return frozenset()

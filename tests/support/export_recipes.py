@@ -60,6 +60,17 @@ class Replaced(At):
         model.set_submodule(self.path, self.breaks(model.get_submodule(self.path)))
 
 
+class Whole(At):
+    """``breaks`` the model; the module at ``path`` is to be named for it."""
+
+    def __call__(self, model: Any) -> None:
+        self.breaks(model)
+
+
+def pooling(mode: str) -> At:
+    return Whole("sentence_head.1", lambda model: setattr(model[1], "pooling_mode", mode))
+
+
 def replace(path: str, made: Callable[[Any], Module]) -> At:
     return Replaced(path, made)
 
@@ -80,14 +91,14 @@ class Function(Module):
         return self.function(x)
 
 
-def given(before: Callable[[dict[str, Any]], None]) -> Break:
-    """Changes what a model is given by keyword."""
+def given(before: Callable[[dict[str, Any]], None], path: str = "") -> At:
+    """Changes what a model is given by keyword, which the module at ``path`` reads first."""
 
     def change(_m: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         before(kwargs)
         return args, kwargs
 
-    return lambda model: model.register_forward_pre_hook(change, with_kwargs=True)
+    return Whole(path, lambda model: model.register_forward_pre_hook(change, with_kwargs=True))
 
 
 def _ignore_mask(kwargs: dict[str, Any]) -> None:
@@ -132,6 +143,9 @@ def rotary_base(path: str, base: float) -> At:
     return At(path, change)
 
 
+SKIPPED_STAGE = Whole("sentence_head.2", lambda model: setattr(model, "2", Function(lambda features: features)))
+
+
 # Faults: of graphs.
 def unfix(path: Path) -> None:
     """Declares sizes dynamic that were traced as fixed."""
@@ -151,19 +165,19 @@ E = "encoder.layer"
 
 def _right() -> list[Recipe]:
     found = [Recipe(family, family) for family in FAMILIES]
-    found += [Recipe(f"{family} by dynamo", family, "dynamo") for family in ("bert", "llama", "vit", "gpt2")]
-    found += [Recipe(f"{family} by transformers", family, "transformers") for family in ("bert", "qwen3")]
-    found += [Recipe(f"{family} with a cache", family, "cached") for family in ("gpt2", "llama", "qwen3")]
-    found += [Recipe(f"{family}, its encoder", family, "encoder") for family in ("t5", "bart")]
-    found += [Recipe("gpt2 merged", "gpt2", "merged"), Recipe("llama merged", "llama", "merged")]
-    found += [Recipe("t5, its decoder with a past", "t5", "with_past")]
-    found += [Recipe("bert static", "bert", "static")]
+    found += [Recipe(f"{family} by dynamo", family, exporter="dynamo") for family in ("bert", "llama", "vit", "gpt2")]
+    found += [Recipe(f"{family} by transformers", family, exporter="transformers") for family in ("bert", "qwen3")]
+    found += [Recipe(f"{family} with a cache", family, exporter="cached") for family in ("gpt2", "llama", "qwen3")]
+    found += [Recipe(f"{family}, its encoder", family, exporter="encoder") for family in ("t5", "bart")]
+    found += [Recipe("gpt2 merged", "gpt2", exporter="merged"), Recipe("llama merged", "llama", exporter="merged")]
+    found += [Recipe("t5, its decoder with a past", "t5", exporter="with_past")]
+    found += [Recipe("bert static", "bert", exporter="static")]
     for rewrite in REWRITES:
         for family in ("bert", "vit"):
             if (family, rewrite) not in {("vit", "fused"), ("vit", "renamed"), ("vit", "external")}:
-                found.append(Recipe(f"{family} {rewrite}", family, rewrites=(rewrite,)))
-    found += [Recipe(f"mean {rewrite}", "mean", rewrites=(rewrite,)) for rewrite in ("onnxruntime", "int8", "fp16")]
-    found += [Recipe("llama int4", "llama", rewrites=("int4",)), Recipe("gpt2 fp16", "gpt2", rewrites=("fp16",))]
+                found.append(Recipe(f"{family} {rewrite}", family, rewrite=rewrite))
+    found += [Recipe(f"mean {rewrite}", "mean", rewrite=rewrite) for rewrite in ("onnxruntime", "int8", "fp16")]
+    found += [Recipe("llama int4", "llama", rewrite="int4"), Recipe("gpt2 fp16", "gpt2", rewrite="fp16")]
     return found
 
 
@@ -171,293 +185,216 @@ def _wrong() -> list[Recipe]:
     attention = f"{E}.1.attention.self"
     gelu = torch.nn.functional.gelu
     return [
-        Recipe("bias dropped", "bert", breaks=zero_bias(f"{attention}.value"), kind="bias"),
-        Recipe("bias dropped by dynamo", "bert", "dynamo", zero_bias(f"{E}.0.output.dense"), kind="bias"),
-        Recipe(
-            "bias dropped, nameless",
-            "bert",
-            breaks=zero_bias(f"{E}.0.intermediate.dense"),
-            rewrites=("nameless",),
-            kind="bias",
-        ),
+        Recipe("bias dropped", "bert", zero_bias(f"{attention}.value"), "bias"),
+        Recipe("bias dropped by dynamo", "bert", zero_bias(f"{E}.0.output.dense"), "bias", exporter="dynamo"),
+        Recipe("bias dropped, nameless", "bert", zero_bias(f"{E}.0.intermediate.dense"), "bias", rewrite="nameless"),
         Recipe(
             "bias dropped, optimised",
             "bert",
-            breaks=zero_bias(f"{attention}.query"),
-            rewrites=("onnxruntime",),
+            zero_bias(f"{attention}.query"),
+            "bias",
             at=(f"{attention}.query", attention),
-            kind="bias",
+            rewrite="onnxruntime",
         ),
         Recipe(
             "bias dropped, fused",
             "bert",
-            breaks=zero_bias(f"{E}.1.output.dense"),
-            rewrites=("fused",),
+            zero_bias(f"{E}.1.output.dense"),
             at=(f"{E}.1.output", f"{E}.1.output.dense", f"{E}.1.output.LayerNorm"),
+            rewrite="fused",
         ),
         Recipe(
             "bias dropped by transformers",
             "bert",
-            "transformers",
             zero_bias(f"{attention}.value"),
+            "bias",
             at=(f"{attention}.value", attention),
-            kind="bias",
+            exporter="transformers",
         ),
-        Recipe("classifier bias dropped", "classifier", breaks=zero_bias("classifier"), kind="bias"),
-        Recipe("heads swapped", "bert", breaks=swap_heads(f"{attention}.query"), kind="heads"),
+        Recipe("classifier bias dropped", "classifier", zero_bias("classifier"), "bias"),
+        Recipe("heads swapped", "bert", swap_heads(f"{attention}.query"), "heads"),
         Recipe(
             "heads swapped, polygraphy",
             "distilbert",
-            breaks=swap_heads("transformer.layer.1.attention.v_lin"),
-            rewrites=("polygraphy",),
-            kind="heads",
+            swap_heads("transformer.layer.1.attention.v_lin"),
+            "heads",
+            rewrite="polygraphy",
         ),
-        Recipe("epsilon", "bert", breaks=attribute(f"{E}.0.output.LayerNorm", "eps", 0.001), kind="epsilon"),
+        Recipe("epsilon", "bert", attribute(f"{E}.0.output.LayerNorm", "eps", 0.001), "epsilon"),
         Recipe(
             "epsilon of a norm by rms",
             "llama",
-            breaks=attribute("model.layers.0.input_layernorm", "variance_epsilon", 0.01),
-            kind="epsilon",
+            attribute("model.layers.0.input_layernorm", "variance_epsilon", 0.01),
+            "epsilon",
         ),
-        Recipe("transposed weight", "bert", breaks=transpose(f"{attention}.key"), kind="transposed"),
+        Recipe("transposed weight", "bert", transpose(f"{attention}.key"), "transposed"),
         Recipe(
             "transposed weight, onnxscript",
             "vit",
-            breaks=transpose("vit.layers.1.attention.q_proj"),
-            rewrites=("onnxscript",),
-            kind="transposed",
+            transpose("vit.layers.1.attention.q_proj"),
+            "transposed",
+            rewrite="onnxscript",
         ),
         Recipe(
             "one tensor as example of two inputs",
             "bert",
-            "dynamo",
-            given(_one_tensor),
-            at=("embeddings.word_embeddings",),
-            kind="tokens that are read from attention_mask",
+            given(_one_tensor, "embeddings.word_embeddings"),
+            "tokens that are read from attention_mask",
+            exporter="dynamo",
         ),
-        Recipe(
-            "mask ignored",
-            "bert",
-            breaks=given(_ignore_mask),
-            at=(f"{E}.0.attention.self", f"{E}.0.attention"),
-            kind="mask",
-        ),
-        Recipe(
-            "mask ignored by a decoder",
-            "llama",
-            breaks=given(_ignore_mask),
-            at=("model.layers.0.self_attn",),
-            kind="mask",
-        ),
+        Recipe("mask ignored", "bert", given(_ignore_mask), "mask", at=(f"{E}.0.attention.self", f"{E}.0.attention")),
+        Recipe("mask ignored by a decoder", "llama", given(_ignore_mask, "model.layers.0.self_attn"), "mask"),
         Recipe(
             "mask ignored, int8",
             "bert",
-            breaks=given(_ignore_mask),
-            rewrites=("int8",),
+            given(_ignore_mask),
+            "mask",
             at=(f"{E}.0.attention.self", f"{E}.0.attention"),
-            kind="mask",
+            rewrite="int8",
         ),
         Recipe(
             "frozen length",
             "bert",
-            "static",
-            edits=unfix,
-            at=("embeddings", f"{E}.0.attention.self", "the graph"),
             kind="frozen",
+            at=("embeddings", f"{E}.0.attention.self", "the graph"),
+            exporter="static",
+            edits=unfix,
         ),
         Recipe(
             "frozen batch",
             "vit",
-            "static",
-            edits=unfix,
-            at=("vit.embeddings", "embeddings", "the graph"),
             kind="frozen",
+            at=("vit.embeddings", "embeddings", "the graph"),
+            exporter="static",
+            edits=unfix,
         ),
         Recipe(
             "wrong pooling",
             "mean",
-            breaks=lambda m: setattr(m[1], "pooling_mode", "cls"),
-            at=("sentence_head.1",),
-            kind="pooling",
+            pooling("cls"),
+            "pooling",
         ),
         Recipe(
             "wrong pooling, mean for cls",
             "cls",
-            breaks=lambda m: setattr(m[1], "pooling_mode", "mean"),
-            at=("sentence_head.1",),
-            kind="pooling",
+            pooling("mean"),
+            "pooling",
         ),
         Recipe(
             "wrong pooling, max",
             "dense",
-            breaks=lambda m: setattr(m[1], "pooling_mode", "max"),
-            at=("sentence_head.1",),
-            kind="pooling",
+            pooling("max"),
+            "pooling",
         ),
         Recipe(
             "Dense skipped",
             "dense",
-            breaks=lambda m: setattr(m, "2", Function(lambda f: f)),
-            at=("sentence_head.2",),
-            kind="Dense",
+            SKIPPED_STAGE,
+            "Dense",
         ),
         Recipe(
             "Normalize skipped",
             "mean",
-            breaks=lambda m: setattr(m, "2", Function(lambda f: f)),
-            at=("sentence_head.2",),
-            kind="Normalize",
+            SKIPPED_STAGE,
+            "Normalize",
         ),
-        Recipe(
-            "Normalize skipped, fp16",
-            "mean",
-            breaks=lambda m: setattr(m, "2", Function(lambda f: f)),
-            rewrites=("fp16",),
-            at=("sentence_head.2",),
-            kind="Normalize",
-        ),
-        Recipe(
-            "another checkpoint",
-            "bert",
-            breaks=another_seed,
-            at=("embeddings.word_embeddings",),
-            kind="another checkpoint",
-        ),
-        Recipe(
-            "another checkpoint, decoder",
-            "gpt2",
-            breaks=another_seed,
-            at=("transformer.wte",),
-            kind="another checkpoint",
-        ),
-        Recipe("stale revision", "bert", breaks=later_revision, at=("embeddings.word_embeddings",), kind="stale"),
+        Recipe("Normalize skipped, fp16", "mean", SKIPPED_STAGE, "Normalize", rewrite="fp16"),
+        Recipe("another checkpoint", "bert", another_seed, "another checkpoint", at=("embeddings.word_embeddings",)),
+        Recipe("another checkpoint, decoder", "gpt2", another_seed, "another checkpoint", at=("transformer.wte",)),
+        Recipe("stale revision", "bert", later_revision, "stale", at=("embeddings.word_embeddings",)),
         Recipe(
             "stale revision, vision",
             "vit",
-            breaks=later_revision,
+            later_revision,
+            "stale",
             at=("vit.embeddings.patch_embeddings.projection", "vit.embeddings"),
-            kind="stale",
         ),
         Recipe(
             "tanh for erf",
             "bert",
-            breaks=replace(
+            replace(
                 f"{E}.0.intermediate.intermediate_act_fn", lambda _: Function(lambda x: gelu(x, approximate="tanh"))
             ),
-            kind="tanh",
+            "tanh",
         ),
-        Recipe("erf for tanh", "gpt2", breaks=replace("transformer.h.1.mlp.act", lambda _: Function(gelu)), kind="erf"),
-        Recipe(
-            "relu for gelu",
-            "vit",
-            breaks=replace("vit.layers.0.mlp.activation_fn", lambda _: torch.nn.ReLU()),
-            kind="ReLU",
-        ),
-        Recipe(
-            "positions off by one",
-            "bert",
-            breaks=given(_later),
-            at=("embeddings.position_embeddings",),
-            kind="positions",
-        ),
-        Recipe(
-            "positions off by one, decoder", "gpt2", breaks=given(_later), at=("transformer.wpe",), kind="positions"
-        ),
+        Recipe("erf for tanh", "gpt2", replace("transformer.h.1.mlp.act", lambda _: Function(gelu)), "erf"),
+        Recipe("relu for gelu", "vit", replace("vit.layers.0.mlp.activation_fn", lambda _: torch.nn.ReLU()), "ReLU"),
+        Recipe("positions off by one", "bert", given(_later, "embeddings.position_embeddings"), "positions"),
+        Recipe("positions off by one, decoder", "gpt2", given(_later, "transformer.wpe"), "positions"),
         Recipe(
             "wrong rotary base",
             "llama",
-            breaks=rotary_base("model.rotary_emb", 1000.0),
+            rotary_base("model.rotary_emb", 1000.0),
+            "rotary",
             at=("model.rotary_emb", "model.layers.0.self_attn"),
-            kind="rotary",
         ),
         Recipe(
             "wrong rotary base by dynamo",
             "qwen3",
-            "dynamo",
             rotary_base("model.rotary_emb", 500000.0),
+            "rotary",
             at=("model.rotary_emb", "model.layers.0.self_attn"),
-            kind="rotary",
+            exporter="dynamo",
         ),
-        Recipe("scale missing", "llama", breaks=attribute("model.layers.1.self_attn", "scaling", 1.0), kind="scale"),
-        Recipe(
-            "scale missing in an encoder",
-            "bert",
-            breaks=attribute(f"{E}.0.attention.self", "scaling", 1.0),
-            kind="scale",
-        ),
-        Recipe(
-            "token types ignored",
-            "bert",
-            breaks=given(_ignore_types),
-            at=("embeddings.token_type_embeddings",),
-            kind="types",
-        ),
-        Recipe("tied table untied", "gpt2", breaks=replace("lm_head", lambda old: _untied(old)), kind="tied"),
-        Recipe("causal mask off", "llama", breaks=given(_see_all), at=("model.layers.0.self_attn",), kind="causal"),
-        Recipe("causal mask off, gpt2", "gpt2", breaks=given(_see_all), at=("transformer.h.0.attn",), kind="causal"),
-        Recipe("dtype narrowed", "bert", breaks=narrow(f"{E}.1.intermediate.dense"), kind="narrowed"),
-        Recipe(
-            "dtype narrowed to bf16",
-            "llama",
-            breaks=narrow("model.layers.0.mlp.up_proj", torch.bfloat16),
-            kind="narrowed",
-        ),
+        Recipe("scale missing", "llama", attribute("model.layers.1.self_attn", "scaling", 1.0), "scale"),
+        Recipe("scale missing in an encoder", "bert", attribute(f"{E}.0.attention.self", "scaling", 1.0), "scale"),
+        Recipe("token types ignored", "bert", given(_ignore_types, "embeddings.token_type_embeddings"), "types"),
+        Recipe("tied table untied", "gpt2", replace("lm_head", lambda old: _untied(old)), "tied"),
+        Recipe("causal mask off", "llama", given(_see_all, "model.layers.0.self_attn"), "causal"),
+        Recipe("causal mask off, gpt2", "gpt2", given(_see_all, "transformer.h.0.attn"), "causal"),
+        Recipe("dtype narrowed", "bert", narrow(f"{E}.1.intermediate.dense"), "narrowed"),
+        Recipe("dtype narrowed to bf16", "llama", narrow("model.layers.0.mlp.up_proj", torch.bfloat16), "narrowed"),
         Recipe(
             "layer skipped",
             "bert",
-            breaks=replace(f"{E}.1", lambda _: Skipped()),
+            replace(f"{E}.1", lambda _: Skipped()),
+            "skipped",
             at=(f"{E}.1", f"{E}.1.attention"),
-            kind="skipped",
         ),
         Recipe(
             "layer skipped, vision",
             "vit",
-            breaks=replace("vit.layers.1", lambda _: Skipped()),
+            replace("vit.layers.1", lambda _: Skipped()),
+            "skipped",
             at=("vit.layers.1", "vit.layers.1.layernorm_before"),
-            kind="skipped",
         ),
         Recipe(
             "residual left out",
             "bert",
-            breaks=lambda m: _no_residual(m.get_submodule(f"{E}.0.output")),
+            lambda m: _no_residual(m.get_submodule(f"{E}.0.output")),
+            "residual",
             at=(f"{E}.0.output",),
-            kind="residual",
         ),
-        Recipe("cache off by one", "gpt2", "cached", _shift_cache, at=("the cache",), kind="cache"),
-        Recipe("cache off by one, llama", "llama", "cached", _shift_cache, at=("the cache",), kind="cache"),
-        Recipe("bias dropped, with a cache", "gpt2", "cached", zero_bias("transformer.h.1.mlp.c_fc"), kind="bias"),
-        Recipe("bias dropped, merged", "gpt2", "merged", zero_bias("transformer.h.0.attn.c_proj"), kind="bias"),
+        Recipe("cache off by one", "gpt2", _shift_cache, "cache", at=("the cache",), exporter="cached"),
+        Recipe("cache off by one, llama", "llama", _shift_cache, "cache", at=("the cache",), exporter="cached"),
+        Recipe("bias dropped, with a cache", "gpt2", zero_bias("transformer.h.1.mlp.c_fc"), "bias", exporter="cached"),
+        Recipe("bias dropped, merged", "gpt2", zero_bias("transformer.h.0.attn.c_proj"), "bias", exporter="merged"),
         Recipe(
             "heads swapped, with a past",
             "t5",
-            "with_past",
             swap_heads("decoder.block.0.layer.0.SelfAttention.q"),
-            kind="another weight",
+            "another weight",
+            exporter="with_past",
         ),
-        Recipe("gain dropped", "llama", breaks=ones("model.layers.1.post_attention_layernorm"), kind="gain"),
+        Recipe("gain dropped", "llama", ones("model.layers.1.post_attention_layernorm"), "gain"),
         Recipe(
             "gain without its one",
             "gemma",
-            breaks=lambda m: m.get_submodule("model.layers.0.input_layernorm").weight.data.sub_(1),
+            lambda m: m.get_submodule("model.layers.0.input_layernorm").weight.data.sub_(1),
+            "gain",
             at=("model.layers.0.input_layernorm",),
-            kind="gain",
         ),
         Recipe(
             "mask ignored by the decoder's encoder",
             "t5",
-            breaks=given(_ignore_mask),
-            at=("encoder.block.0.layer.0.SelfAttention",),
-            kind="mask",
+            given(_ignore_mask, "encoder.block.0.layer.0.SelfAttention"),
+            "mask",
         ),
-        Recipe(
-            "bias dropped across", "bart", breaks=zero_bias("model.decoder.layers.0.encoder_attn.v_proj"), kind="bias"
-        ),
+        Recipe("bias dropped across", "bart", zero_bias("model.decoder.layers.0.encoder_attn.v_proj"), "bias"),
         Recipe(
             "running mean lost",
             "resnet",
-            breaks=lambda m: m.get_submodule(
-                "resnet.encoder.stages.0.layers.0.layer.0.normalization"
-            ).running_mean.zero_(),
+            lambda m: m.get_submodule("resnet.encoder.stages.0.layers.0.layer.0.normalization").running_mean.zero_(),
             at=(
                 "resnet.encoder.stages.0.layers.0.layer.0.normalization",
                 "resnet.encoder.stages.0.layers.0.layer.0",
@@ -467,24 +404,20 @@ def _wrong() -> list[Recipe]:
         Recipe(
             "layer skipped, int8",
             "bert",
-            breaks=replace(f"{E}.0", lambda _: Skipped()),
-            rewrites=("int8",),
+            replace(f"{E}.0", lambda _: Skipped()),
+            "skipped",
             at=(f"{E}.0", f"{E}.0.attention", f"{E}.0.attention.self"),
-            kind="skipped",
+            rewrite="int8",
         ),
         Recipe(
             "wrong activation, openvino",
             "bert",
-            breaks=replace(f"{E}.0.intermediate.intermediate_act_fn", lambda _: torch.nn.ReLU()),
-            rewrites=("openvino",),
-            kind="ReLU",
+            replace(f"{E}.0.intermediate.intermediate_act_fn", lambda _: torch.nn.ReLU()),
+            "ReLU",
+            rewrite="openvino",
         ),
         Recipe(
-            "scale missing, fp16",
-            "bert",
-            breaks=attribute(f"{E}.1.attention.self", "scaling", 1.0),
-            rewrites=("fp16",),
-            kind="scale",
+            "scale missing, fp16", "bert", attribute(f"{E}.1.attention.self", "scaling", 1.0), "scale", rewrite="fp16"
         ),
     ]
 

@@ -152,16 +152,16 @@ Edit = Callable[[Path], None]
 class Recipe:
     """How an export is made: by ``exporter`` of ``family``'s model, which ``breaks`` changes before, and ``edits``
     change after. ``at`` are the modules that may be named for its fault, by default the one that it ``breaks``, none of
-    a right one; ``rewrites`` are tools that make another file of it. ``kind`` is a word of what is to be said."""
+    a right one; ``rewrite`` is a tool that makes another file of it. ``kind`` is a word of what is to be said."""
 
     name: str
     family: str
-    exporter: str = "torchscript"
     breaks: Break | None = None
-    edits: Edit | None = None
-    rewrites: tuple[str, ...] = ()
-    at: tuple[str, ...] = ()
     kind: str = ""
+    at: tuple[str, ...] = ()
+    exporter: str = "torchscript"
+    rewrite: str = ""
+    edits: Edit | None = None
 
     def __post_init__(self) -> None:
         if not self.at and (path := getattr(self.breaks, "path", None)):
@@ -204,8 +204,8 @@ class Zoo:
             found = EXPORTERS[recipe.exporter](module, family, target) or target
             if recipe.edits is not None:
                 recipe.edits(found)
-            for rewrite in recipe.rewrites:
-                found = REWRITES[rewrite](found, self._feeds(family))
+            if recipe.rewrite:
+                found = REWRITES[recipe.rewrite](found, self._feeds(family))
         (folder / "done").write_text(str(found))
         return found
 
@@ -496,69 +496,58 @@ def _static_int8(form: str) -> Callable[[Path, Feeds], Path]:
     return rewrite
 
 
-def _int4(path: Path, _: Feeds) -> Path:
+def _int4(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    quantizer = MatMulNBitsQuantizer(onnx.load(path), block_size=32, is_symmetric=True)
+    quantizer = MatMulNBitsQuantizer(model, block_size=32, is_symmetric=True)
     quantizer.process()
-    found = path.with_name("int4.onnx")
-    onnx.save(quantizer.model.model, found)
-    return found
+    return quantizer.model.model
 
 
-def _fp16(path: Path, _: Feeds) -> Path:
+def _fp16(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    found = path.with_name("fp16.onnx")
-    onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), found)
-    return found
+    return convert_float_to_float16(model, keep_io_types=True)
 
 
-def _onnxscript(path: Path, _: Feeds) -> Path:
+def _onnxscript(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnxscript import optimizer
 
-    found = path.with_name("onnxscript.onnx")
-    onnx.save(optimizer.optimize(onnx.load(path)), found)
-    return found
+    return optimizer.optimize(model)
 
 
-def _polygraphy(path: Path, _: Feeds) -> Path:
+def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
     from polygraphy.backend.onnx import fold_constants
 
-    found = path.with_name("folded.onnx")
-    onnx.save(fold_constants(onnx.load(path), allow_onnxruntime_shape_inference=False), found)
-    return found
+    return fold_constants(model, allow_onnxruntime_shape_inference=False)
 
 
-def _external(path: Path, _: Feeds) -> Path:
-    found = path.with_name("external.onnx")
-    onnx.save(onnx.load(path), found, save_as_external_data=True, location="external.bin", size_threshold=0)
-    return found
-
-
-def _nameless(path: Path, _: Feeds) -> Path:
+def _nameless(model: onnx.ModelProto) -> onnx.ModelProto:
     """Node names and metadata lost, as simplifiers lose them."""
-    model = onnx.load(path)
     for node in model.graph.node:
         node.name = ""
         del node.metadata_props[:]
-    found = path.with_name("nameless.onnx")
-    onnx.save(model, found)
-    return found
+    return model
 
 
-def _renamed(path: Path, _: Feeds) -> Path:
+def _renamed(model: onnx.ModelProto) -> onnx.ModelProto:
     """Outputs that are named as nobody's."""
-    model = onnx.load(path)
     names = {value.name: f"out{number}" for number, value in enumerate(model.graph.output)}
     for node in model.graph.node:
         node.output[:] = [names.get(name, name) for name in node.output]
         node.input[:] = [names.get(name, name) for name in node.input]
     for value in model.graph.output:
         value.name = names[value.name]
-    found = path.with_name("renamed.onnx")
-    onnx.save(model, found)
-    return found
+    return model
+
+
+def _saved(change: Callable[[onnx.ModelProto], onnx.ModelProto], **settings: Any) -> Callable[[Path, Feeds], Path]:
+    def rewrite(path: Path, _: Feeds) -> Path:
+        found = path.with_name("rewritten.onnx")
+        onnx.save(change(onnx.load(path)), found, **settings)
+        return found
+
+    return rewrite
 
 
 def _openvino(path: Path, _: Feeds) -> Path:
@@ -575,12 +564,12 @@ REWRITES: dict[str, Callable[[Path, Feeds], Path]] = {
     "int8": _int8,
     "qdq": _static_int8("QDQ"),
     "qoperator": _static_int8("QOperator"),
-    "int4": _int4,
-    "fp16": _fp16,
-    "onnxscript": _onnxscript,
-    "polygraphy": _polygraphy,
-    "external": _external,
-    "nameless": _nameless,
-    "renamed": _renamed,
+    "int4": _saved(_int4),
+    "fp16": _saved(_fp16),
+    "onnxscript": _saved(_onnxscript),
+    "polygraphy": _saved(_folded),
+    "external": _saved(lambda model: model, save_as_external_data=True, location="external.bin", size_threshold=0),
+    "nameless": _saved(_nameless),
+    "renamed": _saved(_renamed),
     "openvino": _openvino,
 }
