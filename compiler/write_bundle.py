@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 
 from ..bundle.build_record import BuildRecord, Latency
 from ..bundle.device_files.task_index import TASK_FILE_PREFIX

@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -38,6 +38,14 @@ def print_json(value: object) -> None:
     """Dataclasses, mappings, lists and scalars as JSON on stdout; null where a number is not finite."""
     text = json.dumps(finite(unstructure(value)), indent=2, ensure_ascii=False, allow_nan=False)
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+
+
+def show(as_json: bool, data: object, printed: Callable[[], object]) -> None:
+    """``data`` as JSON, or what ``printed`` prints for people."""
+    if as_json:
+        print_json(data)
+    else:
+        printed()
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:

@@ -179,9 +179,11 @@ class EngineBuilder:
             return Encoder(routing=source.parts[part].routes(submodel) or None)
         return Decode(capacity=capacity) if part == Decode.part else Segment(part=part)
 
-    def runner(self, engine: EngineEntry, residency: Residency) -> Runner:
-        """An inactive runner for the proof graph of ``engine``, which reads what PyTorch's side may hold."""
+    def runner(self, engine: EngineEntry, residency: Residency | None = None) -> Runner:
+        """An inactive runner for the proof graph of ``engine``, which reads what PyTorch's side may hold; shared where
+        that is the same computation, as the gate wants it (see verify.py)."""
         release_memory()
+        residency = residency or ("packed" if PRECISIONS[engine.precision].is_always_packed else "shared")
         return runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None))
 
     def proven(
@@ -212,9 +214,8 @@ class EngineBuilder:
         if (note := unjudged(cases, outputs.specs)) is not None:
             stated = f"{stated}; {note}"
         verdict = judge_engine(self.bundle.manifest, self.universal, entry, cases, judged, found)
-        modules = engine.template.module_outputs
-        run = ProofRun(engine.proof_graph, modules, self.proofs.path, module, entry.routing, outputs, entry.backend)
-        require_parity(f"engine {entry.id}", verdict, run, cases, found, limit, rule)
+        run = ProofRun(engine.proof_graph, engine.template.module_outputs, self.proofs.path)
+        require_parity(f"engine {entry.id}", verdict, run, module, entry, outputs, cases, found, limit, rule)
         if judged is not reference:
             verdict = distance(reference, found, cases, outputs)
         return self.with_receipt(engine, f"narrowed to {submodel.id}, in float64", stated, cases, verdict)
@@ -235,15 +236,13 @@ class EngineBuilder:
         return replace(engine.entry, parity=receipt)
 
     def run(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> list[Arrays]:
-        """Outputs and routes of an engine by name, one mapping per set of inputs; shared, as the gate wants it (see
-        verify.py), where that is the same computation."""
+        """Outputs and routes of an engine by name, one mapping per set of inputs."""
         return list(self._runs(engine, feeds))
 
     def _runs(self, engine: EngineEntry, feeds: Sequence[Arrays]) -> Iterator[Arrays]:
         names = [spec.name for spec in self.bundle.manifest.interface_of(engine)[1]]
         names += [entry.name for entry in engine.routing or ()]
-        residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
-        with self.runner(engine, residency) as runner:
+        with self.runner(engine) as runner:
             for arrays in feeds:
                 yield dict(zip(names, runner.run(arrays, routing=True), strict=True))
 

@@ -39,14 +39,13 @@ from ..parity.cached_cases import (
     unproven_window,
 )
 from ..parity.cases import LARGE, unjudged
-from ..parity.engine_verdict import EngineVerdict, judge_engine, tolerance_of
+from ..parity.engine_verdict import EngineVerdict, ProofRun, judge_engine, tolerance_of
 from ..parity.judge import JudgedOutputs, Verdict, distance
 from ..parity.reference import Reference, in_torch, replayed
 from ..parity.references import References
 from ..planning.cost_model import predict
 from .build_engine import EngineBuilder
 from .cached_gate import (
-    CachedRun,
     cached_answers,
     cached_reference,
     judge_cached,
@@ -84,7 +83,7 @@ def build_generating(builder: EngineBuilder, submodel: Submodel, _: Bucket) -> l
     if form.encoder is not None:
         build_encoder = partial(_build_encoder, builder, form, submodel, batches)
         encoders.append(_once(builder, submodel, ENCODER, form.encoder.bucket, build_encoder))
-        with _runner(builder, encoders[0]) as runner:
+        with builder.runner(encoders[0]) as runner:
             read = read_prompts(runner, form.entry, batches)
             routes = prompt_routes(runner, encoders[0], batches)
     for capacity in builder.profile.capacities_for(form.positions):
@@ -153,17 +152,9 @@ def _build(
         rule = builder.prove_exact.stated(entry, rule)
     references = builder.engine_references.of(builder.proofs, entry, *encoders)
     verdict = judge_cached(references, form, entry, batches, answers, routes)
-    run = CachedRun(
-        f"engine {name}",
-        engine.proof_graph,
-        engine.template.module_outputs,
-        builder.proofs.path,
-        lambda: cached_reference(references.of(submodel), form),
-        read,
-        capacity,
-        routes,
-    )
-    require_cached_parity(run, form, batches, verdict, limit)
+    run = ProofRun(engine.proof_graph, engine.template.module_outputs, builder.proofs.path)
+    reference = partial(_reference, references, submodel, form)
+    require_cached_parity(f"engine {name}", verdict, run, reference, form, batches, limit, read, routes, capacity)
     if references is not builder.references:
         written = cached_answers(builder.references, submodel, form, batches)
         verdict = distance(written, answers, cases_of(batches), JudgedOutputs(judged_specs(form.entry)))
@@ -236,24 +227,20 @@ def _prove_exact(
         expected = cached_answers(rounded, submodel, form, batches)
     verdict = judge_rows(expected, form, batches, _answers(builder, form, entry, batches, read), limit)
     subject = f"engine {entry.id}, without the rounding of activations"
+    run = ProofRun(graph, engine.template.module_outputs, builder.proofs.path)
+    reference = partial(_reference, rounded, submodel, form)
+    require_cached_parity(subject, verdict, run, reference, form, batches, limit, read)
 
-    def reference() -> Reference:
-        return cached_reference(rounded.of(submodel), form)
 
-    run = CachedRun(subject, graph, engine.template.module_outputs, builder.proofs.path, reference, read)
-    require_cached_parity(run, form, batches, verdict, limit)
+def _reference(references: References, submodel: Submodel, form: CachedSpec) -> Reference:
+    return cached_reference(references.of(submodel), form)
 
 
 def _answers(
     builder: EngineBuilder, form: CachedSpec, engine: EngineEntry, batches: Sequence[Batch], read: _Read
 ) -> list[Arrays]:
-    with _runner(builder, engine) as runner:
+    with builder.runner(engine) as runner:
         return run_batches(runner, engine, form.entry, batches, read)
-
-
-def _runner(builder: EngineBuilder, engine: EngineEntry) -> Runner:
-    residency: Residency = "packed" if PRECISIONS[engine.precision].is_always_packed else "shared"
-    return builder.runner(engine, residency)
 
 
 def verify_generating(bundle: Bundle, references: EngineReferences, engine: EngineEntry) -> Iterator[EngineVerdict]:

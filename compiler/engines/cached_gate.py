@@ -7,23 +7,21 @@ pass, in float64, and the cache must hold the keys and values of that pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.generation_entry import GenerationEntry, present, window_of
 from ...elastic import Submodel
-from ...errors import ParityError
 from ...exporters.parts import CachedSpec
 from ...runtime.generation.cache import Source
 from ...runtime.inputs.arrays import Array, Arrays
 from ..parity.cached_cases import Batch, PromptRoutes, cases_of, judged_specs
 from ..parity.cases import Case
 from ..parity.compare import Tolerance
-from ..parity.engine_verdict import NOWHERE, first_divergence, tolerance_of
+from ..parity.engine_verdict import NOWHERE, ProofRun, first_divergence, require, tolerance_of
 from ..parity.judge import JudgedOutputs, Replayed, Verdict, judge
 from ..parity.reference import Reference, replayed
 from ..parity.references import References
@@ -67,47 +65,43 @@ def judge_rows(
     return replace(verdict, routes=None)
 
 
-@dataclass(frozen=True)
-class CachedRun:
-    """A run and its ``reference``, made where the run is wrong: a ``graph`` whose weight store lies in ``folder``, and
-    whose value ``modules[name]`` is what the module ``name`` of that returns. ``read`` is what an encoder returned of
-    each prompt, by the name of its case, and ``routes`` are what it took there; ``capacity`` is that of a cache of one
-    size."""
-
-    subject: str
-    graph: bytes
-    modules: Mapping[str, str]
-    folder: Path
-    reference: Callable[[], Reference]
-    read: Mapping[str, Sequence[Array]] | None = None
-    capacity: int | None = None
-    routes: PromptRoutes | None = None
-
-
 def require_cached_parity(
-    run: CachedRun, form: CachedSpec, batches: Sequence[Batch], verdict: Verdict, limit: Tolerance
+    subject: str,
+    verdict: Verdict,
+    run: ProofRun,
+    reference: Callable[[], Reference],
+    form: CachedSpec,
+    batches: Sequence[Batch],
+    limit: Tolerance,
+    read: Mapping[str, Sequence[Array]] | None = None,
+    routes: PromptRoutes | None = None,
+    capacity: int | None = None,
 ) -> None:
-    """Raises ParityError where the ``verdict`` is broken, naming the first module that diverges in one run over the
-    text."""
-    broken = verdict.broken
-    if broken is None:
-        return
-    if verdict.unprovable:
-        raise ParityError(f"{run.subject}: {broken.describe()}")
-    number, case = next((n, case) for n, case in enumerate(cases_of(batches)) if case.name == broken.failed_case)
-    if form.states:  # an engine takes one token
-        case = Case(case.name, {name: array[:, :1] for name, array in case.feeds.items()})
-    once = Case(case.name, _in_one_run(form.entry, case, run))
-    entries, taken = (run.routes.routes, run.routes.taken[number]) if run.routes else (None, {})
-    reference = run.reference()
-    bound = partial(reference.run, case.feeds, entries, taken)
-    where = first_divergence(run.graph, run.modules, reference, once, limit, run.folder, bound)
-    if where == NOWHERE:
-        where = "no module in one run over the text, so that what is wrong lies between runs"
-    raise ParityError(f"{run.subject}: {broken.describe()}; allowed {limit.rule}; first to diverge: {where}")
+    """``require``, of the ``verdict`` on texts, by one run over a whole one; ``reference`` is made where that is wrong.
+
+    ``read`` is what an encoder returned of each prompt, by the name of its case, and ``routes`` are what it took there;
+    ``capacity`` is that of a cache of one size.
+    """
+
+    def diverges(failed: str) -> str:
+        number, case = next((n, case) for n, case in enumerate(cases_of(batches)) if case.name == failed)
+        if form.states:  # an engine takes one token
+            case = Case(case.name, {name: array[:, :1] for name, array in case.feeds.items()})
+        feeds = _in_one_run(form.entry, case, None if read is None else read[failed], capacity)
+        entries, taken = (routes.routes, routes.taken[number]) if routes else (None, {})
+        own = reference()
+        bound = partial(own.run, case.feeds, entries, taken)
+        where = first_divergence(run, own, Case(failed, feeds), limit, bound)
+        if where == NOWHERE:
+            return "no module in one run over the text, so that what is wrong lies between runs"
+        return where
+
+    require(subject, verdict, limit.rule, diverges)
 
 
-def _in_one_run(entry: GenerationEntry, case: Case, run: CachedRun) -> dict[str, np.ndarray]:
+def _in_one_run(
+    entry: GenerationEntry, case: Case, read: Sequence[Array] | None, capacity: int | None
+) -> dict[str, np.ndarray]:
     """The inputs of an engine that gets the whole text of ``case`` [1, S] at once, with an empty cache."""
     ids = case.feeds["input_ids"]
     tokens = ids.shape[1]
@@ -115,13 +109,12 @@ def _in_one_run(entry: GenerationEntry, case: Case, run: CachedRun) -> dict[str,
     feeds: dict[str, np.ndarray] = {"input_ids": ids, "position_ids": places[None], "logits_at": places}
     if window_of(entry.layers) is not None:
         feeds["window_places"] = np.zeros(1, np.int64)
-    if run.read is not None:
-        found = run.read[case.name]
-        source = Source(tuple(found), np.array([found[0].shape[3]]))
+    if read is not None:
+        source = Source(tuple(read), np.array([read[0].shape[3]]))
         feeds |= {**source.counts, **source.named()}
     for number, layer in present(entry.layers):
         for kind in ("key", "value"):
-            feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, run.capacity or tokens, layer.size), np.float32)
+            feeds[f"past_{kind}_{number}"] = np.zeros((1, layer.heads, capacity or tokens, layer.size), np.float32)
     for number, shape in enumerate(entry.states):
         feeds[f"past_state_{number}"] = np.zeros((1, *shape), np.float32)
     return feeds

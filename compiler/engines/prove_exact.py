@@ -78,9 +78,9 @@ class ExactProof:
             reference = reference.viewed(part.module, outputs.specs)
             expected = replayed(reference, cases, entry.routing, found, limit.atol)
         verdict = judge(expected.at(kept), found, asked, outputs, limit)
-        run = ProofRun(graph, engine.template.module_outputs, self.bundle.path, reference, entry.routing, outputs)
+        run = ProofRun(graph, engine.template.module_outputs, self.bundle.path)
         subject = f"engine {entry.id}, without the rounding of activations"
-        require_parity(subject, verdict, run, asked, found, limit, limit.rule)
+        require_parity(subject, verdict, run, reference, entry, outputs, asked, found, limit, limit.rule)
         return reference, expected
 
     def graph(self, engine: Emitted) -> tuple[EngineEntry, bytes]:

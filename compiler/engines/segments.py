@@ -19,16 +19,14 @@ from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...exporters.parts import Exits
-from ...runtime.device.threads import threads_or_default
-from ...runtime.engines.pool import EnginePool
-from ...runtime.engines.residency import Residency
-from ...runtime.exits.chain import ExitChain, SegmentRun
+from ...runtime.exits.chain import SegmentRun
 from ...runtime.exits.policy import closed
 from ...runtime.inputs.arrays import Arrays
 from ..parity.cases import Case
 from ..parity.compare import Rounding
 from ..parity.engine_verdict import EngineVerdict, judge_engine
 from ..parity.judge import Replayed
+from ..parity.prove_exits import packed_chain
 from .build_engine import EngineBuilder
 from .emitted import short
 from .engine_references import EngineReferences
@@ -113,15 +111,9 @@ def verify_segments(bundle: Bundle, references: EngineReferences, first: EngineE
             arrays[entry.state_out] = run.state.copy()
         found[run.exit_index].append(arrays)
 
-    here = replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines.values())))  # no other bucket helps
-    residencies: dict[str, Residency] = {engine.id: "packed" for engine in engines.values()}
-    pool = EnginePool(here, residencies, threads_or_default(None))
-    try:
-        chain = ExitChain(here, submodel.id, pool, ())
+    with packed_chain(bundle, submodel, [*engines.values()]) as chain:  # no other bucket helps
         for case in cases:
             chain.run(case.request, closed(len(engines)), keep)
-    finally:
-        pool.close()
     steps = [case.feeds[entry.mask].shape[1] for case in cases]
     reference = [_cut(passed, entry.state_out, steps) for passed in own.by_segment(submodel, bucket)]
     manifest = bundle.manifest

@@ -14,13 +14,13 @@ import onnx
 import torch
 from safetensors import safe_open
 
-from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting, RoutingEntry
+from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting
 from ...bundle.manifest import Manifest
 from ...bundle.roles import continued_input, ids_input
 from ...bundle.weight_files import weights_in
 from ...errors import ParityError
 from ...exporters.universal import PREFIX, UniversalModel
-from ...profiles.backends import BACKENDS, ONNXRUNTIME, BackendName
+from ...profiles.backends import BACKENDS, ONNXRUNTIME
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, counted, rounding, tolerance_for, within
@@ -104,73 +104,75 @@ def tolerance_of(engine: EngineEntry, universal: UniversalModel) -> Tolerance:
 
 @dataclass(frozen=True)
 class ProofRun:
-    """A run and its reference.
-
-    ``graph`` runs in ONNX Runtime, its weight store lies in ``folder``, and its value ``modules[name]`` is what the
-    module ``name`` of ``reference`` returns. ``routes`` are the ones that the engine returns, beside ``outputs``.
-    ``backend`` ran the engine itself.
-    """
+    """A ``graph`` that runs in ONNX Runtime: its weight store lies in ``folder``, its value ``modules[name]`` is what
+    PyTorch's module ``name`` returns (``Template.module_outputs``)."""
 
     graph: bytes
     modules: Mapping[str, str]
     folder: Path
-    reference: Reference
-    routes: Sequence[RoutingEntry] | None
-    outputs: JudgedOutputs
-    backend: BackendName = "onnxruntime"
+
+
+def require(subject: str, verdict: Verdict, rule: str, diverges: Callable[[str], str]) -> None:
+    """Raises ParityError where the ``verdict`` is broken, with the module that ``diverges`` first in the case so named,
+    or why nothing can be proved. ``rule`` states the limits in words."""
+    broken = verdict.broken
+    if broken is None:
+        return
+    said = f"{subject}: {broken.describe()}"
+    if not verdict.unprovable:
+        said += f"; allowed {rule}; first to diverge: {diverges(broken.failed_case or '')}"
+    raise ParityError(said)
 
 
 def require_parity(
     subject: str,
     verdict: Verdict,
     run: ProofRun,
+    reference: Reference,
+    engine: EngineEntry,
+    outputs: JudgedOutputs,
     cases: Sequence[Case],
     found: Sequence[Arrays],
     limit: Tolerance,
     rule: str,
 ) -> None:
-    """Raises ParityError where the ``verdict`` on the outputs ``found`` is broken, naming the first module that
-    diverges, or why nothing can be proved. ``rule`` states ``limit`` in words."""
-    broken = verdict.broken
-    if broken is None:
-        return
-    if verdict.unprovable:
-        raise ParityError(f"{subject}: {broken.describe()}")
-    case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == broken.failed_case)
-    bound = partial(run.reference.run, case.feeds, run.routes, arrays)
-    mask = run.outputs.mask_of(case)
-    if mask is None and case.in_text is not None:
-        mask = case.in_text[: case.rows]
-    where = first_divergence(run.graph, run.modules, run.reference, case, limit, run.folder, bound, mask)
-    if where == NOWHERE and isinstance(broken, BrokenRoute):
-        where = "no module; the route alone is wrong"
-    elif where == NOWHERE and BACKENDS[run.backend].runs_graphs and run.backend != ONNXRUNTIME.name:
-        where = f"no module in ONNX Runtime; the difference is of {BACKENDS[run.backend].title}"
-    raise ParityError(f"{subject}: {broken.describe()}; allowed {rule}; first to diverge: {where}")
+    """``require``, of the ``verdict`` on what was ``found`` on ``cases``: ``outputs`` of ``engine`` and its routes."""
+
+    def diverges(failed: str) -> str:
+        case, arrays = next(pair for pair in zip(cases, found, strict=True) if pair[0].name == failed)
+        mask = outputs.mask_of(case)
+        if mask is None and case.in_text is not None:
+            mask = case.in_text[: case.rows]
+        bound = partial(reference.run, case.feeds, engine.routing, arrays)
+        where = first_divergence(run, reference, case, limit, bound, mask)
+        if where == NOWHERE and isinstance(verdict.broken, BrokenRoute):
+            return "no module; the route alone is wrong"
+        backend = BACKENDS[engine.backend]
+        if where == NOWHERE and backend.runs_graphs and backend is not ONNXRUNTIME:
+            return f"no module in ONNX Runtime; the difference is of {backend.title}"
+        return where
+
+    require(subject, verdict, rule, diverges)
 
 
 def first_divergence(
-    graph: bytes,
-    modules: Mapping[str, str],
+    run: ProofRun,
     reference: Reference,
     case: Case,
     limit: Tolerance,
-    folder: Path,
-    run: Callable[[], object],
+    passed: Callable[[], object],
     mask: np.ndarray | None = None,
 ) -> str:
     """``encoder.layer.3.output.dense (max abs 0.31)``: the first module, in graph order, whose output breaks the rule.
 
-    ``run`` makes a pass of ``reference`` on ``case`` (``Reference.run``); ``graph`` is an engine as this
-    host runs it, here with the values that ``modules`` return (``Template.module_outputs``) as outputs. ``folder``
-    holds the weight store. Values of positions ``[B, S, ...]`` are compared where ``mask`` ``[B, S]`` counts them.
-    NOWHERE if none does.
+    ``passed`` makes a pass of ``reference`` on ``case`` (``Reference.run``). Values of positions ``[B, S, ...]`` are
+    compared where ``mask`` ``[B, S]`` counts them. NOWHERE if none does.
     """
     batch = max(len(array) for array in case.feeds.values())
     with in_float64(reference.module):
-        expected = _module_values(reference.module, run)
-    float32 = _module_values(reference.module, run)
-    for name, value in _graph_values(graph, modules, case.feeds, folder).items():
+        expected = _module_values(reference.module, passed)
+    float32 = _module_values(reference.module, passed)
+    for name, value in _graph_values(run, case.feeds).items():
         if name not in expected or expected[name].size != value.size:
             continue
         values = [expected[name], float32[name], value.reshape(expected[name].shape)]
@@ -207,17 +209,15 @@ def _of_base(inputs: Sequence[Any], folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _graph_values(
-    graph: bytes, modules: Mapping[str, str], feeds: Mapping[str, np.ndarray], folder: Path
-) -> dict[str, np.ndarray]:
+def _graph_values(run: ProofRun, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The value of every module that the graph still has, in the order in which the graph computes them."""
     named: dict[str, list[str]] = {}
-    for module, value in modules.items():
+    for module, value in run.modules.items():
         named.setdefault(value, []).append(module)
-    model = onnx.ModelProto.FromString(graph)
+    model = onnx.ModelProto.FromString(run.graph)
     made = [name for node in model.graph.node for name in node.output if name in named]
-    session, wanted = open_values(model, made, folder)
+    session, wanted = open_values(model, made, run.folder)
     own = [value for value in session.get_inputs() if value.name not in feeds]
-    arrays = session.run(wanted, {**feeds, **_of_base(own, folder)})
+    arrays = session.run(wanted, {**feeds, **_of_base(own, run.folder)})
     # Where several modules return the same value, the innermost (longest) name says most.
     return {max(named[name], key=len): array for name, array in zip(wanted, arrays, strict=True)}

@@ -70,7 +70,7 @@ def prove_exits(bundle: Bundle, submodel: Submodel, pytorch: References, limit: 
         references = _references(entry, passes, given)
         policies = _policies(entry, references)
         subject = f"{submodel.id}@{bucket.label}"
-        with _chain(bundle, submodel, [engine for engine in segments if engine.bucket == bucket]) as chain:
+        with packed_chain(bundle, submodel, [engine for engine in segments if engine.bucket == bucket]) as chain:
             for policy in policies:
                 yield _decisions(chain, policy, references, error, entry.classes, subject)
             yield _extremes(chain, references, entry.classes, subject)
@@ -84,8 +84,8 @@ def prove_exits(bundle: Bundle, submodel: Submodel, pytorch: References, limit: 
         references = _references(entry, passes, cases[largest])
         policy = _policies(entry, references)[0]
         with (
-            _chain(bundle, submodel, [engine for engine in segments if engine.bucket == largest]) as alone,
-            _chain(bundle, submodel, segments) as together,
+            packed_chain(bundle, submodel, [engine for engine in segments if engine.bucket == largest]) as alone,
+            packed_chain(bundle, submodel, segments) as together,
         ):
             pairs = partial(_shrinking, alone, together, policy)
             again = partial(_again, entry, passes, cases[largest])
@@ -93,7 +93,7 @@ def prove_exits(bundle: Bundle, submodel: Submodel, pytorch: References, limit: 
 
 
 @contextmanager
-def _chain(bundle: Bundle, submodel: Submodel, engines: Sequence[EngineEntry]) -> Iterator[ExitChain]:
+def packed_chain(bundle: Bundle, submodel: Submodel, engines: Sequence[EngineEntry]) -> Iterator[ExitChain]:
     """The chain on these engines alone, packed."""
     here = replace(bundle, manifest=replace(bundle.manifest, engines=tuple(engines)))
     residencies: dict[str, Residency] = {engine.id: "packed" for engine in engines}

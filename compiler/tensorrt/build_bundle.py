@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,8 +47,6 @@ from .graphs import require_supported
 # Says that a plan is not checked yet; such an entry is never listed.
 _UNCHECKED = PlanParity("none", "none", 1, float("inf"), -1.0)
 _UNKNOWN_KIND = "unknown"
-# TensorRT's own name of a layer that only changes a tensor's layout or type.
-_REFORMAT = "Reformat"
 
 
 @dataclass(frozen=True)
@@ -168,37 +165,17 @@ def _checked(bundle: Bundle, here: Bundle, engine: EngineEntry, entry: PlanEntry
     else:
         with TensorRTRunner(bundle, engine, plan=entry) as whole:
             parity, facts, held = check_plan(here, engine, whole), whole.inspect(), whole.activation_bytes
-    return replace(entry, activation_bytes=held, layers=read_layers(facts).kinds, parity=parity)
+    return replace(entry, activation_bytes=held, layers=layer_kinds(facts), parity=parity)
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Inputs and outputs by name, and how many layers of each kind run, reformats among them."""
-
-    tensors: tuple[str, ...]
-    kinds: Mapping[str, int]
-
-    @property
-    def count(self) -> int:
-        """How many layers run."""
-        return sum(self.kinds.values())
-
-    @property
-    def reformats(self) -> int:
-        """How many of them only change a tensor's layout or type."""
-        return self.kinds.get(_REFORMAT, 0)
-
-
-def read_layers(text: str) -> Layers:
-    """Reads the inspector's answer. Raises BuildError for anything that neither release writes."""
+def layer_kinds(text: str) -> dict[str, int]:
+    """How many layers of each kind a plan has, by the inspector's answer. Raises BuildError for anything that neither
+    release writes."""
     try:
-        data = parse_json(text, strict=False)
-        layers, tensors = data["Layers"], data["I/O Tensors"] if "I/O Tensors" in data else data["Bindings"]
-        names = tuple(tensor["Name"] if isinstance(tensor, dict) else str(tensor) for tensor in tensors)
-        kinds = Counter(_kind(layer) for layer in layers)
+        kinds = Counter(map(_kind, parse_json(text, strict=False)["Layers"]))
     except (ValueError, KeyError, TypeError) as failure:
         raise BuildError(f"engine inspector: expected its JSON of TensorRT 10 or 11, got {text[:80]!r}") from failure
-    return Layers(names, dict(sorted(kinds.items())))
+    return dict(sorted(kinds.items()))
 
 
 def _kind(layer: Any) -> str:

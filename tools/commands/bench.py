@@ -13,7 +13,7 @@ from ...profiles.host_load import is_busy, load_warning
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from ...runtime.summary import ShortNames
 from ..bundle_view import print_ids
-from ..console import print_facts, print_json, print_table, say, working
+from ..console import print_facts, print_json, print_table, say, show, working
 from ..functions import bench, bench_requests, measure
 from ..options import (
     bundle_argument,
@@ -101,10 +101,7 @@ def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, p
 
     with working() as progress:
         result = bench(bundle, submodels, at=at, provider=provider, progress=progress)
-    if as_json:
-        print_json(result)
-    else:
-        _print_bench(result, provider, ShortNames.of(open_bundle(bundle).manifest))
+    show(as_json, result, lambda: _print_bench(result, provider, ShortNames.of(open_bundle(bundle).manifest)))
     _warn_of_load([row.others_share for row in result.engines])
 
 
@@ -124,10 +121,7 @@ def _show_traffic(
     with working() as progress, load(bundle, provider=provider, merge=merged) as model:
         result = bench_requests(model, submodels, texts=texts, concurrency=concurrency, task=task, progress=progress)
         names = ShortNames.of(model.bundle.manifest)
-    if as_json:
-        print_json(result)
-    else:
-        _print_traffic(result, provider, names)
+    show(as_json, result, lambda: _print_traffic(result, provider, names))
     _warn_of_load([row.others_share for row in result.submodels])
 
 
@@ -138,10 +132,7 @@ def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_
     opened = open_bundle(bundle)
     with working() as progress:
         result = profile_nodes(opened, submodels, progress, at)
-    if as_json:
-        print_json(result)
-    else:
-        _print_nodes(result, ShortNames.of(opened.manifest))
+    show(as_json, result, lambda: _print_nodes(result, ShortNames.of(opened.manifest)))
 
 
 def _warn_of_load(shares: Sequence[float | None]) -> None:

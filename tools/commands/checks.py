@@ -11,7 +11,7 @@ from ...errors import ParityError
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
 from ...runtime.summary import ShortNames
 from ..bundle_view import print_ids
-from ..console import let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
+from ..console import let_waiting_threads_sleep, print_facts, print_json, print_table, say, show, working
 from ..functions import consistency
 from ..options import bundle_argument, field_options, json_option, path_option
 
@@ -168,10 +168,7 @@ def consistency_command(bundle: Path, as_json: bool, **settings: Any) -> None:
         raise click.UsageError("expected exactly one of --text and --data")
     with working() as progress:
         found = consistency(bundle, progress=progress, **settings)
-    if as_json:
-        print_json(found)
-    else:
-        _print_consistency(found)
+    show(as_json, found, lambda: _print_consistency(found))
 
 
 def _print_consistency(found: Consistency) -> None:

@@ -23,6 +23,7 @@ from ..console import (
     print_table,
     resumable,
     say,
+    show,
     working,
 )
 from ..options import TASK, bundle_argument, field_options, json_option, model_argument, of_job, path_option
@@ -69,10 +70,7 @@ def compile_command(model: Path, save: Path | None, trial: bool, as_json: bool, 
     settings["output"] = Path(settings["output"])
     if save is not None:
         save_job(CompileRequest(model, **settings), save)
-        if as_json:
-            print_json({"job": str(save)})
-        else:
-            say(f"wrote {save}; nestforge compile {save} runs it")
+        show(as_json, {"job": str(save)}, lambda: say(f"wrote {save}; nestforge compile {save} runs it"))
         return
     let_waiting_threads_sleep()
     if trial:

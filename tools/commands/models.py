@@ -17,7 +17,7 @@ from ...runtime.summary import CacheSize, ShortNames, cache_facts, describe_axes
 from ...strict import unstructure
 from ...whole_file import require_new, write_whole
 from ..bundle_view import bundle_data, print_bundle, print_ids
-from ..console import in_options, print_facts, print_json, print_table, say, working
+from ..console import in_options, print_facts, print_table, say, show, working
 from ..options import field_options, given_settings, json_option, model_argument, of_job, path_option
 
 if TYPE_CHECKING:
@@ -52,20 +52,14 @@ def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> No
         if of_models := [option for option in given_settings().values() if option != "--json"]:
             raise click.UsageError(f"{', '.join(of_models)}: for models; a bundle's are fixed")
         bundle = open_bundle(model_or_bundle)
-        if as_json:
-            print_json(bundle_data(bundle))
-        else:
-            print_bundle(bundle)
+        show(as_json, bundle_data(bundle), lambda: print_bundle(bundle))
         return
     from ...compiler.model_view import view_model
 
     model, settings = of_job(model_or_bundle, settings)
     with working():  # the first use of host-cpu measures this host
         view = view_model(CompileRequest(model, **settings))
-    if as_json:
-        print_json(view)
-    else:
-        _print_model(view)
+    show(as_json, view, lambda: _print_model(view))
 
 
 _REPORT_EXAMPLES = """\b
@@ -170,10 +164,11 @@ def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
     source, device, made = resolved.source, resolved.profile, resolved.plan()
     variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
     cache = cache_of(source, device)
-    if as_json:
-        print_json({**unstructure(made), "variants": unstructure(variants_got), "cache": unstructure(cache)})
-    else:
-        _print_plan(made, variants_got, device.precisions, cache)
+    show(
+        as_json,
+        {**unstructure(made), "variants": unstructure(variants_got), "cache": unstructure(cache)},
+        lambda: _print_plan(made, variants_got, device.precisions, cache),
+    )
 
 
 def _print_plan(

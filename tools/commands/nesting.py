@@ -13,7 +13,7 @@ from ...profiles.nest_request import ConversionSettings, NestRequest
 from ...runtime.summary import ShortNames
 from ...strict import unstructure
 from ..bundle_view import print_ids
-from ..console import print_facts, print_json, print_table, resumable, say, working
+from ..console import print_facts, print_table, resumable, say, show, working
 from ..options import BUDGET, field_options, json_option, model_argument, path_option
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ def nest_command(model: Path, as_json: bool, **settings: Any) -> None:
         from ...compiler.nest.nest import nest
 
         report = nest(model, progress=progress, **settings)
-    if as_json:
-        print_json({**vars(report), "output": str(report.output)})
-    else:
-        _print_nest(report)
+    show(as_json, {**vars(report), "output": str(report.output)}, lambda: _print_nest(report))
 
 
 def _print_nest(report: NestReport) -> None:
@@ -103,10 +100,7 @@ def convert_coda_command(
     from ...compiler.convert_coda import convert_coda
 
     report = convert_coda(model, output, ConversionSettings(**settings), with_decoder, overwrite)
-    if as_json:
-        print_json({**unstructure(report), "output": str(report.output)})
-    else:
-        _print_convert_coda(report)
+    show(as_json, {**unstructure(report), "output": str(report.output)}, lambda: _print_convert_coda(report))
 
 
 def _print_convert_coda(report: ConversionReport) -> None:
@@ -167,10 +161,7 @@ def mixnmatch_command(
     request = CompileRequest(model, profile, levels=levels, budgets=dict([budget]))
     with working() as progress:
         compared = compare_assignments(request, text, evaluations=evaluations, seed=seed, progress=progress)
-    if as_json:
-        print_json(compared)
-    else:
-        _print_mixnmatch(compared)
+    show(as_json, compared, lambda: _print_mixnmatch(compared))
 
 
 def _print_mixnmatch(compared: Comparison) -> None:

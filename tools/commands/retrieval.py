@@ -19,7 +19,7 @@ from ...runtime.retrieval.index import MAX_BYTES, Found, Index, index
 from ...runtime.rows import Corpus
 from ...runtime.summary import ShortNames
 from ...whole_file import require_new
-from ..console import in_options, print_facts, print_json, print_table, say, working
+from ..console import in_options, print_facts, print_json, print_table, say, show, working
 from ..functions import search
 from ..options import (
     bundle_argument,
@@ -152,18 +152,12 @@ def search_command(
         if compares:
             with working() as progress:
                 comparison = compare(model, opened, queries, k=k, labels=labels, progress=progress, **of_texts)
-            if as_json:
-                print_json(comparison)
-            else:
-                _print_comparison(comparison)
+            show(as_json, comparison, lambda: _print_comparison(comparison))
             return
         names = ShortNames.of(model.bundle.manifest)
         found = search(model, opened, queries, k=k, **options, **of_texts)
     shown = list(queries) if isinstance(queries, tuple) else None
-    if as_json:
-        print_json(_found_data(found, shown))
-    else:
-        _print_found(found, shown, names)
+    show(as_json, _found_data(found, shown), lambda: _print_found(found, shown, names))
 
 
 def _queries(

@@ -29,16 +29,8 @@ def divergence_of(
 ) -> str:
     template = builder.templates.of(builder.universal.spec.universal(), BUCKET)
     given = builder.cases[BUCKET][case]
-    return first_divergence(
-        emit(template, builder.store, submodel),
-        template.module_outputs,
-        reference,
-        given,
-        tolerance_for("fp32", 2),
-        builder.stage.folder,
-        partial(reference.run, given.feeds),
-        mask,
-    )
+    run = ProofRun(emit(template, builder.store, submodel), template.module_outputs, builder.stage.folder)
+    return first_divergence(run, reference, given, tolerance_for("fp32", 2), partial(reference.run, given.feeds), mask)
 
 
 def damage(builder: EngineBuilder, name: str, element: int | None = None, by: float = 0.5) -> None:
@@ -119,10 +111,10 @@ def refusal(builder: EngineBuilder, verdict: Verdict) -> str | None:
     engine = builder.emit("one", "one.onnx", whole, BUCKET)
     reference = builder.references.of(whole)
     outputs = JudgedOutputs(builder.bundle.manifest.outputs)
-    run = ProofRun(engine.proof_graph, engine.template.module_outputs, builder.proofs.path, reference, None, outputs)
+    run, found = ProofRun(engine.proof_graph, engine.template.module_outputs, builder.proofs.path), [{} for _ in cases]
     limit = tolerance_of(engine.entry, builder.universal)
     try:
-        require_parity("engine one", verdict, run, cases, [{} for _ in cases], limit, "the rule")
+        require_parity("engine one", verdict, run, reference, engine.entry, outputs, cases, found, limit, "the rule")
     except ParityError as failure:
         return str(failure)
     return None
