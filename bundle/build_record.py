@@ -5,7 +5,7 @@ docs/decisions/0023-measurements.md gives the reasons for the rule when a figure
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,12 @@ class LatencyPoint:
     measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
     measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
     noise: Noise | None = None
+
+
+def is_grid(sizes: Sequence[tuple[int, int]]) -> bool:
+    """Whether ``sizes`` are every batch at every sequence, once."""
+    grid = len({batch for batch, _ in sizes}) * len({sequence for _, sequence in sizes})
+    return bool(sizes) and grid == len(set(sizes)) == len(sizes)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from math import prod
 from typing import Any
@@ -14,7 +14,7 @@ from ..outside_file import versioned_json
 from ..profiles.backends import BACKENDS
 from ..profiles.precision import PRECISIONS, in_precision
 from ..strict import structure
-from .build_record import BuildRecord, LatencyPoint
+from .build_record import BuildRecord, Latency, LatencyPoint, Noise, is_grid
 from .check_parts import exit_problems, generation_problems, task_problems
 from .entries.engine_entry import EngineEntry, Segment, Whole
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
@@ -58,31 +58,21 @@ def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
     for latency in build.latencies:
         if latency.engine not in engines:
             yield f"latencies: engine {latency.engine[:80]!r} is not in the manifest"
-        p50, p95 = latency.measured_p50_ms, latency.measured_p95_ms
-        if p95 is not None and (p50 is None or p50 > p95):
-            yield f"latencies of engine {latency.engine}: measured_p95_ms {p95} below or without measured_p50_ms {p50}"
-        figures = [(latency.noise, latency.measured_p50_ms)]
-        figures += [(point.noise, point.measured_p50_ms) for point in latency.points or ()]
-        for noise, median in figures:
-            if noise is not None and median is None:
-                yield f"latencies of engine {latency.engine}: noise without measured_p50_ms"
-        for point in latency.points or ():
-            p50, p95 = point.measured_p50_ms, point.measured_p95_ms
+        where, points = f"latencies of engine {latency.engine}", latency.points or ()
+        for p50, p95, noise in (_measured(latency), *map(_measured, points)):
             if p95 is not None and (p50 is None or p50 > p95):
-                yield f"latencies of engine {latency.engine} at {point.batch}x{point.sequence}: p95 {p95} below its p50"
-        if latency.points is not None and not is_grid(latency.points):
-            yield f"latencies of engine {latency.engine}: points; expected every batch at every sequence once"
+                yield f"{where}: measured_p95_ms {p95} below or without measured_p50_ms {p50}"
+            if noise is not None and p50 is None:
+                yield f"{where}: noise without measured_p50_ms"
+        sizes = [(point.batch, point.sequence) for point in points]
+        measured = [(point.batch, point.sequence) for point in points if point.measured_p50_ms is not None]
+        if latency.points is not None and not (is_grid(sizes) and (is_grid(measured) or not measured)):
+            yield f"{where}: points; expected every batch at every sequence once"
     yield from _repeated("latency of", (f"{one.engine} as {one.residency}" for one in build.latencies))
 
 
-def is_grid(points: Sequence[LatencyPoint]) -> bool:
-    """Whether ``points`` have every batch at every sequence once: all of them, and the measured ones."""
-    measured = [point for point in points if point.measured_p50_ms is not None]
-    for some in (points, measured):
-        sizes = {(point.batch, point.sequence) for point in some}
-        if not len({batch for batch, _ in sizes}) * len({sequence for _, sequence in sizes}) == len(sizes) == len(some):
-            return False
-    return bool(points)
+def _measured(one: Latency | LatencyPoint) -> tuple[float | None, float | None, Noise | None]:
+    return one.measured_p50_ms, one.measured_p95_ms, one.noise
 
 
 def is_plain_name(path: str) -> bool:

@@ -39,7 +39,6 @@ from .work.staging import Stage, publish, staged
 from .write_bundle import (
     complete,
     partial_bundle,
-    with_task_inputs,
     with_weights,
     write_build_record,
     write_manifest,
@@ -98,13 +97,14 @@ def _compile(job: Job, keys: JobKeys, stage: Stage, clock: Clock) -> None:
     templates, fp32 = _templates(job, references, stage, bundle, clock)
     weights = weights_in(stage.folder)
     store = read_store(weights, universal.spec)
+    tasks = tasks_entry(universal, store, base_sha256)  # whose tensors engines take as inputs
     builder = EngineBuilder(
         references=references,
         profile=job.profile,
         templates=templates,
         store=store,
         stage=stage,
-        bundle=with_task_inputs(with_weights(bundle, weights), tasks_entry(universal, store, base_sha256)),
+        bundle=with_weights(bundle, weights, tasks),
     )
     with clock("measure"):  # a few rungs on this host correct the predictions
         corrections = fit_rungs(builder, job.rungs, job.included, clock)

@@ -87,15 +87,11 @@ def partial_bundle(stage: Stage, source: ModelSource, ranking: Ranking, provenan
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, {}, ()))
 
 
-def with_weights(bundle: Bundle, files: Iterable[Path]) -> Bundle:
-    """The partial bundle with the files of its weight store, of which receipts will be."""
+def with_weights(bundle: Bundle, files: Iterable[Path], tasks: TasksEntry | None = None) -> Bundle:
+    """The partial bundle with the files of its weight store, of which receipts will be, and the ``tasks`` whose tensors
+    its engines take as inputs, if there are any."""
     entries = tuple(FileEntry(path.name, path.stat().st_size, sha256_of(path)) for path in files)
-    return replace(bundle, manifest=replace(bundle.manifest, files=entries))
-
-
-def with_task_inputs(bundle: Bundle, tasks: TasksEntry | None) -> Bundle:
-    """The partial bundle whose engines take the tensors of ``tasks`` as inputs, if there are any."""
-    return replace(bundle, manifest=replace(bundle.manifest, tasks=tasks))
+    return replace(bundle, manifest=replace(bundle.manifest, files=entries, tasks=tasks))
 
 
 def complete(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...bucket import Bucket
-from ..build_record import Noise
+from ..build_record import Noise, is_grid
 from ..entries.engine_entry import Residency
 from ..manifest import MEASUREMENTS_NAME
 from ..open_bundle import Bundle
@@ -66,9 +66,7 @@ class Measurements(HostRecords[HostMeasurement]):
                 yield f"engine {each.engine[:80]!r} is not in this bundle"
                 continue
             sizes = {Bucket(point.batch, point.sequence) for point in each.points}
-            grid = len({size.batch for size in sizes}) * len({size.sequence for size in sizes})
-            if not each.points or not len(sizes) == grid == len(each.points):
-                yield f"points of engine {each.engine}; expected every batch at every sequence once"
+from ..build_record import Noise, is_grid
             bucket = engines[each.engine].bucket
             if wrong := [size for size in sizes if bucket.filled(size) != size or not bucket.holds(size)]:
                 yield f"engine {each.engine} does not run at {wrong[0].label}"

@@ -25,16 +25,6 @@ from .segments import build_segments, verify_segments
 from .whole import JudgedEngine, judge_whole, verify_whole
 
 
-def _nothing(*_: object) -> Iterator[EngineVerdict]:
-    """For an engine that is built or verified with another."""
-    yield from ()
-
-
-def _no_task(*_: object) -> Iterator[JudgedEngine]:
-    """For an engine that takes none, or is judged with another."""
-    yield from ()
-
-
 @dataclass(frozen=True)
 class Kind:
     """How engines of a kind come to be: the ``stage`` of a compile that builds them, at every shape of a submodel
@@ -51,11 +41,17 @@ def _build_whole(builder: EngineBuilder, submodel: Submodel, bucket: Bucket) -> 
     yield builder.build(submodel, bucket)
 
 
+def _with_another(*_: object) -> tuple[()]:
+    """Nothing: the engine is built, verified or judged with another, or takes no task."""
+    return ()
+
+
 KINDS = {
     "whole": Kind("build", _build_whole, verify_whole, judge_whole),
-    "segment": Kind("build", build_segments, verify_segments, _no_task),
+    "segment": Kind("build", build_segments, verify_segments, _with_another),
     "decode": Kind("generate", build_generating, verify_generating, judge_generating),
-    "encoder": Kind("generate", lambda *_: (), _nothing, _no_task),  # with the decoder that reads it
+    # With the decoder that reads it.
+    "encoder": Kind("generate", _with_another, _with_another, _with_another),
 }
 
 

@@ -136,14 +136,11 @@ def _cut(passed: Replayed, state: str, steps: Sequence[int]) -> Replayed:
     """``passed`` with so many steps of the output ``state`` ``[B, S, H]`` in each case, if it has that."""
     if state not in passed.outputs[0]:
         return passed
-    more = passed.again
-    return replace(
-        passed,
-        outputs=[{**arrays, state: arrays[state][:, :n]} for arrays, n in zip(passed.outputs, steps, strict=True)],
-        roundings=[
-            {**own, state: _first_places(own[state], n)} for own, n in zip(passed.roundings, steps, strict=True)
-        ],
-        again=None if more is None else lambda only: _cut(more(only), state, steps),
+    return passed.seen(
+        lambda outputs, roundings: (
+            [{**arrays, state: arrays[state][:, :n]} for arrays, n in zip(outputs, steps, strict=True)],
+            [{**own, state: _first_places(own[state], n)} for own, n in zip(roundings, steps, strict=True)],
+        )
     )
 
 

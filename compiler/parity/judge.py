@@ -16,6 +16,7 @@ from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Comparison, Rounding, Roundings, Tolerance, comparable, compare, counted, explainable
 
+_View = Callable[[Sequence[Arrays], Sequence[Roundings]], tuple[Sequence[Arrays], Sequence[Roundings]]]  # by case
 _NO_LIMIT = Tolerance(math.inf, 0.0, -math.inf, math.inf)
 
 
@@ -62,23 +63,27 @@ class Replayed:
 
     def at(self, cases: Sequence[int]) -> Replayed:
         """On the cases of these numbers alone, where engines take no routes."""
-        more, exact = self.again, self.exact
-        return replace(
-            self,
-            outputs=[self.outputs[number] for number in cases],
-            roundings=[self.roundings[number] for number in cases],
-            again=None if more is None else lambda only: more(only).at(cases),
-            exact=None if exact is None else lambda only: exact(only).at(cases),
-        )
+        return self.seen(lambda outputs, roundings: ([outputs[n] for n in cases], [roundings[n] for n in cases]))
 
     def of(self, names: Mapping[str, str]) -> Replayed:
         """With the outputs ``names`` alone, each under the name that it is mapped to."""
-        more = self.again
+        return self.seen(
+            lambda outputs, roundings: (
+                [{new: arrays[name] for name, new in names.items()} for arrays in outputs],
+                [{new: own[name] for name, new in names.items()} for own in roundings],
+            )
+        )
+
+    def seen(self, view: _View) -> Replayed:
+        """A ``view`` of outputs and roundings: of these, and of what more passes find."""
+        again, exact = self.again, self.exact
+        outputs, roundings = view(self.outputs, self.roundings)
         return replace(
             self,
-            outputs=[{new: arrays[name] for name, new in names.items()} for arrays in self.outputs],
-            roundings=[{new: own[name] for name, new in names.items()} for own in self.roundings],
-            again=None if more is None else lambda cases: more(cases).of(names),
+            outputs=outputs,
+            roundings=roundings,
+            again=None if again is None else lambda only: again(only).seen(view),
+            exact=None if exact is None else lambda only: exact(only).seen(view),
         )
 
 
