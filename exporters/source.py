@@ -43,6 +43,9 @@ from .parts import CachedSpec, Exits, Part, chosen_exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
 
+# Weights from which a model is large.
+LARGE = 2**26
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -180,6 +183,11 @@ class ModelSource:
     def parameters(self, submodel: Submodel) -> int:
         """Number of parameters of ``submodel``."""
         return self.parameter_groups(submodel).total
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has so many weights that every pass is dear."""
+        return self.parameters(self.spec.universal()) >= LARGE
 
     def parameter_groups(self, submodel: Submodel) -> ParameterGroups:
         """Parameters of ``submodel``: in all, embedding tables, feed-forward."""

@@ -39,7 +39,7 @@ from ..parity.judge import Replayed, Verdict, distance
 from ..parity.reference import Reference, replayed, rule_of
 from ..parity.references import References
 from ..planning.cost_model import predict
-from ..planning.variants import chosen_variants, variant_workload
+from ..planning.variants import chosen_variants
 from ..work.release_memory import release_memory
 from ..work.staging import Stage, write_synced
 from .emitted import Emitted, engine_names
@@ -141,9 +141,10 @@ class EngineBuilder:
         graph = finished(self.profile.backend, f"engine {name}", graph, capacity)
         proof = self._write(file, graph, template.precision)
         if part is None:
-            ops: Sequence[Op] = variant_workload(source, submodel, bucket, self.profile)
+            variants = chosen_variants(source, submodel, bucket, self.profile)
+            ops: Sequence[Op] = source.workload(submodel, bucket, variants)
         else:
-            ops = source.parts[part].workload(submodel, bucket)
+            variants, ops = {}, source.parts[part].workload(submodel, bucket)
         is_counted = part is not None or bool(template.tables) or template.precision != TRACED
         cost = predict(ops, self.profile, template.precision)
         kind: Literal["sliced", "traced"] = "traced" if emitted == "traced" else "sliced"
@@ -159,21 +160,27 @@ class EngineBuilder:
             moved_bytes=cost.moved_bytes,
             activation_bytes=cost.activation_bytes,
             slice_problem=problem if emitted == "traced" else None,
-            kind=self._kind(submodel, bucket, part, template, capacity),
+            kind=self._kind(submodel, bucket, part, template, variants, capacity),
             weight_bytes=weight_bytes(template, self.store, submodel) if is_counted else None,
             precision=template.precision,
         )
         return Emitted(entry, template, graph, proof)
 
     def _kind(
-        self, submodel: Submodel, bucket: Bucket, part: str | None, template: Template, capacity: int | None
+        self,
+        submodel: Submodel,
+        bucket: Bucket,
+        part: str | None,
+        template: Template,
+        variants: dict[str, str],
+        capacity: int | None,
     ) -> EngineKind:
         source = self.source
         if part is None:
             return Whole(
                 routing=source.routes(submodel, bucket) or None,
                 metadata={**source.metadata(submodel, bucket), **_wide(template)} or None,
-                variants=chosen_variants(source, submodel, bucket, self.profile) or None,
+                variants=variants or None,
             )
         if part == Encoder.part:
             return Encoder(routing=source.parts[part].routes(submodel) or None)

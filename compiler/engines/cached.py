@@ -38,7 +38,7 @@ from ..parity.cached_cases import (
     run_batches,
     unproven_window,
 )
-from ..parity.cases import LARGE, unjudged
+from ..parity.cases import unjudged
 from ..parity.engine_verdict import EngineVerdict, ProofRun, judge_engine, tolerance_of
 from ..parity.judge import JudgedOutputs, Verdict, distance
 from ..parity.reference import Reference, in_torch, replayed
@@ -100,7 +100,7 @@ def build_generating(builder: EngineBuilder, submodel: Submodel, _: Bucket) -> l
 def _texts(universal: UniversalModel, entry: GenerationEntry, submodel: Submodel, long: bool) -> list[Batch]:
     """Those of the gate; of a large model shorter ones, and of its narrower widths the ones in which runs of all kinds
     follow each other: drafts and steps, of rows that are in one cache."""
-    if universal.source.parameters(universal.spec.universal()) < LARGE:
+    if not universal.source.is_large:
         return cached_batches(entry, long)
     batches = cached_batches(entry, long, _FEW_TOKENS)
     return batches if replace(submodel, precision=None).has_all_widths else batches[1::2]
@@ -222,7 +222,7 @@ def _prove_exact(
                 for case in prompts_of(batches)
             }
     expected = cached_answers(rounded, submodel, form, batches)  # of all, which the engine itself is held against too
-    if source.parameters(source.spec.universal()) >= LARGE:
+    if source.is_large:
         batches = [b for b in batches if len(b) == 1 and len(b[0].pieces) <= _FEW_PIECES] or batches[-1:]
         expected = cached_answers(rounded, submodel, form, batches)
     verdict = judge_rows(expected, form, batches, _answers(builder, form, entry, batches, read), limit)

@@ -337,8 +337,8 @@ def stored_arrays(files: Iterable[Path], spec: ElasticSpec, *encodings: Encoding
     """The tensors of a store in ``encodings``, or all, by their names, as views of its files; no tables of integers."""
     arrays = dict[str, np.ndarray]()
     for path in files:
-        pages = map_file(path)
-        for name, tensor in _stored(path, spec):
+        index, pages = _stored(path, spec), map_file(path)
+        for name, tensor in index:
             encoding = split_encoding(name)[1]
             dtype = DTYPES[encoding]
             if encoding in (encodings or DTYPES) and tensor.itemsize == dtype.itemsize:

@@ -35,8 +35,8 @@ _FEW = 8
 _MOST_AGAIN = 128
 # Numbers that are judged of an output that has some of every position, 32 MB in float64, but of no fewer positions.
 MOST_JUDGED, _LEAST_PLACES = 2**22, 16
-# Weights from which a model is large: of such a one no shape of a range of more tokens but its largest and its longest.
-LARGE, _MOST_BETWEEN = 2**26, 16
+# Of a large model no shape of a range has more tokens but its largest and its longest.
+_MOST_BETWEEN = 16
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8
 
@@ -98,8 +98,7 @@ class Case:
 
 def can_look(source: ModelSource) -> bool:
     """Whether a model is large, and nothing but the rule of its outputs is asked of PyTorch in float64."""
-    is_plain = source.architecture.routing is None and source.exits is None
-    return is_plain and source.parameters(source.spec.universal()) >= LARGE
+    return source.architecture.routing is None and source.exits is None and source.is_large
 
 
 def judged_places(tokens: int, numbers: int) -> Sequence[int]:
@@ -128,9 +127,11 @@ def unjudged(cases: Sequence[Case], specs: Sequence[TensorSpec]) -> str | None:
     return min(notes, default=(1.0, None))[1]
 
 
-def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | None, weights: int = 0) -> list[Case]:
+def parity_cases(
+    signature: Signature, bucket: Bucket, encoder: TextEncoder | None, is_large: bool = False
+) -> list[Case]:
     """The cases of one bucket: two fully random (masks with holes), one whole, one padded, one of real text; of a range
-    one of them at each of several shapes, which are fewer for a model of many ``weights``.
+    one of them at each of several shapes, which are fewer for a large model.
 
     Every row has a token, since without one no answer is defined (``TensorSpec.row_needs``). The padded case has rows
     that end early and, in a static bucket, lacks its last row: what fills it must not reach the others.
@@ -139,7 +140,7 @@ def parity_cases(signature: Signature, bucket: Bucket, encoder: TextEncoder | No
         return [_judged(signature, case.name, case) for case in _cases_at(signature, bucket, encoder)]
     found: dict[str, Case] = {}
     kinds: set[str] = set()
-    *shapes, last = shapes_to_prove(bucket, weights)
+    *shapes, last = shapes_to_prove(bucket, is_large)
     for number, shape in enumerate(shapes):
         own = _cases_at(signature, shape, None, bucket)
         case = own[number % len(own)]
@@ -175,11 +176,11 @@ def few(cases: Sequence[Case]) -> list[int]:
     return sorted({*by_size[:_FEW], *short[-1:]})
 
 
-def shapes_to_prove(bucket: Bucket, weights: int = 0) -> list[Bucket]:
+def shapes_to_prove(bucket: Bucket, is_large: bool = False) -> list[Bucket]:
     """Shapes all over a range: the ends of each dimension, the powers of two of its sequence, and some at random, whose
     lengths are one in each of as many parts of the range that are equal on a logarithmic scale.
 
-    Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. A model of many ``weights``, whose every
+    Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. A large model, whose every
     token is dear, has of those that are not short the ones at its longest sequence and of most rows alone. Always the
     same for the same range and model.
     """
@@ -193,7 +194,7 @@ def shapes_to_prove(bucket: Bucket, weights: int = 0) -> list[Bucket]:
         shapes.append(Bucket(batch, min(int(length), _longest(bucket, batch))))
     last = largest_proven(bucket)
     found = [*dict.fromkeys([*shapes, Bucket(most.batch, least.sequence)])]
-    if weights >= LARGE:
+    if is_large:
         limit = max(_MOST_BETWEEN, least.tokens)
         found = [shape for shape in found if shape.tokens <= limit or shape.sequence == most.sequence]
     return [*(shape for shape in found if shape != last), last]
@@ -214,6 +215,8 @@ def _cases_at(
 ) -> list[Case]:
     """The cases at one shape; within the range ``free`` no row is filled, and texts have their own length."""
     own = None if free is None else Bucket(bucket.batch, bucket.sequence, free.min_batch, free.min_sequence)
+    sentences = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
+    text = [] if encoder is None else [text_at_bucket(encoder, signature.inputs, sentences, own or bucket)[0]]
     first, second, *others = (random_feeds(signature.inputs, bucket, seed) for seed in range(4))
     cases = [Case("random-0", first), Case("random-1", second)]
     whole = [_whole(signature, feeds) for feeds in others]
@@ -224,10 +227,7 @@ def _cases_at(
     if has_sequence or lacks_row:
         padded, rows = _padded(signature, bucket, whole[1]), bucket.batch - 1 if lacks_row else None
         cases.append(Case(_PADDED, padded if rows is None else _without_last_row(signature, padded), rows))
-    if encoder is not None:
-        texts = [_SENTENCES[row % len(_SENTENCES)] for row in range(bucket.batch)]
-        cases.append(Case(_TEXT, text_at_bucket(encoder, signature.inputs, texts, own or bucket)[0]))
-    return cases
+    return [*cases, *(Case(_TEXT, feeds) for feeds in text)]
 
 
 def _whole(signature: Signature, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

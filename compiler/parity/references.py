@@ -191,9 +191,9 @@ def references_at(universal: UniversalModel, buckets: Iterable[Bucket], runs_gra
     """The references of ``universal`` at ``buckets``, on the cases by which its engines are proven; those of a large
     model look where the back end of the engines ``runs_graphs``."""
     source = universal.source
-    looks, weights = runs_graphs and can_look(source), source.parameters(source.spec.universal())
-    cases = {bucket: parity_cases(source.signature, bucket, source.encoder, weights) for bucket in sorted(buckets)}
-    return References(universal, cases, looks=looks)
+    signature, encoder, is_large = source.signature, source.encoder, source.is_large
+    cases = {bucket: parity_cases(signature, bucket, encoder, is_large) for bucket in sorted(buckets)}
+    return References(universal, cases, looks=runs_graphs and can_look(source))
 
 
 def _inputs(case: Case) -> _Inputs:

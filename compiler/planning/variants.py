@@ -45,7 +45,8 @@ def chosen_variants(source: ModelSource, submodel: Submodel, bucket: Bucket, pro
 
 def variant_workload(source: ModelSource, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> Sequence[Op]:
     """The operations of the engine of ``submodel`` at ``bucket``, in the variants that it has on this device."""
-    return source.workload(submodel, bucket, chosen_variants(source, submodel, bucket, profile))
+    variants = chosen_variants(source, submodel, bucket, profile)
+    return source.workload(submodel, bucket, variants)
 
 
 def require_scales(source: ModelSource, profile: DeviceProfile) -> None:

@@ -193,7 +193,7 @@ def test_a_large_model_is_asked_short_texts_its_narrower_widths_two_kinds_and_wh
         opened.append(residency)
         return runner_for(bundle, engine, residency, *rest)
 
-    monkeypatch.setattr(cached_module, "LARGE", 0)
+    monkeypatch.setattr("nestforge.exporters.source.LARGE", 0)
     monkeypatch.setattr(cached_module, "runner_for", counted)
     of_model = References(load_universal(replace(open_source(folder), generates=True)), {}, looks=True)
     references = EngineReferences(of_model, tmp_path)

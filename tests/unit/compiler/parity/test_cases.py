@@ -126,7 +126,7 @@ def test_a_range_is_proven_at_its_ends_and_all_over() -> None:
 @pytest.mark.parametrize("bucket", [Bucket(8, 512, 1, 1), Bucket(128, 512, 1, 1), Bucket(1, 2048, 1, 1)])
 def test_a_large_model_is_proven_at_the_longest_sequence_too(bucket: Bucket) -> None:
     """Where a window or a table of positions that ends too early shows, which short rows do not have."""
-    shapes, every = shapes_to_prove(bucket, cases_module.LARGE), shapes_to_prove(bucket)
+    shapes, every = shapes_to_prove(bucket, True), shapes_to_prove(bucket)
     assert Bucket(1, bucket.sequence) in shapes
     assert Bucket(1, 1) in shapes
     assert shapes[-1] == every[-1]

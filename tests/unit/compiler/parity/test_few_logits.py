@@ -73,7 +73,7 @@ def test_faults_of_the_last_layer_are_found(
     form, signature = universal.source.cached, universal.source.signature
     assert form is not None
     batches = cached_batches(form.entry, long=True)
-    texts, whole = cases_of(batches), parity_cases(signature, Bucket(1, 512, 1, 1), None, cases.LARGE)
+    texts, whole = cases_of(batches), parity_cases(signature, Bucket(1, 512, 1, 1), None, True)
     assert len(whole) == 6
     reference, limit = References(universal, {}).of(universal.spec.universal()), tolerance_for("fp32", 2)
     broken = copy.deepcopy(reference.module)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.compiler.job import resolve
-from nestforge.compiler.parity import cases
 from nestforge.compiler.planning.compile_cost import CompileCost, written_bytes
 from nestforge.errors import BuildError
 from nestforge.profiles import host_load
@@ -102,7 +101,7 @@ def test_a_large_model_packs_nothing_its_widths_cost_little_and_its_integers_mor
         return resolve(CompileRequest(tiny_folder, profile, output=tmp_path / "b", **options)).cost
 
     small = cost("fp32", 1)
-    monkeypatch.setattr(cases, "LARGE", 0)
+    monkeypatch.setattr("nestforge.exporters.source.LARGE", 0)
     one, two, integers = cost("fp32", 1), cost("fp32", 0.5, 1), cost("int8-dynamic", 1)
     assert (one.memory_mb, one.disk_mb) == (two.memory_mb, two.disk_mb)
     assert one.memory_mb < small.memory_mb
