@@ -66,7 +66,8 @@ class Measurements(HostRecords[HostMeasurement]):
                 yield f"engine {each.engine[:80]!r} is not in this bundle"
                 continue
             sizes = {Bucket(point.batch, point.sequence) for point in each.points}
-from ..build_record import Noise, is_grid
+            if not is_grid([(point.batch, point.sequence) for point in each.points]):
+                yield f"points of engine {each.engine}; expected every batch at every sequence once"
             bucket = engines[each.engine].bucket
             if wrong := [size for size in sizes if bucket.filled(size) != size or not bucket.holds(size)]:
                 yield f"engine {each.engine} does not run at {wrong[0].label}"
