@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -11,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from nestforge.compiler.graph.passes.fuse_nodes import fuse_norms, join_products, pack_attention
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+from support.graphs import kinds, passed, require_same
 
 # A residual sum, its norm, and a gate, as a decoder's layer has them; what it gives on is the sum.
 LAYER = """
@@ -34,50 +33,22 @@ agraph (float[2, 3, 8] a, float[2, 3, 8] b, float[8] w) => (float[2, 3, 8] y, fl
 """
 
 
-def fused(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, Counter[str]]:
-    before = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
-    model = ir.from_proto(before)
-    fuse_norms(model)
-    RemoveUnusedNodesPass()(model)
-    model.opset_imports["com.microsoft"] = 1
-    return before, ir.to_proto(model), Counter(node.op_type for node in model.graph)
-
-
-def kinds(proto: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in proto.graph.node if node.op_type != "Constant")
-
-
-def require_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    for found, expected in zip(run(after), run(before), strict=True):
-        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=1e-6)
-
-
-def run(model: onnx.ModelProto) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    feeds = {
-        value.name: rng.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
-        for value in model.graph.input
-    }
-    found: list[np.ndarray] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
-    return found
-
-
 @pytest.mark.parametrize(
     ("old", "new"), [("", ""), ("Mul (x, r)", "Mul (r, x)"), ("Mul (w, n)", "Mul (n, w)"), ("{-1}", "{2}")]
 )
 def test_a_layer_keeps_its_function_in_fewer_nodes(old: str, new: str) -> None:
-    before, after, kinds = fused(LAYER.replace(old, new))
-    assert kinds == {"SkipSimplifiedLayerNormalization": 1, "QuickGelu": 1, "Mul": 1}
-    require_same(before, after)
+    before, after, _ = passed(fuse_norms, LAYER.replace(old, new))
+    assert kinds(after) == {"SkipSimplifiedLayerNormalization": 1, "QuickGelu": 1, "Mul": 1}
+    require_same(before, after, atol=2e-6)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "sums"), [("Add (a, b)", "Abs (a)", {"Abs": 1}), ("float[2, 3, 8] b", "float[8] b", {"Add": 1})]
 )
 def test_a_norm_of_no_sum_of_two_like_it_is_one_of_its_own(old: str, new: str, sums: dict[str, int]) -> None:
-    before, after, kinds = fused(LAYER.replace(old, new))
-    assert kinds == {**sums, "SimplifiedLayerNormalization": 1, "QuickGelu": 1, "Mul": 1}
-    require_same(before, after)
+    before, after, _ = passed(fuse_norms, LAYER.replace(old, new))
+    assert kinds(after) == {**sums, "SimplifiedLayerNormalization": 1, "QuickGelu": 1, "Mul": 1}
+    require_same(before, after, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,20 +61,20 @@ def test_a_norm_of_no_sum_of_two_like_it_is_one_of_its_own(old: str, new: str, s
     ],
 )
 def test_what_is_no_such_norm_stays(old: str, new: str) -> None:
-    _, _, kinds = fused(LAYER.replace(old, new))
-    assert kinds == {"Add": 2, "Pow": 1, "ReduceMean": 1, "Sqrt": 1, "Reciprocal": 1, "Mul": 3, "QuickGelu": 1}
+    _, after, _ = passed(fuse_norms, LAYER.replace(old, new))
+    assert kinds(after) == {"Add": 2, "Pow": 1, "ReduceMean": 1, "Sqrt": 1, "Reciprocal": 1, "Mul": 3, "QuickGelu": 1}
 
 
 def test_a_weight_that_is_made_behind_the_sum_is_there_in_time() -> None:
-    before, after, kinds = fused(
-        LAYER.replace("  n = Mul", "  v = Abs (w)\n  n = Mul").replace("Mul (w, n)", "Mul (v, n)")
+    before, after, _ = passed(
+        fuse_norms, LAYER.replace("  n = Mul", "  v = Abs (w)\n  n = Mul").replace("Mul (w, n)", "Mul (v, n)")
     )
-    assert kinds["SkipSimplifiedLayerNormalization"] == 1
+    assert kinds(after)["SkipSimplifiedLayerNormalization"] == 1
     known = {value.name for value in (*after.graph.input, *after.graph.initializer)}
     for node in after.graph.node:
         assert known >= set(node.input), node.op_type
         known.update(node.output)
-    require_same(before, after)
+    require_same(before, after, atol=2e-6)
 
 
 # Queries, keys and values of the same tokens, and a product of what they make.
@@ -235,14 +206,6 @@ SLICES = WHOLE.replace(
 )
 
 
-def packed(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, bool]:
-    before = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
-    model = ir.from_proto(before)
-    changed = pack_attention(model)
-    RemoveUnusedNodesPass()(model)
-    return before, ir.to_proto(model), changed
-
-
 def attended(proto: onnx.ModelProto) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     shapes = {"x": (1, 3, 64), "past_key": (1, 2, 12, 8), "past_value": (1, 2, 12, 8)}
@@ -263,7 +226,7 @@ def attended(proto: onnx.ModelProto) -> list[np.ndarray]:
     ids=["flattened", "whole", "slices"],
 )
 def test_what_lies_side_by_side_is_one_input(text: str, left: dict[str, int]) -> None:
-    before, after, changed = packed(text)
+    before, after, changed = passed(pack_attention, text)
     assert changed
     assert kinds(after) == left
     assert list(after.graph.node[-1].input[1:3]) == ["", ""]
@@ -285,7 +248,7 @@ def test_what_lies_side_by_side_is_one_input(text: str, left: dict[str, int]) ->
 def test_what_is_no_such_split_stays(old: str, new: str) -> None:
     text = ATTENTION.replace(old, new)
     assert text != ATTENTION
-    _, after, changed = packed(text)
+    _, after, changed = passed(pack_attention, text)
     assert not changed
     assert kinds(after)["Split"] == 1
 
@@ -303,7 +266,7 @@ def test_what_is_no_such_split_stays(old: str, new: str) -> None:
 def test_slices_that_do_not_follow_each_other_stay(old: str, new: str) -> None:
     text = SLICES.replace(old, new).replace("  q = Slice", "  past = Neg (x)\n  q = Slice")
     assert text != SLICES
-    _, after, changed = packed(text)
+    _, after, changed = passed(pack_attention, text)
     assert not changed
     assert kinds(after)["Slice"] == 3
 
@@ -321,6 +284,6 @@ def test_heads_that_each_have_their_own_part_of_every_kind_stay() -> None:
     ]:
         assert old in text
         text = text.replace(old, new)
-    _, after, changed = packed(text)
+    _, after, changed = passed(pack_attention, text)
     assert not changed
     assert kinds(after)["Split"] == 1

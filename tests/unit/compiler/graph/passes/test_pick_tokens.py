@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
-import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 from nestforge.compiler.graph.passes.pick_tokens import pick_tokens
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+from support.graphs import graph_of, kinds, passed
 
 # ``x[:, at]`` as the exporter writes it.
 PICK = """
@@ -24,18 +20,10 @@ agraph (float[2, 5, 3] x, int64[4] at) => (float[2, 4, 3] y)
 """
 
 
-def picked(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto, bool]:
-    before = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
-    model = ir.from_proto(before)
-    changed = pick_tokens(model)
-    RemoveUnusedNodesPass()(model)
-    return before, ir.to_proto(model), changed
-
-
 def test_tokens_are_picked_by_one_node() -> None:
-    before, after, changed = picked(PICK)
+    before, after, changed = passed(pick_tokens, PICK)
     assert changed
-    assert Counter(node.op_type for node in after.graph.node) == {"Gather": 1}
+    assert kinds(after) == {"Gather": 1}
     feeds = {"x": np.arange(30, dtype=np.float32).reshape(2, 5, 3), "at": np.array([4, 0, -1, 2])}
     found = [onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)[0] for proto in (before, after)]
     np.testing.assert_array_equal(found[0], feeds["x"][:, feeds["at"]])
@@ -54,5 +42,4 @@ def test_tokens_are_picked_by_one_node() -> None:
 def test_what_picks_otherwise_is_left(old: str, new: str) -> None:
     text = PICK.replace(old, new)
     assert text != PICK
-    proto = onnx.parser.parse_model(text)
-    assert not pick_tokens(ir.from_proto(onnx.shape_inference.infer_shapes(proto)))
+    assert not pick_tokens(graph_of(text))
