@@ -25,7 +25,7 @@ from onnx import TensorProto, helper
 from ....errors import BuildError
 from ....profiles.precision import FP16
 from ....runtime.inputs.arrays import Arrays
-from .fp32_nodes import MOVEMENT, element_types
+from .fp32_nodes import MOVEMENT, FloatGraph, element_types
 from .quantize import products
 
 _HISTOGRAM_BINS = 4096
@@ -78,7 +78,7 @@ def calibrate(
                 f"calibration: the input of {weight} is 0 in every example, so it has no int8 scale; "
                 "add examples that reach this layer, or choose another precision"
             )
-    compared = _compared(graph.graph)
+    compared = _compared(graph)
     whole = {product.x for product in found if product.output in compared}  # one scale for all that read a value
     unclipped = {product.weight for product in found if product.x in whole}
     return {
@@ -220,23 +220,15 @@ def counted_rows(array: np.ndarray, counted: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def _compared(graph: onnx.GraphProto) -> set[str]:
+def _compared(proto: onnx.ModelProto) -> set[str]:
     """Outputs of the Gemms that are nearest before a Softmax, with nothing but products of computed values between."""
-    weights = {tensor.name for tensor in graph.initializer}
-    producers = {name: node for node in graph.node for name in node.output}
-    ahead = [node.input[0] for node in graph.node if node.op_type == "Softmax"]
-    passed, found = set(ahead), set()
-    while ahead:
-        value = ahead.pop()
-        node = producers.get(value)
-        if node is None or (node.op_type == "MatMul" and weights.intersection(node.input)):
-            continue
-        if node.op_type == "Gemm":
-            found.add(value)
-            continue
-        ahead += [name for name in node.input if name not in passed]
-        passed.update(node.input)
-    return found
+    graph = FloatGraph(proto)
+
+    def passes(node: onnx.NodeProto) -> bool:
+        return node.op_type != "Gemm" and not (node.op_type == "MatMul" and graph.constants.intersection(node.input))
+
+    softmaxes = [node.input[0] for node in proto.graph.node if node.op_type == "Softmax"]
+    return {node.output[0] for node in graph.behind(softmaxes, passes) if node.op_type == "Gemm"}
 
 
 def _largest_weight(tensor: onnx.TensorProto, folder: Path) -> float:

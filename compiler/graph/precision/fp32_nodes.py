@@ -119,25 +119,25 @@ class FloatGraph:
         it."""
         yield from (node for node in self.proto.graph.node if self._decides(node))
         yield from self.compared()
-        yield from self._behind(outputs, lambda node: node.op_type not in _PRODUCT_OPERATORS)
+        yield from self.behind(outputs, lambda node: node.op_type not in _PRODUCT_OPERATORS)
 
     def compared(self) -> Iterator[onnx.NodeProto]:
         """Nodes behind the scores that decisions compare, up to the products before them, which are among it."""
         starts = [name for node in self.proto.graph.node if self._decides(node) for name in node.input]
-        return self._behind(starts, lambda node: node.op_type not in _PRODUCT_OPERATORS)
+        return self.behind(starts, lambda node: node.op_type not in _PRODUCT_OPERATORS)
 
     def before_softmax(self) -> Iterator[onnx.NodeProto]:
         """Nodes between each Softmax and the product before it."""
         passed = MOVEMENT | _ELEMENTWISE_OPERATORS
         starts = [node.input[0] for node in self.proto.graph.node if node.op_type in _SOFTMAX_OPERATORS]
-        return (node for node in self._behind(starts, lambda node: node.op_type in passed) if node.op_type in passed)
+        return (node for node in self.behind(starts, lambda node: node.op_type in passed) if node.op_type in passed)
 
     def _decides(self, node: onnx.NodeProto) -> bool:
         return node.op_type in _CHOICE_OPERATORS or (
             node.op_type in _COMPARISON_OPERATORS and node.input[0] in self.floats
         )
 
-    def _behind(self, names: Iterable[str], passes: Callable[[onnx.NodeProto], bool]) -> Iterator[onnx.NodeProto]:
+    def behind(self, names: Iterable[str], passes: Callable[[onnx.NodeProto], bool]) -> Iterator[onnx.NodeProto]:
         """The nodes from which ``names`` follow; nothing behind one that does not pass."""
         left, seen = list(names), set[str]()
         while left:
