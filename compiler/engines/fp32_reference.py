@@ -144,11 +144,11 @@ def _refuse_overflow(
     templates: Templates, reference: Fp32Reference, precision: Precision, feeds: Iterable[Arrays]
 ) -> None:
     low = templates.derived(reference.template, precision, None)
-    for found in overflowing(reference.graph, low.proto, reference.bundle.path, feeds):
-        modules = [module for module, value in reference.template.module_outputs.items() if value == found.value]
-        kind = "weight" if found.value in reference.template.external else "value"
-        where = max(modules, key=len) if modules else f"{kind} {found.value}"
+    for name, largest in overflowing(reference.graph, low.proto, reference.bundle.path, feeds).items():
+        modules = [module for module, value in reference.template.module_outputs.items() if value == name]
+        kind = "weight" if name in reference.template.external else "value"
+        where = max(modules, key=len) if modules else f"{kind} {name}"
         raise BuildError(
-            f"precision {precision}: {where} reaches {found.largest:.4g}, and a float16 ends at 65504; use fp32, or "
+            f"precision {precision}: {where} reaches {largest:.4g}, and a float16 ends at 65504; use fp32, or "
             "for TensorRT bf16, which has the range of float32"
         )

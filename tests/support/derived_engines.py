@@ -88,8 +88,8 @@ def half_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int | 
 
 def derived(template: Template, precision: Any, heads: Collection[str] = ()) -> Template:
     """``template`` in another precision."""
-    converted = half(template.proto, template.tables, precision, heads)
-    return replace(template, proto=converted.proto, tables=converted.tables)
+    proto, tables = half(template.proto, template.tables, precision, heads)
+    return replace(template, proto=proto, tables=tables)
 
 
 FORMS = ("qdq", "int8", "int8-dynamic", "int4")

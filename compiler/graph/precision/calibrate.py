@@ -12,7 +12,6 @@ float16 needs every value within its range.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import frexp, prod
 from pathlib import Path
 from typing import Any
@@ -87,20 +86,11 @@ def calibrate(
     }
 
 
-@dataclass(frozen=True)
-class Overflow:
-    """A value of the float32 graph, or a weight, whose ``largest`` magnitude is beyond ``limit``."""
-
-    value: str
-    largest: float
-    limit: float = _FLOAT16_MAX
-
-
 def overflowing(
     graph: onnx.ModelProto, proto16: onnx.ModelProto, folder: Path, feeds: Iterable[Arrays]
-) -> list[Overflow]:
-    """The values that ``proto16`` holds in float16 and that leave its range on ``feeds``: weights, then what is
-    computed, in the order of the graph.
+) -> dict[str, float]:
+    """The largest magnitude of each value that ``proto16`` holds in float16 and that leaves its range on ``feeds``:
+    weights, then what is computed, in the order of the graph.
 
     ``graph`` is the emitted float32 engine, whose weights lie in ``folder``. What is not finite there is beyond any
     limit.
@@ -126,7 +116,7 @@ def overflowing(
         largest[name] = max(largest.get(name, 0.0), _size(found))
 
     observe(measured, folder, list(scanned), feeds, see)
-    return [Overflow(name, size) for name, size in largest.items() if size > _FLOAT16_MAX]
+    return {name: size for name, size in largest.items() if size > _FLOAT16_MAX}
 
 
 def observe(

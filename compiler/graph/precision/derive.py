@@ -80,8 +80,7 @@ class _Traced:
 
 
 def _half(precision: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:
-    converted = half(traced.template.proto, traced.template.tables, precision, traced.heads)
-    return converted.proto, converted.tables
+    return half(traced.template.proto, traced.template.tables, precision, traced.heads)
 
 
 def _int8(traced: _Traced) -> _Derived:

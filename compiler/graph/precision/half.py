@@ -24,14 +24,6 @@ from .fp32_nodes import FloatGraph, wide_nodes
 
 
 @dataclass(frozen=True)
-class Converted:
-    """A derived template's graph and its large constants."""
-
-    proto: onnx.ModelProto
-    tables: Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
 class _Narrow:
     """A 16-bit type: its number in ONNX, its numpy type, the ending of names of what was converted to it, and the
     smallest number that it has in full precision."""
@@ -62,8 +54,8 @@ def half(
     tables: Mapping[str, np.ndarray],
     precision: Literal["fp16", "bf16"],
     outputs: Collection[str],
-) -> Converted:
-    """The template ``proto`` with its ``tables`` in ``precision``; the heads of ``outputs`` stay float32.
+) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
+    """The template ``proto`` with its ``tables`` in ``precision``, both; the heads of ``outputs`` stay float32.
 
     ``proto`` is left as it is. Values keep their names; a value cast to another type has that type's name behind its
     own. An output of the graph that is computed in 16 bits is cast under its own name.
@@ -72,7 +64,7 @@ def half(
     wide = wide_nodes(proto, outputs, writing.lost(), writing.narrow.elem)
     for node in proto.graph.node:
         writing.write(node, node.output[0] in wide)
-    return Converted(writing.done(), writing.tables)
+    return writing.done(), writing.tables
 
 
 def with_half_weights(

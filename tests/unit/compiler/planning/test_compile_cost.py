@@ -81,7 +81,7 @@ def test_a_checkpoint_in_16_bits_is_in_memory_in_float32_until_it_is_stored(
     (weights,) = narrow.glob("*.safetensors")
     tensors = load_file(weights)
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, weights)
-    monkeypatch.setattr(cases, "LARGE", 0)
+    monkeypatch.setattr("nestforge.exporters.source.LARGE", 0)
     wide, bf16 = (
         resolve(CompileRequest(folder, board(), output=tmp_path / "b", buckets=[Bucket(1, 1)])).cost
         for folder in (tiny_folder, narrow)

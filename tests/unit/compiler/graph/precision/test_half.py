@@ -126,7 +126,7 @@ def test_a_value_is_cast_once_and_an_output_under_its_own_name() -> None:
           n = Neg (y)  r = Add (n, e)  z = Softmax (y) }""".replace("z)", "z, float[2, 4] r)", 1),
         w=(4, 4),
     )
-    found = half(model, {}, "fp16", ()).proto
+    found = half(model, {}, "fp16", ())[0]
     assert [f"{node.op_type} {', '.join(node.input)} {node.output[0]}" for node in found.graph.node] == [
         "Cast x x.fp16",
         "Gemm x.fp16, w.fp16 h",
@@ -151,7 +151,7 @@ def test_a_weight_that_is_read_in_both_types_is_stored_in_both() -> None:
         "tied (int64[2] ids) => (float[2, 9] y) { e = Gather (w, ids)  h = Gelu (e)  y = Gemm <transB=1> (h, w) }",
         w=(9, 4),
     )
-    found = half(model, {}, "bf16", ("y",)).proto
+    found = half(model, {}, "bf16", ("y",))[0]
     assert {(tensor.name, tensor.data_type) for tensor in found.graph.initializer} == {
         ("w", TensorProto.FLOAT),
         ("w.bf16", TensorProto.BFLOAT16),
@@ -172,12 +172,12 @@ def test_tables_and_constants_are_converted_where_they_are_read_narrow(precision
         kind = helper.np_dtype_to_tensor_dtype(table.dtype)
         tensor = TensorProto(name=name, dims=table.shape, data_type=kind, data_location=TensorProto.EXTERNAL)
         model.graph.initializer.append(tensor)
-    found = half(model, tables, precision, ())
+    found, kept = half(model, tables, precision, ())
     dtype = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}[precision]
     converted = table_name(angles.astype(dtype))
-    assert set(found.tables) == {"places", "shared", converted}
-    assert np.array_equal(found.tables[converted], angles.astype(dtype))
-    held = {tensor.name: tensor for tensor in found.proto.graph.initializer}
+    assert set(kept) == {"places", "shared", converted}
+    assert np.array_equal(kept[converted], angles.astype(dtype))
+    held = {tensor.name: tensor for tensor in found.graph.initializer}
     assert set(held) == {f"w.{precision}", "places", "shared", converted, f"c.{precision}"}
     assert held[converted].data_type == NARROW[precision]
     assert (
@@ -200,7 +200,7 @@ def test_tables_and_constants_are_converted_where_they_are_read_narrow(precision
 def test_a_constant_that_would_be_lost_stays(number: str, precision: Any, kept: bool) -> None:
     text = f"c (float[2, 4] x) => (float[2, 4] y) <float c = {{{number}}}> {{ h = Gemm (x, w)  g = Min (h, c)"
     model = parsed(f"{text}  y = Gemm (g, w) }}", w=(4, 4))
-    held = {tensor.name for tensor in half(model, {}, precision, ()).proto.graph.initializer}
+    held = {tensor.name for tensor in half(model, {}, precision, ())[0].graph.initializer}
     assert held == {f"w.{precision}", "c" if kept else f"c.{precision}"}
 
 
@@ -239,7 +239,7 @@ def test_any_graph_has_types_that_fit_and_casts_no_value_twice(data: st.DataObje
     )
     model = parsed(f"any (float[4, 4] x) => ({outputs}) {constants} {{ {'  '.join(lines)} }}")
     before = model.SerializeToString(deterministic=True)
-    found = half(model, {}, precision, data.draw(st.lists(st.sampled_from(shown), unique=True))).proto
+    found = half(model, {}, precision, data.draw(st.lists(st.sampled_from(shown), unique=True)))[0]
     assert model.SerializeToString(deterministic=True) == before
     onnx.checker.check_model(found, full_check=True)
     assert {value.type.tensor_type.elem_type for value in found.graph.output} == {TensorProto.FLOAT}

@@ -99,7 +99,7 @@ def test_what_16_bits_hold_is_rounded_and_what_stays_wide_is_not(precision: Any)
         """m (float[3, 4] x) => (float[3, 2] y, float[3, 5] p, float[5, 3] t)
         { h = Gemm (x, w)  n = Neg (h)  t = Transpose (n)  p = Softmax (h)  y = Gemm (n, v) }"""
     )
-    engine = half(model, {}, precision, ()).proto
+    engine = half(model, {}, precision, ())[0]
     found = run_alone(emulated(engine.SerializeToString()), {"x": X})
     h = rounded(rounded(X) @ rounded(W))
     assert np.array_equal(found["t"], -h.T)
@@ -111,7 +111,7 @@ def test_what_16_bits_hold_is_rounded_and_what_stays_wide_is_not(precision: Any)
 
 
 def test_an_emulation_reads_the_engines_own_weights_and_computes_in_float32() -> None:
-    engine = half(_model("m (float[3, 4] x) => (float[3, 5] y) { y = Gemm (x, w) }"), {}, "bf16", ()).proto
+    engine = half(_model("m (float[3, 4] x) => (float[3, 5] y) { y = Gemm (x, w) }"), {}, "bf16", ())[0]
     before = engine.SerializeToString()
     graph = onnx.ModelProto.FromString(emulated(before))
     assert graph.graph.initializer == engine.graph.initializer
@@ -128,7 +128,7 @@ def test_a_float32_engine_is_its_own_emulation() -> None:
 
 def test_a_mask_that_is_made_narrow_stays_a_mask() -> None:
     model = _model("m (bool[3, 4] keep) => (float[3, 5] y) { k = Cast <to=1> (keep)  n = Neg (k)  y = Gemm (n, w) }")
-    engine = half(model, {}, "bf16", ()).proto
+    engine = half(model, {}, "bf16", ())[0]
     keep = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
     expected = -(keep @ W.astype(ml_dtypes.bfloat16).astype(np.float32))
     assert np.array_equal(run_alone(emulated(engine.SerializeToString()), {"keep": keep})["y"], expected)
