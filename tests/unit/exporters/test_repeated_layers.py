@@ -132,9 +132,7 @@ def both(monkeypatch: pytest.MonkeyPatch, traced: Callable[[], ir.Model]) -> tup
     return few, traced()
 
 
-@pytest.mark.parametrize(
-    ("change", "layers"), [(None, 2), (every_other, 4), (another_factor, 9), (one_tensor, None)], ids=str
-)
+@pytest.mark.parametrize(("change", "layers"), [(None, 2), (every_other, 4), (another_factor, 9), (one_tensor, None)])
 def test_as_many_layers_are_kept_as_differ(change: Callable[[Net], None] | None, layers: int | None) -> None:
     net = Net(16)
     if change is not None:
