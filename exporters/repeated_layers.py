@@ -49,8 +49,11 @@ class Shorter:
     period: int
 
 
-def shortened(module: torch.nn.Module, interface: Interface, example: tuple[torch.Tensor, ...]) -> Shorter | None:
-    """``module`` with fewer layers, where the others are proven to repeat those kept; None elsewhere."""
+def shortened(
+    module: torch.nn.Module, interface: Interface, example: tuple[torch.Tensor, ...], *others: tuple[torch.Tensor, ...]
+) -> Shorter | None:
+    """``module`` with fewer layers, where the others are proven to repeat those kept; None elsewhere. Layers must be
+    equal at the sizes of ``others`` too: what they make of a size may be the same at one alone."""
     stacks = {
         name: stack
         for name, stack in module.named_modules()
@@ -60,7 +63,7 @@ def shortened(module: torch.nn.Module, interface: Interface, example: tuple[torc
     layers = len(stacks.get(path, ()))
     if layers < _LEAST_LEFT_OUT + 2:
         return None
-    whole = _read(_with_first(module, path, layers), interface, example, path)
+    whole = _read(module, path, layers, interface, example)
     kept, period = min((whole.needed(period), period) for period in _PERIODS) if whole is not None else (layers, 1)
     if whole is None or layers - kept < _LEAST_LEFT_OUT:
         return None
@@ -74,20 +77,28 @@ def shortened(module: torch.nn.Module, interface: Interface, example: tuple[torc
         kept,
         period,
     )
-    few = _read(_with_first(module, path, kept), found, tuple(compress(example, stays)), path)
-    return found if few is not None and whole.repeats(few, period) else None
+    for at in (example, *others):
+        every = whole if at is example else _read(module, path, layers, interface, at)
+        few = _read(module, path, kept, found, tuple(compress(at, stays)))
+        if every is None or few is None or not every.repeats(few, period):
+            return None
+    return found
 
 
 def _with_first(module: torch.nn.Module, path: str, kept: int) -> torch.nn.Module:
-    """A copy of ``module`` on the same tensors, with the first ``kept`` layers at ``path``."""
+    """A copy of ``module`` on the same tensors, with the first ``kept`` layers at ``path``. Raises whatever a class
+    does that cannot be copied."""
     memo: dict[int, object] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     found = copy.deepcopy(module, memo)
+    if not {*found.modules()}.isdisjoint(module.modules()):
+        raise _NotInTurnError  # a class whose copy is itself
     owner, _, name = path.rpartition(".")
     layers = found.get_submodule(path)
     assert isinstance(layers, torch.nn.ModuleList)
-    setattr(found.get_submodule(owner), name, layers[:kept])
-    if isinstance(own := vars(found).get("layers"), (list, tuple)):  # what a cache keeps of each
+    own = vars(found).get("layers")
+    if isinstance(own, (list, tuple)) and len(own) == len(layers):  # what a cache keeps of each
         vars(found)["layers"] = own[:kept]
+    setattr(found.get_submodule(owner), name, layers[:kept])
     return found
 
 
@@ -199,17 +210,27 @@ class _Log(TorchDispatchMode):
 
 
 def _read(
-    module: torch.nn.Module, interface: Interface, example: tuple[torch.Tensor, ...], path: str
+    original: torch.nn.Module, path: str, kept: int, interface: Interface, example: tuple[torch.Tensor, ...]
 ) -> _Reading | None:
-    """The steps of ``module``, a copy with layers at ``path``; None where they are not called in turn, or a pass needs
-    numbers."""
+    """The steps of ``original`` with the first ``kept`` layers at ``path``, at the sizes of ``example``; None where it
+    has no copy, layers are not called in turn, or a pass needs numbers."""
+    try:
+        return _steps(_with_first(original, path, kept), path, interface, example)
+    except Exception:  # noqa: BLE001  (of any kind: the export of all layers says what a class cannot do)
+        return None
+
+
+def _steps(
+    module: torch.nn.Module, path: str, interface: Interface, example: tuple[torch.Tensor, ...]
+) -> _Reading | None:
     known: dict[int, tuple[int | None, _Step]] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         number, _, own = name.removeprefix(f"{path}.").partition(".")
         inside = name.startswith(f"{path}.")
         known.setdefault(id(tensor), (int(number) if inside else None, ("own", own if inside else name)))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    inputs = [fake.from_tensor(tensor) for tensor in example]
+    with fake:
+        inputs = [torch.ones(tensor.shape, dtype=tensor.dtype) for tensor in example]
     for spec, tensor in zip(interface.inputs, inputs, strict=True):
         layer = _layer_of(spec.name)
         known[id(tensor)] = (layer if layer >= 0 else None, ("input", _renumbered(spec.name, 0)))
@@ -218,22 +239,19 @@ def _read(
     for place, each in enumerate(stack):
         each.register_forward_pre_hook(partial(log.enter, place))
         each.register_forward_hook(log.leave)
-    try:
-        with fake, torch.no_grad(), export_trace._compiling_state_context(), log:  # type: ignore[attr-defined]
-            outputs = module(*inputs)
-        if len(log.found.layers) != len(stack):
-            return None
-        for spec, tensor in zip(interface.outputs, outputs, strict=True):
-            layer = _layer_of(spec.name)
-            log.found.outputs[spec.name] = log.place(tensor, layer if layer >= 0 else len(stack))
-    except Exception:  # noqa: BLE001  (of any kind: the export of all layers says what a class cannot do)
+    with fake, torch.no_grad(), export_trace._compiling_state_context(), log:  # type: ignore[attr-defined]
+        outputs = module(*inputs)
+    if len(log.found.layers) != len(stack):
         return None
+    for spec, tensor in zip(interface.outputs, outputs, strict=True):
+        layer = _layer_of(spec.name)
+        log.found.outputs[spec.name] = log.place(tensor, layer if layer >= 0 else len(stack))
     return log.found
 
 
 def repeat_layers(model: ir.Model, shorter: Shorter, module: torch.nn.Module, interface: Interface) -> bool:
-    """Repeats layers in the graph of ``shorter`` until it is that of ``module``. False, and nothing is changed, where
-    the last layers kept are not equal in the graph."""
+    """Repeats layers in the graph of ``shorter`` until it is that of ``module``. False, and the graph is of no use,
+    where the last layers kept are not equal in it, or what is outside them reads what a layer has of its own."""
     graph, path, period = model.graph, shorter.path, shorter.period
     layers: list[list[ir.Node]] = [[] for _ in range(shorter.kept)]
     static = _static_values(graph)
@@ -243,8 +261,15 @@ def repeat_layers(model: ir.Model, shorter: Shorter, module: torch.nn.Module, in
     first, last = list(chain(*layers[-2 * period : -period])), list(chain(*layers[-period:]))
     same, others = _counterparts(first, last, path, period, static), chain(*layers[:-period])
     inside, hidden = set(chain(*layers)), {value for node in others for value in node.outputs}
-    if same is None or any(value in hidden for node in graph if node not in inside for value in node.inputs):
-        return False  # or where what is behind the layers reads others than the last
+    read = [(node, value) for node in graph if node not in inside for value in node.inputs if value is not None]
+    if (
+        same is None
+        or not last
+        or any(value in hidden for _, value in read)
+        or any(_is_own(value, path) for node, value in read if node.outputs[0] not in static)
+        or any(value in hidden for value in graph.outputs if _layer_of(value.name) < 0)
+    ):
+        return False
     tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
     inputs, outputs = {value.name: value for value in graph.inputs}, {value.name: value for value in graph.outputs}
     made = {value: value for node in last for value in node.outputs}
@@ -255,6 +280,8 @@ def repeat_layers(model: ir.Model, shorter: Shorter, module: torch.nn.Module, in
         for value in {value for node in last for value in node.inputs if value and _is_own(value, path)}:
             name = _moved(value, path, moved) or ""
             if value.is_initializer():
+                if name not in tensors:
+                    continue  # a constant, which has the same numbers in every layer
                 if name not in graph.initializers:
                     graph.register_initializer(_initializer(name, tensors[name]))
                 values[value] = graph.initializers[name]
@@ -266,12 +293,17 @@ def repeat_layers(model: ir.Model, shorter: Shorter, module: torch.nn.Module, in
         made = {value: values[value] for value in made}
         outputs |= {value.name: value for value in made.values() if _layer_of(value.name) >= 0}
     for use in behind:
-        read = use.node.inputs[use.idx]
-        use.node.replace_input_with(use.idx, read and made[read])
+        of_kept = use.node.inputs[use.idx]
+        use.node.replace_input_with(use.idx, of_kept and made[of_kept])
     for value, repeated in made.items():
         if value.is_graph_output() and _layer_of(value.name) < 0:
             outputs[value.name] = repeated
             repeated.name, value.name = value.name, f"{value.name}.0"
+    if not (
+        {spec.name for spec in interface.inputs} <= inputs.keys()
+        and {spec.name for spec in interface.outputs} <= outputs.keys()
+    ):
+        return False  # an input that no layer reads, an output that is an input or another output
     graph.inputs[:] = [inputs[spec.name] for spec in interface.inputs]
     graph.outputs[:] = [outputs[spec.name] for spec in interface.outputs]
     return True

@@ -50,6 +50,8 @@ _patched = Lock()
 _EXAMPLE_BATCH = 3
 _EXAMPLE_SEQUENCE = 7
 _EXAMPLE_OTHERS = {CAPACITY: 11, LOGIT_COUNT: 2, SOURCE: 13, WINDOW: 10}
+# More than the windows of most models.
+_LARGER = 2**13
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def trace(module: torch.nn.Module, interface: Interface, bucket: Bucket, opset: 
     """
     at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))
     example = _example(interface, at)
-    shorter = shortened(module, interface, example)
+    shorter = shortened(module, interface, example, *_larger(interface, bucket))
     if shorter is None:
         model = _exported(module, interface, bucket, opset, example)
     else:
@@ -91,6 +93,19 @@ def _example(interface: Interface, at: Bucket) -> tuple[torch.Tensor, ...]:
     return tuple(
         torch.ones(spec.shape(at, _EXAMPLE_OTHERS), dtype=getattr(torch, spec.dtype)) for spec in interface.inputs
     )
+
+
+def _larger(interface: Interface, bucket: Bucket) -> list[tuple[torch.Tensor, ...]]:
+    """Inputs without numbers at the largest sizes that are free; none where no size is."""
+    if not bucket.free and not any(dim in _EXAMPLE_OTHERS for spec in interface.inputs for dim in spec.dims):
+        return []
+    others = {name: size if name == LOGIT_COUNT else _LARGER + size for name, size in _EXAMPLE_OTHERS.items()}
+    return [
+        tuple(
+            torch.ones(spec.shape(bucket.largest, others), dtype=getattr(torch, spec.dtype), device="meta")
+            for spec in interface.inputs
+        )
+    ]
 
 
 def _exported(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import onnx_ir as ir
@@ -73,6 +75,81 @@ class Gathering(Net):
         for layer in self.layers:
             found.append(layer(found[-1], scale))
         return (self.head(torch.stack(found).sum(0)),)
+
+
+class Constant(Net):
+    """Layers have a number in a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.factor = torch.tensor(0.5)  # type: ignore[assignment]
+
+
+class LastWeight(Net):
+    """What is behind the layers reads a weight of the last."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (super().forward(x)[0] @ self.layers[-1].up.weight.T @ self.layers[-1].up.weight,)  # type: ignore[union-attr,operator]
+
+
+class LastButOne(Net):
+    """What the last layer but one returns is an output."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        scale, before = x.mean(), x
+        for layer in self.layers:
+            before, x = x, layer(x, scale)
+        return self.head(x), before
+
+
+class SameTwice(Net):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return super().forward(x) * 2
+
+
+class Nothing(Net):
+    """More layers that do nothing than others."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.more = torch.nn.ModuleList(torch.nn.Identity() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        for each in self.more:
+            x = each(x)
+        return super().forward(x)
+
+
+class Locked(Net):
+    """There is no copy of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = Lock()
+
+
+class Single(Net):
+    """Its copy is itself."""
+
+    def __deepcopy__(self, memo: object) -> Single:
+        return self
+
+
+class Limited(Layer):
+    """What it does of a size, other limits do too where the size is small."""
+
+    limit = 8
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, scale) * torch.sym_min(x.shape[1], self.limit)
+
+
+class Limits(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Limited() for _ in range(LAYERS))
+        self.layers[8].limit = 9  # type: ignore[assignment]
 
 
 def another_factor(net: Net) -> None:
@@ -156,6 +233,31 @@ def test_few_layers_are_traced_as_they_are() -> None:
     assert kept(Net(5)) is None
 
 
+@pytest.mark.parametrize("net", [Locked, Single])
+def test_a_class_that_cannot_be_copied_is_traced_as_it_is(net: type[Net]) -> None:
+    module = net()
+    assert kept(module) is None
+    assert len(module.layers) == LAYERS
+
+
+def test_layers_are_equal_at_larger_sizes_too() -> None:
+    net, small, large = ready(Limits()), torch.ones(2, 7, WIDTH), torch.ones(2, 9, WIDTH, device="meta")
+    assert shortened(net, SIGNATURE, (small,)) is not None
+    assert shortened(net, SIGNATURE, (small,), (large,)) is None
+
+
+@pytest.mark.parametrize("net", [LastWeight, LastButOne, SameTwice, Nothing, Limits])
+def test_graphs_where_few_layers_do_not_say_all_are_those_of_whole_traces(
+    monkeypatch: pytest.MonkeyPatch, net: Callable[[], Net]
+) -> None:
+    module = ready(net())
+    outputs = [TensorSpec(f"y{number}", "float32", ROWS) for number, _ in enumerate(module(torch.ones(2, 7, WIDTH)))]
+    interface = replace(SIGNATURE, outputs=tuple(outputs))
+    graph = trace(module, interface, RANGE, 20).model.graph
+    monkeypatch.setattr(trace_module, "shortened", lambda *_: None)
+    assert meaning(graph) == meaning(trace(module, interface, RANGE, 20).model.graph)
+
+
 @pytest.mark.parametrize(("net", "change"), [(Net, None), (Net, every_other)])
 def test_a_graph_of_repeated_layers_is_that_of_all(
     monkeypatch: pytest.MonkeyPatch, net: type[Net], change: Callable[[Net], None] | None
@@ -187,3 +289,11 @@ def test_a_decoder_with_and_without_its_cache(
     assert meaning(few) == meaning(every)
     assert few.initializers.keys() == every.initializers.keys()
     assert [value.name for value in few.outputs] == [value.name for value in every.outputs]
+
+
+def test_a_constant_of_each_layer_has_the_numbers_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, whole = both(monkeypatch, lambda: trace(ready(Constant()), SIGNATURE, RANGE, 20).model)
+    assert [node.op_type for node in few.graph] == [node.op_type for node in whole.graph]
+    assert "layers.9.factor" in {value.name for value in whole.graph.initializers.values()}
+    constants = [value for value in few.graph.initializers.values() if str(value.name).endswith("factor")]
+    assert sum(len(value.uses()) for value in constants) == LAYERS
