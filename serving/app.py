@@ -176,14 +176,14 @@ class Service:
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise Problem("unsupported", "content-encoding: expected none")
         most, parts, goes_on = min(self.limits.body_bytes, most or self.limits.body_bytes), list[bytes](), True
-        size = stated = int(headers.get(b"content-length", 0))
-        while goes_on and size <= most:
+        stated, came = int(headers.get(b"content-length", 0)), 0
+        while goes_on and max(stated, came) <= most:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             parts.append(message.get("body", b""))
-            size, goes_on = max(stated, sum(map(len, parts))), message.get("more_body", False)
-        if size > most:
+            came, goes_on = came + len(parts[-1]), message.get("more_body", False)
+        if max(stated, came) > most:
             raise Problem("too_large", f"body: expected at most {most} bytes")
         if LATE in request.scope:
             raise Problem("slow", f"body: did not come within {self.limits.read_s:g} s")

@@ -73,7 +73,7 @@ class Desk:
         followed by the next."""
         if not self._is_alone or job.continues or self._held_since is not None or self.scheduler.waiting > 1:
             return None
-        if not 0.0 < max(one.p95_ms for one in job.alone) <= _SHORT_MS:  # 0: nothing is known of it
+        if not all(0.0 < one.p95_ms <= _SHORT_MS for one in job.alone):  # 0: nothing is known of it
             return None
         return self.scheduler.start(now_ms())
 

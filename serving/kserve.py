@@ -33,8 +33,11 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 # Bytes that are read, and numbers that are written, in the time in which a letter is tokenised.
 _BYTES, _NUMBERS = 64, 16
+# Of a shape: more than any model has. The product of as many as a body holds takes very long.
+_MOST_SIZES = 32
 # Heads of at most so many bytes, and how many of them, are remembered.
 _SHORT, _MOST_HEADS = 2048, 256
+_MOST_DIGITS = 20  # of a length
 LENGTH = "inference-header-content-length"
 
 
@@ -104,7 +107,7 @@ async def infer(service: Service, request: Request) -> Response:
     raw = await service.body(request)
     scope, text, rest = request.scope, raw, b""
     if (length := scope[HEADERS].get(LENGTH.encode())) is not None:
-        if not length.isdigit() or int(length) > len(raw):
+        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > len(raw):
             shown = length.decode("latin-1")
             raise InputError(f"{LENGTH}: expected at most the body's {len(raw)} bytes, got {shown!r:.80}")
         text, rest = raw[: int(length)], raw[int(length) :]
@@ -168,8 +171,14 @@ def _tensors(document: Mapping[str, Any]) -> list[_Tensor]:
         dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
         if dtype is None:
             raise InputError(f"input {name}: datatype {datatype!r:.80}; expected one of {', '.join(_DTYPES)}")
-        if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**31 for size in shape):
-            raise InputError(f"input {name}: expected a shape of positive sizes, got {shape!r:.80}")
+        if not (
+            isinstance(shape, list)
+            and len(shape) <= _MOST_SIZES
+            and all(type(size) is int and 0 < size < 2**31 for size in shape)
+        ):
+            raise InputError(
+                f"input {name}: expected a shape of positive sizes, {_MOST_SIZES} at most, got {shape!r:.80}"
+            )
         size = _object(tensor, "parameters").get("binary_data_size")
         found[name] = _Tensor(name, dtype, shape, math.prod(shape), size, tensor.get("data"))
     return [*found.values()]

@@ -169,6 +169,7 @@ MASK = {"name": "attention_mask", "datatype": "INT64", "shape": [1, 2], "data": 
             "input input_ids: expected int64 [batch, sequence], got shape [2]",
         ),
         ({"inputs": [{**GOOD, "shape": [1, -2]}, MASK]}, "input input_ids: expected a shape of positive sizes"),
+        ({"inputs": [{**GOOD, "shape": [1] * 33}, MASK]}, "expected a shape of positive sizes, 32 at most"),
         ({"inputs": [{**GOOD, "data": [1]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
         ({"inputs": [{**GOOD, "data": [1.5, 2]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
         ({"inputs": [{**GOOD, "data": [[1], [2, 3]]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
@@ -215,7 +216,7 @@ def test_binary_tensors_that_do_not_add_up_are_refused(server: Running) -> None:
     length = {"Inference-Header-Content-Length": str(len(head))}
     for tail, status in ((raw * 2, 200), (raw, 400), (raw * 3, 400), (b"", 400)):
         assert server.ask("POST", "/v2/models/tiny/infer", head + tail, **length)[0] == status
-    for wrong in ("x", "-1", "99999999"):
+    for wrong in ("x", "-1", "99999999", "9" * 5000):
         assert server.ask("POST", "/v2/models/tiny/infer", head, **{"Inference-Header-Content-Length": wrong})[0] == 400
 
 
