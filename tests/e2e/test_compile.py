@@ -27,6 +27,7 @@ from nestforge.compiler.engines import build_engine
 from nestforge.compiler.engines import templates as templates_module
 from nestforge.compiler.examples import rank_axes
 from nestforge.compiler.graph import make_template
+from nestforge.compiler.graph import store as store_module
 from nestforge.compiler.graph.store import read_store, recover_order
 from nestforge.compiler.graph.template import Template
 from nestforge.compiler.verify import verify_bundle
@@ -245,7 +246,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for module, name in (
         (templates_module, "traced_template"),
-        (compile, "write_store"),
+        (store_module, "write_tensors"),
         (build_engine, "emit"),
         (rank_axes, "taylor_scores"),
     ):
