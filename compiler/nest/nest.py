@@ -159,7 +159,8 @@ def _opened(model: str | Path, depths: Sequence[float] | None) -> ModelSource:
     if depths is None:
         return source
     last = source.spec.depth
-    return open_source(source.checkpoint, exits=sorted({max(1, round(share * last)) for share in depths}))
+    layers = {max(1, round(share * last)) for share in depths if 0 < share <= 1}  # others are refused with the levels
+    return open_source(source.checkpoint, exits=sorted({*layers, last}))
 
 
 def _effort(request: NestRequest) -> Effort:
