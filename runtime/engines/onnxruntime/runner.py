@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 
 from ....bucket import Bucket
-from ....bundle.entries.engine_entry import EngineEntry, Residency
+from ....bundle.entries.engine_entry import Decode, EngineEntry, Residency
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
@@ -26,11 +26,20 @@ from ...graphs.task_tensors import TaskTensors, merged_weights
 from ...graphs.weight_store import MappedStore, mapped_store, store_initializers
 from ...inputs.arrays import Array, named_sizes, nearest_shape, random_feeds
 from .mapped_cache import mapped_engine
-from .session import OPTIMIZATION_LEVEL, SAVED_OPTIMIZATION_LEVEL, open_session, require_tensors, session_options
+from .session import (
+    OPTIMIZATION_LEVEL,
+    SAVED_OPTIMIZATION_LEVEL,
+    SPIN_DURATION,
+    open_session,
+    require_tensors,
+    session_options,
+)
 from .task_inputs import TaskInputs
 
 # Shape at which an engine that was packed into a file is tried, or the nearest that it takes.
 _TRIED_SHAPE = Bucket(1, 16)
+# Products of one token keep one thread longer than the other, which is to be awake for the next one.
+_STEP_SPIN_US = 200
 
 
 class OnnxRuntimeRunner:
@@ -160,6 +169,8 @@ class OnnxRuntimeRunner:
 
     def _options(self, level: Any, packed: bool) -> Any:
         options = session_options(self._threads, level, packed, self._affinity)
+        if isinstance(self.engine.kind, Decode):
+            options.add_session_config_entry(SPIN_DURATION, str(_STEP_SPIN_US))
         if PRECISIONS[self.engine.precision].encoding in (*HALF_ENCODINGS, INT4):
             # In the order of the graph a half, or 4 bits of a proof, are widened where they are read; by default all
             # are, at the beginning.

@@ -29,6 +29,7 @@ OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 SAVED_OPTIMIZATION_LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 # Every failure reaches the caller as an exception, so ONNX Runtime need not print it as well.
 _LOG_FATAL_ONLY = 4
+SPIN_DURATION = "session.intra_op.spin_duration_us"
 _NONE: Mapping[str, Array] = MappingProxyType({})
 # Its names of the manifest's types.
 _TYPES = {
@@ -80,7 +81,7 @@ def stop_spinning(options: Any) -> None:
     during a whole run.
     """
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
+    options.add_session_config_entry(SPIN_DURATION, "50")
 
 
 def open_session(path: Path, options: Any, weights: Mapping[str, Array] = _NONE) -> Any:

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.entries.engine_entry import EngineEntry, Segment
+from nestforge.bundle.entries.engine_entry import Decode, EngineEntry, EngineKind, Segment, Whole
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines.onnxruntime import runner as runner_module
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from nestforge.runtime.engines.onnxruntime.session import open_session
+from nestforge.runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, SPIN_DURATION, open_session
 from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runnable_engines, runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
@@ -269,3 +269,11 @@ def test_polygraphy_opens_an_engine_as_it_lies(tiny_bundle: Path) -> None:
         found, expected = theirs.infer(feeds), ours.run(feeds)
         for spec, value in zip(bundle.manifest.outputs, expected, strict=True):
             np.testing.assert_allclose(found[spec.name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "spins_us"), [(Whole(), "50"), (Decode(), "200")])
+def test_threads_look_longer_for_work_in_a_step(exits_bundle: Path, kind: EngineKind, spins_us: str) -> None:
+    bundle = open_bundle(exits_bundle)
+    runner = OnnxRuntimeRunner(bundle, replace(bundle.manifest.engines[0], kind=kind), "shared", 1)
+    options = runner._options(OPTIMIZATION_LEVEL, packed=False)
+    assert options.get_session_config_entry(SPIN_DURATION) == spins_us
