@@ -29,7 +29,8 @@ from .mapped_cache import mapped_engine
 from .session import (
     OPTIMIZATION_LEVEL,
     SAVED_OPTIMIZATION_LEVEL,
-    SPIN_DURATION,
+    SPIN_US,
+    STEP_SPIN_US,
     open_session,
     require_tensors,
     session_options,
@@ -168,9 +169,8 @@ class OnnxRuntimeRunner:
         return TaskInputs(self._bundle, self.engine, [one for one in session.get_inputs() if one.name not in own])
 
     def _options(self, level: Any, packed: bool) -> Any:
-        options = session_options(self._threads, level, packed, self._affinity)
-        if isinstance(self.engine.kind, Decode):
-            options.add_session_config_entry(SPIN_DURATION, str(_STEP_SPIN_US))
+        spin_us = STEP_SPIN_US if isinstance(self.engine.kind, Decode) else SPIN_US
+        options = session_options(self._threads, level, packed, self._affinity, spin_us)
         if PRECISIONS[self.engine.precision].encoding in (*HALF_ENCODINGS, INT4):
             # In the order of the graph a half, or 4 bits of a proof, are widened where they are read; by default all
             # are, at the beginning.
