@@ -29,9 +29,10 @@ from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ..errors import ExportError
 from .complex_translations import COMPLEX_TRANSLATIONS
+from .equal_layers import shortened
 from .frozen_dims import branching_dims, frozen_dims
 from .onnx_translations import TRANSLATIONS
-from .repeated_layers import NAME_SCOPES, repeat_layers, shortened
+from .repeated_layers import NAME_SCOPES, repeat_layers
 from .signature import Interface
 from .universal import PREFIX
 

@@ -15,7 +15,7 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.exporters import trace as trace_module
-from nestforge.exporters.repeated_layers import shortened
+from nestforge.exporters.equal_layers import shortened
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.trace import trace
