@@ -11,7 +11,6 @@ from ..argument_types import takes_request
 from ..bundle.entries.task_entry import BASE
 from ..bundle.manifest import BUILD_NAME, MANIFEST_NAME
 from ..bundle.open_bundle import Bundle, open_bundle
-from ..bundle.weight_files import weights_in
 from ..errors import ParityError
 from ..exporters.universal import load_universal
 from ..profiles.backends import BACKENDS
@@ -94,8 +93,7 @@ def _compile(job: Job, keys: JobKeys, stage: Stage, clock: Clock) -> None:
     bundle = partial_bundle(stage, universal.source, ranking, keys.provenance)
     shapes = {shape for one in (universal.spec.universal(), *job.candidates) for shape in shapes_of(one, job.profile)}
     references = references_at(universal, shapes, BACKENDS[job.profile.backend].runs_graphs)
-    templates, fp32 = _templates(job, references, stage, bundle, clock)
-    weights = weights_in(stage.folder)
+    templates, weights, fp32 = _templates(job, references, stage, bundle, clock)
     store = read_store(weights, universal.spec)
     tasks = tasks_entry(universal, store, base_sha256)  # whose tensors engines take as inputs
     builder = EngineBuilder(
@@ -137,9 +135,9 @@ def _compile(job: Job, keys: JobKeys, stage: Stage, clock: Clock) -> None:
 
 def _templates(
     job: Job, references: References, stage: Stage, bundle: Bundle, clock: Clock
-) -> tuple[Templates, Fp32Reference | None]:
-    """The templates of every candidate in each of its precisions; and where those are others than the traced one, the
-    float32 engine that they were calibrated on. Every weight that they read is written into the store."""
+) -> tuple[Templates, tuple[Path, ...], Fp32Reference | None]:
+    """The templates of every candidate in each of its precisions; the files of the store, with every weight that they
+    read; and where precisions are others than the traced one, the float32 engine that they were calibrated on."""
     universal = references.universal
     templates, fp32 = Templates(universal, stage, job.profile), None
     keys = templates.keys(job.candidates, job.profile.buckets)
@@ -158,7 +156,7 @@ def _templates(
         files = write_store(universal, names, tables, stage.folder, templates.rounded, once)
         if fp32 is None:  # whose store the model shares, since this one has lower precisions
             share_store(universal, files)
-    return templates, fp32
+    return templates, files, fp32
 
 
 def _verify_written(stage: Stage, written: Bundle, references: EngineReferences, clock: Clock) -> None:
