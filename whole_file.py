@@ -149,6 +149,20 @@ def folder_beside(parent: Path) -> Iterator[Path]:
         yield folder
 
 
+@contextlib.contextmanager
+def exporting(output: Path) -> Iterator[Path]:
+    """A folder beside ``output`` in which an export is made, and then gets its name. Raises OutputError where that
+    cannot be written."""
+    try:
+        with folder_beside(output.parent) as folder:
+            yield folder
+    except FileExistsError:
+        raise OutputError(f"{output}: exists already; choose another name") from None
+    except OSError as failure:
+        said = failure.strerror or failure
+        raise OutputError(f"{output}: cannot be written ({said}); nothing was exported") from failure
+
+
 def sync_folder(folder: Path) -> None:
     """Waits until the names in ``folder`` have reached the disk, where this user may open it."""
     with contextlib.suppress(PermissionError):

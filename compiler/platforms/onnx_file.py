@@ -22,7 +22,7 @@ from ...bundle.device_files.task_index import read_tasks
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import MANIFEST_NAME
 from ...bundle.open_bundle import Bundle
-from ...errors import BundleIncompatibleError, OutputError, ParityError, SelectionError
+from ...errors import BundleIncompatibleError, ParityError, SelectionError
 from ...profiles.backends import BACKENDS, ONNXRUNTIME
 from ...profiles.precision import PRECISIONS
 from ...progress import Progress, silent
@@ -33,7 +33,7 @@ from ...runtime.graphs.task_tensors import TaskTensors, base_tensors, read_task_
 from ...runtime.graphs.weight_store import store_initializers
 from ...runtime.inputs.arrays import Array
 from ...strict import nearest
-from ...whole_file import folder_beside, name_new, require_new, sync_folder
+from ...whole_file import exporting, name_new, require_new, sync_folder
 from ..graph.precision.proof_graphs import proof_bundle
 from ..tensorrt.check_plan import check_plan
 
@@ -85,20 +85,13 @@ def export_onnx(
     opened = verify_bytes(bundle).bundle
     engine = _chosen(opened, submodel, bucket)
     tensors = None if task is None else _task(opened, engine, task)
-    try:
-        with folder_beside(path.parent) as folder, proof_bundle(opened) as here:
-            progress("write", 0, 1)
-            files = _write(opened, engine, tensors, folder / path.name, folder / beside.name)
-            progress("compare", 0, 1)
-            parity = _compared(here, engine, tensors, files[0])
-            size = sum(file.stat().st_size for file in files)
-            _publish(files, path.parent)
-    except FileExistsError:
-        raise OutputError(f"{path}: exists already; choose another file") from None
-    except OSError as failure:
-        raise OutputError(
-            f"{path}: cannot be written ({failure.strerror or failure}); nothing was exported"
-        ) from failure
+    with exporting(path) as folder, proof_bundle(opened) as here:
+        progress("write", 0, 1)
+        files = _write(opened, engine, tensors, folder / path.name, folder / beside.name)
+        progress("compare", 0, 1)
+        parity = _compared(here, engine, tensors, files[0])
+        size = sum(file.stat().st_size for file in files)
+        _publish(files, path.parent)
     written = tuple(str(path.with_name(file.name)) for file in files)
     return OnnxExport(written, size, engine.submodel, engine.bucket, engine.precision, task, parity)
 

@@ -22,9 +22,9 @@ from ...argument_types import checked
 from ...bucket import Bucket
 from ...bundle.files import to_json
 from ...bundle.open_bundle import open_bundle
-from ...errors import BundleIncompatibleError, OutputError, ParityError
+from ...errors import BundleIncompatibleError, ParityError
 from ...progress import Progress, silent
-from ...whole_file import folder_beside, put_in_place, require_new
+from ...whole_file import exporting, put_in_place, require_new
 from .onnx_file import OnnxExport, export_onnx
 
 _MANIFEST, _MODEL, _VARIANT = "manifest.json", "model.onnx", "cpu"
@@ -66,23 +66,17 @@ def export_ort_package(
     _library()
     entries = manifest.largest_first if submodel is None else [manifest.submodel(submodel)]
     components = {}
-    try:
-        with folder_beside(path.parent) as folder:
-            package = folder / path.name
-            for entry in entries:
-                place = package / entry.id / _VARIANT
-                place.mkdir(parents=True)
-                found = export_onnx(
-                    bundle, place / _MODEL, submodel=entry.id, bucket=bucket, task=task, progress=progress
-                )
-                components[entry.id] = found
-            (package / _MANIFEST).write_bytes(to_json(_manifest(components)))
-            _require_opens(package, components)
-            put_in_place(package, path, None)
-    except OSError as failure:
-        raise OutputError(
-            f"{path}: cannot be written ({failure.strerror or failure}); nothing was exported"
-        ) from failure
+    with exporting(path) as folder:
+        package = folder / path.name
+        for entry in entries:
+            place = package / entry.id / _VARIANT
+            place.mkdir(parents=True)
+            components[entry.id] = export_onnx(
+                bundle, place / _MODEL, submodel=entry.id, bucket=bucket, task=task, progress=progress
+            )
+        (package / _MANIFEST).write_bytes(to_json(_manifest(components)))
+        _require_opens(package, components)
+        put_in_place(package, path, None)
     return PackageExport(str(path), components)
 
 
@@ -104,8 +98,10 @@ class _Table:
     def __init__(self, address: int, api: _Table | None = None) -> None:
         self._places, self._api = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p)), api or self
 
-    def address(self, place: int) -> int:
-        return int(self._function(place)())
+    def address(self, place: int) -> int | None:
+        """What a function without arguments returns, None for a null pointer."""
+        found: int | None = self._function(place)()
+        return found
 
     def made(self, place: int, *given: Any) -> ctypes.c_void_p:
         """What a function puts behind its last argument. Raises ParityError with what the library says."""
@@ -130,18 +126,20 @@ class _Table:
 @cache
 def _library() -> tuple[_Table, _Table]:
     """ONNX Runtime's functions, and those for packages. Raises BundleIncompatibleError where it has none."""
-    base = None
     for path in Path(onnxruntime.__file__).parent.glob("capi/*onnxruntime.*"):
-        get = getattr(ctypes.CDLL(str(path)), "OrtGetApiBase", None)
-        if get is not None:
-            get.restype = ctypes.POINTER(ctypes.c_void_p)
-            base = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(get()[0])(_API)
-    if base is None:
-        raise BundleIncompatibleError(
-            f"onnxruntime {onnxruntime.__version__} opens no packages, so none can be proven; install 1.31 or later"
-        )
-    api = _Table(base)
-    return api, _Table(api.address(_PACKAGES), api)
+        try:
+            get = ctypes.CDLL(str(path)).OrtGetApiBase
+        except (OSError, AttributeError):
+            continue  # no library, or none that has the tables
+        get.restype = ctypes.POINTER(ctypes.c_void_p)
+        # NULL where the release knows no such version of the table.
+        if base := ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(get()[0])(_API):
+            api = _Table(base)
+            if packages := api.address(_PACKAGES):
+                return api, _Table(packages, api)
+    raise BundleIncompatibleError(
+        f"onnxruntime {onnxruntime.__version__} opens no packages, so none can be proven; install 1.31 or later"
+    )
 
 
 def _require_opens(package: Path, components: Mapping[str, OnnxExport]) -> None:

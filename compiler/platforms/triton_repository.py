@@ -14,11 +14,11 @@ from pathlib import Path
 from ...argument_types import checked
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.manifest import Manifest
-from ...errors import InputError, OutputError
+from ...errors import InputError
 from ...progress import Progress, silent
 from ...runtime.load import verify_bytes
 from ...serving.triton import BUNDLE_FOLDER, EXIT, REASON, SUBMODEL, TEXT
-from ...whole_file import folder_beside, link, put_in_place, require_new
+from ...whole_file import exporting, link, put_in_place, require_new
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = "1"
@@ -55,23 +55,18 @@ def export_triton(
     name = opened.path.name.removesuffix(".bundle")
     if not _NAME.fullmatch(name):
         raise InputError(f"bundle {name!r:.80}: a model's name is its folder's, of letters, digits and ._-; rename it")
-    try:
-        with folder_beside(path.parent) as folder:
-            repository = folder / path.name
-            there = repository / name / _VERSION / BUNDLE_FOLDER
-            there.mkdir(parents=True)
-            files = [file for file in sorted(opened.path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-            for number, file in enumerate(files):
-                progress("files", number, len(files))
-                link(file, there / file.name)
-            (there.parent / "model.py").write_text(_MODEL)
-            (repository / name / "config.pbtxt").write_text(_config(name, opened.manifest))
-            verify_bytes(there)
-            put_in_place(repository, path, None)
-    except OSError as failure:
-        raise OutputError(
-            f"{path}: cannot be written ({failure.strerror or failure}); nothing was exported"
-        ) from failure
+    with exporting(path) as folder:
+        repository = folder / path.name
+        there = repository / name / _VERSION / BUNDLE_FOLDER
+        there.mkdir(parents=True)
+        files = [file for file in sorted(opened.path.iterdir()) if file.is_file() and not file.name.startswith(".")]
+        for number, file in enumerate(files):
+            progress("files", number, len(files))
+            link(file, there / file.name)
+        (there.parent / "model.py").write_text(_MODEL)
+        (repository / name / "config.pbtxt").write_text(_config(name, opened.manifest))
+        verify_bytes(there)
+        put_in_place(repository, path, None)
     return TritonExport(str(path), name)
 
 
