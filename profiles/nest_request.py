@@ -36,8 +36,7 @@ class NestRequest:
     _: KW_ONLY
     overwrite: bool = again(OVERWRITE)
     levels: Mapping[str, Sequence[float]] | None = option(
-        "Granularities to train of an axis kind, such as ffn=0.5,1; depth=0.5,1 trains answers after half of the "
-        "layers. Default: ffn=0.25,0.5,0.75,1."
+        "Granularities to train of an axis kind, such as ffn=0.5,1. Default: ffn=0.25,0.5,0.75,1."
     )
     minutes: float | None = option(
         "Training time, in minutes, beside loading and comparing. Default: 8.", above=0, unit="minutes"

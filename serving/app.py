@@ -196,7 +196,7 @@ class Service:
             reply = await self.unless_gone(request, self.desk.answer(served, work, served.job(work, terms)))
             if reply.whole is not None:
                 reply = await self._with_the_rest(request, served, work, reply, terms)
-        self.answered(request, served, reply, terms)
+        self.answered(request, reply, terms)
         return reply
 
     async def _with_the_rest(self, request: Request, served: Served, work: Work, first: Reply, terms: Terms) -> Reply:
@@ -261,16 +261,19 @@ class Service:
             for one in gone:
                 one.cancel()
 
-    def answered(self, request: Request, served: Served, reply: Reply, terms: Terms) -> None:
-        """Counts an answer; headers and the access log have what ``reply`` says."""
+    def answered(self, request: Request, reply: Reply, terms: Terms) -> None:
+        """What headers, metrics and the access log say of an answer."""
+        request.scope.update({"nestforge.reply": reply, "nestforge.terms": terms})
+
+    def count(self, model: str, reply: Reply, terms: Terms) -> None:
+        """Counts an answer that was sent now."""
         took = now_ms() - terms.arrived
-        self.metrics.answers(served.name, reply.submodel).inc()
-        self.metrics.latency(served.name).observe(took)
+        self.metrics.answers(model, reply.submodel).inc()
+        self.metrics.latency(model).observe(took)
         if reply.shared:
             self.metrics.shared.observe(reply.shared)
         if terms.deadline_ms is not None and took > terms.deadline_ms:
-            self.metrics.late(served.name).inc()
-        request.scope["nestforge.reply"] = reply
+            self.metrics.late(model).inc()
 
     def problem(self, failure: BaseException, name: str | None) -> Problem:
         """What a client is told of ``failure``: no path of this host."""
@@ -402,7 +405,8 @@ class Guard:
             self._busy[client] -= 1
             if not self._busy[client]:
                 del self._busy[client]
-            self._note(scope, started, sent)
+            # The answer leaves before it is counted, and what is asked next is begun after that.
+            asyncio.get_running_loop().call_soon(self._note, scope, started, sent)
 
     def knows(self, authorization: bytes) -> bool:
         """Whether it is the token, where there is one."""
@@ -436,5 +440,7 @@ class Guard:
         if reply is not None:
             if reply.ended is not None:
                 self._service.desk.scheduler.sent(now_ms() - reply.ended)
+            if "nestforge.terms" in scope:
+                self._service.count(model, reply, scope["nestforge.terms"])
             line |= {"model": model, "submodel": reply.submodel, "shared": reply.shared}
         self._log.add(line)

@@ -172,7 +172,7 @@ class _Answer:
         finally:
             generation.close()
         assert reply is not None
-        service.answered(request, served, reply, generation.terms)
+        service.answered(request, reply, generation.terms)
 
     @property
     def _usage(self) -> dict[str, int]:

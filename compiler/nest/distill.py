@@ -152,10 +152,8 @@ def difference(signature: Signature, student: Pass, teacher: Pass, weights: torc
         if counts or not any(wanted):
             total = total + _relative(found, expected, weights if "sequence" in spec.dims else None)
     # The states in between give every layer something of its own to reach, which no output alone does in few steps.
-    # What answers after less layers has the teacher's last state as its own last one, which the outputs compare.
-    hidden = student.hidden if len(student.hidden) == len(teacher.hidden) else student.hidden[:-1]
-    for found, expected in zip(hidden, teacher.hidden, strict=False):
-        total = total + _relative(found, expected, weights) / len(hidden)
+    for found, expected in zip(student.hidden, teacher.hidden, strict=True):
+        total = total + _relative(found, expected, weights) / len(student.hidden)
     return total
 
 
@@ -219,7 +217,6 @@ class NestedPasses:
         # Modules with the attributes of their submodel; what they compute with are views of the universal's weights.
         self._modules = [model.narrow(submodel) for submodel in submodels]
         self._blocks = blocks_of(model)
-        self._own_names = [{name for name, _ in module.named_parameters()} for module in self._modules]
 
     def of(self, number: int, inputs: tuple[torch.Tensor, ...]) -> Pass:
         """One pass of submodel ``number``."""
@@ -227,16 +224,12 @@ class NestedPasses:
         if submodel.is_universal:
             return run(self._model.module, self._blocks, inputs)
         views: dict[str, torch.Tensor] = {}
-        own, module = self._own_names[number], self._modules[number]
         for name, weight in self._model.parameters().items():
-            if PREFIX + name not in own:  # of a layer behind its depth
-                continue
             view: torch.Tensor = weight
             for cut in self._model.spec.slices_of(name):
                 view = view.narrow(cut.dim, 0, submodel[cut.axis] * cut.unit)
             views[PREFIX + name] = view
-        blocks = [block for block in self._blocks if any(name.startswith(f"{block}.") for name in own)]
-        return run(module, blocks, inputs, views)
+        return run(self._modules[number], self._blocks, inputs, views)
 
 
 def save_state(

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from ...argument_types import takes_request
 from ...bundle.files import to_json
-from ...elastic import DEPTH, Submodel
+from ...elastic import Submodel
 from ...errors import CheckpointError, OutputError, PlanError
 from ...exporters.checkpoints.checkpoint import Checkpoint
 from ...exporters.sentence_transformers.read_modules import SentenceModules
@@ -93,8 +93,8 @@ def nest(request: NestRequest) -> NestReport:
     """
     text, output = Path(request.text), Path(request.output)
     effort = _effort(request)
+    source = open_source(request.model)
     fractions = dict(DEFAULT_LEVELS if request.levels is None else request.levels)
-    source = _opened(request.model, fractions.get(DEPTH))
     ladder = _levels(source, fractions)
     corpus, texts, clock = read_corpus(text), training_texts(text), Clock(request.progress)
     replaced = ("config.json", RECORD_NAME) if request.overwrite else ()
@@ -153,16 +153,6 @@ def _nested(
     return _Outcome(levels, taught.steps, taught.seconds)
 
 
-def _opened(model: str | Path, depths: Sequence[float] | None) -> ModelSource:
-    """The model, with an axis of these ``depths`` where there are any."""
-    source = open_source(model)
-    if depths is None:
-        return source
-    last = source.spec.depth
-    layers = {max(1, round(share * last)) for share in depths if 0 < share <= 1}  # others are refused with the levels
-    return open_source(source.checkpoint, exits=sorted({*layers, last}))
-
-
 def _effort(request: NestRequest) -> Effort:
     if request.minutes is not None and request.steps is not None:
         raise PlanError("minutes and steps: expected one of them, got both")
@@ -176,8 +166,7 @@ def _levels(source: ModelSource, fractions: Mapping[str, Sequence[float]]) -> tu
     folder, spec = source.checkpoint.folder, source.spec
     if spec.trained_nested:
         raise CheckpointError(f"{folder}: nested already, as its config.json says; compile it as it is")
-    others = {axis.kind for axis in spec.axes if axis.choices is not None} - ({DEPTH} & fractions.keys())
-    if source.exits is not None or others:
+    if source.exits is not None or spec.axes != spec.prefix_axes:
         raise CheckpointError(f"{folder}: a model with exits cannot be nested here; expected one that answers once")
     if source.signature.text is None:
         raise CheckpointError(f"{folder}: no tokenizer.json, so the text file cannot be read by this model")
@@ -249,7 +238,6 @@ def write_folder(model: UniversalModel, fractions: Mapping[str, Sequence[float]]
         "_name_or_path": f"{checkpoint.name}-nested",
         "nested": True,
         "granularities": unstructure(fractions),
-        **({"matryoshka_layers": list(model.source.cut_at or ())} if DEPTH in fractions else {}),
         **{key: "float32" for key in ("dtype", "torch_dtype") if key in checkpoint.config},
     }
     write_synced(stage.folder / _CONFIG, to_json(config))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from ...elastic import DEPTH
 from ...errors import CheckpointError
 from ...strict import nearest, structure
 from .checkpoint import Checkpoint
@@ -40,8 +39,6 @@ def read_nesting(checkpoint: Checkpoint, kinds: Sequence[str]) -> Nesting:
     where = str(checkpoint.folder / "config.json")
     stated = {key: checkpoint.config[key] for key in ("nested", "granularities") if key in checkpoint.config}
     nesting = structure(Nesting, stated, where, CheckpointError)
-    if "matryoshka_layers" in checkpoint.config:  # the axis that they make
-        kinds = (*kinds, DEPTH)
     if nesting.granularities is not None and (problem := granularity_problem(nesting.granularities, kinds)):
         raise CheckpointError(f"{where}: {problem}")
     return nesting

@@ -43,31 +43,6 @@ def test_the_folder_states_what_its_levels_are_worth(made: NestReport) -> None:
     assert record["levels"] == [unstructure(level) for level in made.levels]
 
 
-@pytest.mark.parametrize("depths", [(float("nan"), 1.0), (float("inf"), 1.0), (-1.0, 1.0), (5.0, 1.0)], ids=str)
-def test_depths_that_are_no_fractions_are_refused_as_widths_are(
-    depths: tuple[float, float], ordinary: Ordinary, tmp_path: Path
-) -> None:
-    with pytest.raises(PlanError, match="levels: depth: expected fractions that increase from above 0 to 1"):
-        nest(ordinary.model, ordinary.text, tmp_path / "nested", levels={"depth": depths}, steps=STEPS)
-
-
-def test_a_model_may_be_nested_in_depth_beside_widths(ordinary: Ordinary, tmp_path: Path) -> None:
-    fractions = {"ffn": (0.5, 1.0), "depth": (2 / 3, 1.0)}
-    report = nest(ordinary.model, ordinary.text, tmp_path / "nested", levels=fractions, steps=STEPS)
-    small, whole = report.levels
-    assert small.submodel == "depth2-ffn32x2_64x1-heads4"
-    assert small.nested > small.ranked + 0.03
-    assert whole.nested > 0.97
-    # What it lacks: half of the neurons of two layers, and all of the third.
-    spec = open_source(report.output).spec
-    assert spec.granularities == fractions
-    assert [axis.choices for axis in spec.axes if axis.kind == "depth"] == [(2, 3)]
-    compile_bundle(report.output, board(), tmp_path / "own.bundle", text=ordinary.text)
-    found = {one.id: one.quality for one in open_bundle(tmp_path / "own.bundle").manifest.submodels}
-    assert small.submodel in found
-    assert found[small.submodel].figures["mean_cosine"] > small.ranked
-
-
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 

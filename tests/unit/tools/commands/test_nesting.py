@@ -122,8 +122,8 @@ def test_json_has_every_figure_and_stdout_nothing_else(encoder: Path, tmp_path: 
 
 def test_a_bad_nesting_is_one_line(encoder: Path, tmp_path: Path) -> None:
     start = ["nest", encoder / "tiny", "--text", encoder / "corpus.txt", "--output", tmp_path / "out"]
-    says = error_of(*start, "--levels", "experts=0.5,1")
-    assert says.startswith("levels: this model has no axis kind 'experts'; expected one of ")
+    says = error_of(*start, "--levels", "depth=0.5,1")
+    assert says == "levels: this model has no axis kind 'depth'; expected one of ffn, heads"
     for options, wrong in (
         (["--steps", "3", "--minutes", "1"], "--minutes and --steps: give one of them"),
         (["--steps", "0"], "'--steps': 0 is not in the range x>=1"),
