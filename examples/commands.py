@@ -96,7 +96,7 @@ def show(folder: Path, heading: str, tables: Mapping[str, Table]) -> None:
 
 def compile_once(model: Path, bundle: Path, *options: str) -> bool:
     """Compiles ``model``, unless ``bundle`` was made from these very files; whether it did."""
-    if bundle.exists() and not is_made_from(bundle, model):
+    if bundle.exists() and open_bundle(bundle).manifest.provenance.source != source_entries(open_source(model)):
         print(f"\n{bundle} was made from another model and is made anew")
         shutil.rmtree(bundle)
     if bundle.exists():
@@ -104,11 +104,6 @@ def compile_once(model: Path, bundle: Path, *options: str) -> bool:
         return False
     nestforge("compile", short(model), *options, "--output", str(bundle))
     return True
-
-
-def is_made_from(bundle: Path, model: Path) -> bool:
-    """Whether ``bundle`` was compiled from the files of ``model`` as they are."""
-    return open_bundle(bundle).manifest.provenance.source == source_entries(open_source(model))
 
 
 def short(path: Path) -> str:

@@ -148,10 +148,10 @@ def seconds_of(model: torch.nn.Module, fit: Callable[[], None]) -> float:
 
 @torch.no_grad()
 def quality_of(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Record:
-    """``accuracy`` and ``loss`` (nats) of logits [N, K, V] for targets [N, K]."""
+    """``accuracy`` and ``loss`` (nats) of logits [N, ..., V] for targets [N, ...]."""
     nats, right, asked = 0.0, 0, 0
     for logits, targets in parts:
-        nats += functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+        nats += functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum").item()
         right += int((logits.argmax(-1) == targets).sum())
         asked += targets.numel()
     return {"accuracy": right / asked, "loss": nats / asked}

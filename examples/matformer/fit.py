@@ -21,7 +21,7 @@ from torch.nn import functional
 from ...exporters.checkpoints.own_folder import save_model
 from ...exporters.families.matformer.config import NestedConfig
 from ..byte_windows import PythonBytes, Rows
-from ..training import Record, decay_groups, descend, one_thread, parameters_of, replace_folder
+from ..training import Record, decay_groups, descend, one_thread, parameters_of, quality_of, replace_folder
 from .recipe import Recipe
 from .tasks import Digits, Task
 
@@ -60,15 +60,9 @@ def loss(task: Task, model: torch.nn.Module, rows: Rows, widths: Sequence[int] |
 
 
 @torch.no_grad()
-def quality(task: Task, model: torch.nn.Module, rows: Rows, widths: Sequence[int] | None = None) -> dict[str, float]:
+def quality(task: Task, model: torch.nn.Module, rows: Rows, widths: Sequence[int] | None = None) -> Record:
     """``loss`` (nats) and ``accuracy`` of the likeliest answer, over all ``rows``."""
-    nats, right = 0.0, 0
-    for at in range(0, len(rows.targets), _BATCH):
-        targets = rows.targets[at : at + _BATCH].flatten()
-        logits = task.logits(model, rows.inputs[at : at + _BATCH], widths).flatten(0, -2)
-        nats += functional.cross_entropy(logits, targets, reduction="sum").item()
-        right += int((logits.argmax(-1) == targets).sum())
-    return {"loss": nats / rows.targets.numel(), "accuracy": right / rows.targets.numel()}
+    return quality_of((task.logits(model, part.inputs, widths), part.targets) for part in rows.parts(_BATCH))
 
 
 def _everywhere(task: Task, width: int | None) -> list[int] | None:
