@@ -57,6 +57,35 @@ class ServeRequest:
     workers: int | None = None
 
 
+class JoinedWrites:
+    """A transport that sends what is written twice in a row at once, as the head of an answer and its body: each time
+    that something is sent wakes the client, on the cores that answer."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.writelines((held, data))
+        elif data:
+            self._held = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's, which waits for no one: a head has to be there within ``read_s`` of the connection, or of its first
     byte, and within 64 KiB, and a body as soon after it; a client that reads too little of an answer for ``write_s``
@@ -72,10 +101,11 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._late = transport.close
+        self.transport = JoinedWrites(transport, self.loop)  # type: ignore[assignment]
+        self._late = self.transport.close
         self._watch()
         if len(self.connections) > self.limits.connections:
-            transport.close()
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
@@ -23,6 +24,7 @@ import tritonclient.http as triton
 from nestforge.bucket import Bucket
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.serving.app import client_of
+from nestforge.serving.server import JoinedWrites
 from nestforge.serving.server import _bound as bound_to
 from support.commands import error_of
 from support.servers import Running, serving
@@ -434,3 +436,36 @@ def test_what_is_bound_says_that_it_is_tcp_so_that_answers_are_not_delayed() -> 
 )
 def test_a_client_is_called_by_a_name_from_this_host_alone(address: str, name: str, client: str) -> None:
     assert client_of({"type": "http", "client": (address, 1)}, name) == client
+
+
+class Sent:
+    """A transport that keeps what each of its calls sent."""
+
+    def __init__(self) -> None:
+        self.calls: list[bytes | str] = []
+
+    def write(self, data: bytes) -> None:
+        self.calls.append(data)
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.calls.append(b"".join(parts))
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def test_the_head_of_an_answer_leaves_with_its_body_and_nothing_waits_for_company() -> None:
+    async def sent(*turns: Sequence[bytes | None]) -> list[bytes | str]:
+        """What is sent where ``turns`` of the loop write these, or close for None."""
+        transport = Sent()
+        joined = JoinedWrites(transport, asyncio.get_running_loop())  # type: ignore[arg-type]
+        for turn in turns:
+            for data in turn:
+                joined.close() if data is None else joined.write(data)
+            await asyncio.sleep(0)
+        return transport.calls
+
+    assert asyncio.run(sent([b"head", b"body"])) == [b"headbody"]
+    assert asyncio.run(sent([b"head"], [b"part"], [b"", b"end", b"!"])) == [b"head", b"part", b"end!"]
+    assert asyncio.run(sent([b"1", b"2", b"3"], [b"4", b"5"])) == [b"12", b"3", b"45"]
+    assert asyncio.run(sent([b"head", None])) == [b"head", "closed"]
