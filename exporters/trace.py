@@ -34,6 +34,7 @@ from .frozen_dims import branching_dims, frozen_dims
 from .onnx_translations import TRANSLATIONS
 from .repeated_layers import NAME_SCOPES, repeat_layers
 from .signature import Interface
+from .traced_alone import traced_alone
 from .universal import PREFIX
 
 _TypePromotion = type_promotion._TypePromotionInterpreter
@@ -297,12 +298,16 @@ def _decomposed_at_once(opset: int) -> Iterator[None]:
         _TypePromotion.run_node,
     )
 
-    def decomposed(*args: Any, **given: Any) -> Any:
+    def decomposed(module: torch.nn.Module, *args: Any, **given: Any) -> Any:
         known = {*_decomp.get_onnx_implemented_overloads(_read(opset)), *TRANSLATIONS}
         table: Any = _decomp.create_onnx_friendly_decomposition_table(known)
         composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(table)
         with exported_program._override_composite_implicit_decomp(composite):
-            return to_aten(*args, **given, decomp_table=others)
+            try:
+                with traced_alone(module):
+                    return to_aten(module, *args, **given, decomp_table=others)
+            except Exception:  # noqa: BLE001  (it writes, or has no trace: torch looks first, and says so in its words)
+                return to_aten(module, *args, **given, decomp_table=others)
 
     # Distributions check values, of which such a trace knows none; what they return is the same.
     checks = Distribution._validate_args

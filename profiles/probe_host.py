@@ -63,7 +63,7 @@ def probe_host() -> HostFacts:
         cpu=_cpu_name(),
         architecture=platform.machine(),
         system=f"{platform.system()} {platform.release()}",
-        cores=_usable_cores(),
+        cores=usable_cores(),
         memory_mb=_usable_memory_bytes() / 1e6,
         backends=dict(_installed_backends()),
     )
@@ -186,7 +186,7 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may use; hyper-threads of one core count once, dense fp32 work gains nothing there."""
     limits = [os.cpu_count() or 1, psutil.cpu_count(logical=False) or os.cpu_count() or 1]
     if hasattr(os, "sched_getaffinity"):

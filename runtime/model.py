@@ -16,7 +16,7 @@ from ..bundle.open_bundle import Bundle
 from ..errors import InputError, SelectionError
 from ..ownership import Owner
 from ..profiles.precision import Precision
-from ..profiles.probe_host import probe_host
+from ..profiles.probe_host import usable_cores
 from .answer import Answer
 from .answering import Answering
 from .candidates import Candidate, Choice
@@ -99,7 +99,7 @@ class ElasticModel:
         )
         self._answering = Answering(bundle, self._pool, self.tasks, self._inputs, provider)
         # With fewer threads than cores several runs proceed at full speed.
-        self._in_flight = InFlight(max(1.0, probe_host().cores / threads))
+        self._in_flight = InFlight(max(1.0, usable_cores() / threads))
 
     @stated
     def __call__(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 from pathlib import Path
 
 import nestforge
 import pytest
+import torch  # noqa: F401  (which sets up its loggers)
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +32,8 @@ def pytest_configure() -> None:
     found = Path(nestforge.__file__).resolve().parent
     if found != ROOT:
         raise pytest.UsageError(f"nestforge is imported from {found}, not from {ROOT}: use `make test` in this folder")
+    # pytest listens to loggers that do not propagate, and what torch tells this one of an export takes long to say.
+    logging.getLogger("torch.__trace").propagate = True
 
 
 @pytest.fixture

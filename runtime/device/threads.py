@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from ...errors import InputError
-from ...profiles.probe_host import probe_host
+from ...profiles.probe_host import usable_cores
 
 _lock = threading.Lock()
 _process_wide: int | None = None
@@ -17,7 +17,7 @@ _process_wide: int | None = None
 def threads_or_default(threads: int | None) -> int:
     """``threads``, or the cores that this process may use. Raises InputError below 1 and beyond its CPUs."""
     if threads is None:
-        return probe_host().cores
+        return usable_cores()
     most = len(_cpus())
     if type(threads) is not int or not 1 <= threads <= most:
         within = f"from 1 to {most}, the CPUs that this process may use"
