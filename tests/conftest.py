@@ -8,7 +8,6 @@ from pathlib import Path
 
 import nestforge
 import pytest
-import torch  # noqa: F401  (which sets up its loggers)
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +22,7 @@ COMPILING = (
 COMPILED = {"compiled"}
 
 
+gc.disable()  # until all is imported, which stays
 # No test asserts wall-clock time, so none may fail for being slow on a busy machine.
 settings.register_profile("nestforge", deadline=None, max_examples=60)
 settings.load_profile("nestforge")
@@ -32,6 +32,8 @@ def pytest_configure() -> None:
     found = Path(nestforge.__file__).resolve().parent
     if found != ROOT:
         raise pytest.UsageError(f"nestforge is imported from {found}, not from {ROOT}: use `make test` in this folder")
+    import torch  # noqa: F401  (which sets up its loggers)
+
     # pytest listens to loggers that do not propagate, and what torch tells this one of an export takes long to say.
     logging.getLogger("torch.__trace").propagate = True
 
@@ -58,3 +60,4 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 10)
+    gc.enable()

@@ -23,7 +23,7 @@ from nestforge.exporters.universal import load_universal
 
 from tests.support.gated_decoders import save_decoder
 
-LAYERS, WIDTH = 10, 4
+LAYERS, WIDTH = 8, 4
 ROWS = ("batch", "sequence", WIDTH)
 SIGNATURE = Signature((TensorSpec("x", "float32", ROWS),), (TensorSpec("y", "float32", ROWS),), 16)
 RANGE = Bucket(2, 9, None, 1)
@@ -149,7 +149,7 @@ class Limits(Net):
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(Limited() for _ in range(LAYERS))
-        self.layers[8].limit = 9  # type: ignore[assignment]
+        self.layers[6].limit = 9  # type: ignore[assignment]
 
 
 def another_factor(net: Net) -> None:
@@ -277,7 +277,7 @@ def test_a_graph_of_repeated_layers_is_that_of_all(
 def test_a_decoder_with_and_without_its_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str | None
 ) -> None:
-    universal = load_universal(open_source(save_decoder(tmp_path / "model", num_hidden_layers=8), generates=True))
+    universal = load_universal(open_source(save_decoder(tmp_path / "model", num_hidden_layers=6), generates=True))
     source = universal.source
     if part is None:
         module, interface, bucket = universal.module, source.signature, RANGE
@@ -294,6 +294,6 @@ def test_a_decoder_with_and_without_its_cache(
 def test_a_constant_of_each_layer_has_the_numbers_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     few, whole = both(monkeypatch, lambda: trace(ready(Constant()), SIGNATURE, RANGE, 20).model)
     assert [node.op_type for node in few.graph] == [node.op_type for node in whole.graph]
-    assert "layers.9.factor" in {value.name for value in whole.graph.initializers.values()}
+    assert f"layers.{LAYERS - 1}.factor" in {value.name for value in whole.graph.initializers.values()}
     constants = [value for value in few.graph.initializers.values() if str(value.name).endswith("factor")]
     assert sum(len(value.uses()) for value in constants) == LAYERS

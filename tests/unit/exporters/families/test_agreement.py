@@ -24,7 +24,7 @@ LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 BOTH = [f"layers.{layer}.{kind}" for layer in range(2) for kind in ("ffn", "heads")]
 # Class, settings, bucket, and the axes of the named family.
 MODELS: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
-    "bert": ("BertModel", TEXT, "1..2x1..12", BOTH),
+    "bert": ("BertModel", TEXT, "2x12", BOTH),
     "vit": ("ViTForImageClassification", {"image_size": 16, "patch_size": 8}, "2x1", BOTH),
     "llama": ("LlamaForCausalLM", {**TEXT, "num_key_value_heads": 2}, "1..2x1..12", BOTH[::2]),
 }

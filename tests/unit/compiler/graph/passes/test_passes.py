@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,10 @@ from support.tiny_models import save_tiny_vit
 # By kind of graph, a model that has it: an encoder, one with masks that hide nothing, experts in stacked weights, and a
 # decoder over a cache.
 MODELS: dict[str, Callable[[Path], Path]] = {
-    "encoder": save_tiniest,
+    "encoder": partial(save_tiniest, num_hidden_layers=1),
     "vision": save_tiny_vit,
     "experts": save_tiny_mixer,
-    "decoder": lambda folder: save_decoder(folder, "llama", head_dim=16),
+    "decoder": lambda folder: save_decoder(folder, "llama", head_dim=16, num_hidden_layers=1),
 }
 SIZES = {"batch": 1, "sequence": 3, "capacity": 11, "answers": 2}
 
