@@ -23,8 +23,8 @@ from .checkpoints.checkpoint import Checkpoint
 if TYPE_CHECKING:  # plans are made without torch
     import torch
 
-# A list of modules, and the number of one in it.
-_LISTED = re.compile(r"(?P<list>(?:[^.\d][^.]*\.)+?)(?P<number>\d{1,9})\.")
+# A list of modules, and the number of one in it, as a parameter of it begins.
+LISTED = re.compile(r"(?P<list>(?:[^.\d][^.]*\.)+?)(?P<number>\d{1,9})\.")
 
 
 def with_depth(architecture: Architecture, checkpoint: Checkpoint, layers: Sequence[int]) -> Architecture:
@@ -106,7 +106,7 @@ def _with_layers(
     ``leave_out(modules, depth)`` takes the others out of the list called ``stack``."""
     spec, depths = architecture.spec, tuple(sorted(kept))
     least = {layer: min(depth for depth in depths if layer in kept[depth]) for layer in kept[depths[-1]]}
-    placed = {name: match for name in architecture.parameter_shapes if (match := _LISTED.match(name))}
+    placed = {name: match for name in architecture.parameter_shapes if (match := LISTED.match(name))}
 
     def narrow(module: torch.nn.Module, submodel: Submodel) -> None:
         if architecture.narrow is not None:
@@ -145,7 +145,7 @@ def layer_list(architecture: Architecture) -> str | None:
         return None
     found = defaultdict[str, set[int]](set)
     for name in architecture.parameter_shapes:
-        if match := _LISTED.match(name):
+        if match := LISTED.match(name):
             found[match["list"]].add(int(match["number"]))
     lists = [name for name, numbers in found.items() if numbers == {*range(architecture.spec.depth)}]
     return lists[0].rstrip(".") if len(lists) == 1 else None

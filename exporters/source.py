@@ -39,6 +39,7 @@ from .checkpoints.tokenizer_file import tokenizer_content
 from .depth import with_depth, with_left_out
 from .dimensions import read_depths, with_dimensions
 from .family import PREFIX, Family, family_of, preset_checkpoint
+from .outermost import outermost_products
 from .parts import CachedSpec, Exits, Part, chosen_exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
@@ -231,8 +232,13 @@ class ModelSource:
 
     def _expected(self, name: str, full: tuple[int, ...], submodel: Submodel, backend: str) -> tuple[Encoding, ...]:
         is_table = self.architecture.is_embedding(name, full)
-        inputs_shrink = [cut.dim for cut in self.spec.slices_of(name)] == [1]
-        return expected_encodings(self.precision(submodel), backend, full, is_table, inputs_shrink)
+        is_wider = [cut.dim for cut in self.spec.slices_of(name)] == [1] or name in self.outermost
+        return expected_encodings(self.precision(submodel), backend, full, is_table, is_wider)
+
+    @cached_property
+    def outermost(self) -> frozenset[str]:
+        """The weights that ``int4`` has in 8 bits, as whole as they are."""
+        return outermost_products(self.shapes)
 
     def workload(self, submodel: Submodel, bucket: Bucket, variants: Mapping[str, str] | None = None) -> list[Op]:
         """The operations of one forward pass of ``submodel`` at ``bucket``, in ``variants``; where they leave out a
@@ -350,16 +356,16 @@ def weight_bytes(shape: Sequence[int], encodings: Collection[Encoding], backend:
 
 
 def expected_encodings(
-    precision: Precision, backend: str, shape: Sequence[int], is_table: bool, inputs_shrink: bool
+    precision: Precision, backend: str, shape: Sequence[int], is_table: bool, is_wider: bool
 ) -> tuple[Encoding, ...]:
     """The encodings in which a parameter of the universal model's full ``shape`` is likely to be read.
 
     Which nodes of a graph stay in float32, and whether a table is a product's weight too, is known once it was traced.
-    ``inputs_shrink``: the weight is stored transposed, and never in blocks.
+    ``is_wider``: the weight is stored transposed, and never in blocks, or is one of the outermost.
     """
     spec, on_cpu = PRECISIONS[precision], BACKENDS[backend].own_operators
     is_small = len(shape) not in (2, 3) or shape[-1] < LEAST_INPUTS or shape[-2] < LEAST_OUTPUTS
     is_small |= is_table and spec.is_integer and not on_cpu
-    stored = spec.reads(is_small=is_small, is_table=is_table, inputs_shrink=inputs_shrink)
+    stored = spec.reads(is_small=is_small, is_table=is_table, is_wider=is_wider)
     zeros: tuple[Encoding, ...] = (INT8_ZERO,) if stored == INT8 and on_cpu and not is_table else ()
     return (stored, *SCALES.get(stored, ()), *zeros)

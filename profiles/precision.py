@@ -52,8 +52,9 @@ class LayerTolerance:
 class PrecisionSpec:
     """One precision that engines may have.
 
-    Weights of products are stored in ``encoding``, those whose inputs shrink in ``transposed``, tables in ``tables``
-    (None: as the others), and what is too small for a product to gain by it in ``small``. ``backends`` run it.
+    Weights of products are stored in ``encoding``, those whose inputs shrink, and the outermost ones
+    (exporters/outermost.py), in ``wider``, tables in ``tables`` (None: as the others), and what is too small for a
+    product to gain by it in ``small``. ``backends`` run it.
     ``arithmetic`` is the type that it computes in: of ``integer`` the products alone, whose activations are rounded by
     a scale.
     ``calibration`` is what must be known of the values before a graph can have it: ``scales`` of the products' inputs,
@@ -67,7 +68,7 @@ class PrecisionSpec:
     backends: tuple[str, ...]
     arithmetic: Literal["float32", "half", "integer"]
     tolerance: LayerTolerance
-    transposed: Encoding | None = None
+    wider: Encoding | None = None
     tables: Encoding | None = None
     small: Encoding = FP32
     calibration: Literal["scales", "range"] | None = None
@@ -85,11 +86,11 @@ class PrecisionSpec:
         """Whether engines, with products in float32, compute what PyTorch does with the numbers that are stored."""
         return self.encoding != FP32 and self.arithmetic != "half"
 
-    def reads(self, *, is_small: bool = False, is_table: bool = False, inputs_shrink: bool = False) -> Encoding:
+    def reads(self, *, is_small: bool = False, is_table: bool = False, is_wider: bool = False) -> Encoding:
         """The encoding in which engines read a weight."""
         if is_small:
             return self.small
-        return ((self.tables if is_table else None) or (self.transposed if inputs_shrink else None)) or self.encoding
+        return ((self.tables if is_table else None) or (self.wider if is_wider else None)) or self.encoding
 
 
 # docs/precision.md shows what the tolerances were measured by. Integers are held to the angle: where activations have
@@ -153,10 +154,11 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
             calibration="scales",
             rated_by=("QGemm", "QGemm"),
         ),
-        # Weights of 4 bits where these are stored output by output and of 8 elsewhere; activations as int8-dynamic.
+        # Weights of 4 bits where these are stored output by output, and of 8 elsewhere and of the outermost products;
+        # activations as int8-dynamic.
         "int4": PrecisionSpec(
             encoding=INT4,
-            transposed=INT8,
+            wider=INT8,
             tables=INT8,
             backends=("onnxruntime",),
             arithmetic="integer",

@@ -19,7 +19,7 @@ from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import PRECISIONS, TRACED, Precision
+from ...profiles.precision import INT4, PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runner_for
@@ -27,7 +27,7 @@ from ...runtime.inputs.arrays import Arrays
 from ...whole_file import link
 from ...workload import Op
 from ..graph.emit import emit, private_bytes, weight_bytes
-from ..graph.precision.derive import wide_products
+from ..graph.precision.derive import products_in_8_bits, wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
 from ..graph.stored_numbers import StoredNumbers
@@ -49,7 +49,7 @@ from .templates import Templates
 
 _PROOF_FOLDER = "proof"
 # Weights that the metadata of an engine names.
-_MAX_NAMED_WEIGHTS = 4
+_MAX_NAMED_WEIGHTS = 8
 
 
 @dataclass(frozen=True)
@@ -333,12 +333,19 @@ def _are_equal(whole: Sequence[Arrays], exact: Sequence[Arrays]) -> bool:
 
 
 def _wide(template: Template) -> dict[str, str]:
-    """Which products of a template in another precision stay in float32, as metadata of its engines."""
-    names = wide_products(template) if template.precision != TRACED else ()
-    if not names:
+    """Which products of a template in another precision stay in float32, and of 4 bits which have 8, as metadata of its
+    engines."""
+    if template.precision == TRACED:
         return {}
+    found = {"products in fp32": wide_products(template)}
+    if PRECISIONS[template.precision].encoding == INT4:
+        found["products in 8 bits"] = products_in_8_bits(template)
+    return {what: _named(names) for what, names in found.items() if names}
+
+
+def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED_WEIGHTS} more" if len(names) > _MAX_NAMED_WEIGHTS else ""
-    return {"products in fp32": f"{', '.join(names[:_MAX_NAMED_WEIGHTS])}{more}"}
+    return f"{', '.join(names[:_MAX_NAMED_WEIGHTS])}{more}"
 
 
 _MERGED = "merged"

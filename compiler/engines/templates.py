@@ -140,8 +140,9 @@ class Templates:
 
     def derived(self, template: Template, precision: Precision, part: str | None) -> Template:
         """``template``, which is in fp32, in ``precision``."""
-        heads = exit_heads(self.universal.source, part)
-        return in_precision(template, precision, self.profile.backend, self.scales, heads)
+        source = self.universal.source
+        heads = exit_heads(source, part)
+        return in_precision(template, precision, self.profile.backend, self.scales, heads, source.outermost)
 
     def _trace(self, key: TemplateKey, path: Path) -> None:
         whole = self.universal.spec.submodel(dict(key.structure))

@@ -26,14 +26,19 @@ _Derived = tuple[onnx.ModelProto, Mapping[str, np.ndarray]]
 
 
 def in_precision(
-    template: Template, precision: Precision, backend: str, scales: Mapping[str, float], heads: Collection[str]
+    template: Template,
+    precision: Precision,
+    backend: str,
+    scales: Mapping[str, float],
+    heads: Collection[str],
+    outermost: Collection[str] = (),
 ) -> Template:
     """``template``, whose graph is in fp32, in ``precision`` as ``backend`` runs it.
 
     ``scales`` are those of the inputs of products, by weight. What answers at the outputs ``heads`` stays in fp32, and
-    so do the scores that decide routes.
+    so do the scores that decide routes. The weights ``outermost`` have 8 bits where others have 4.
     """
-    proto, tables = _TRANSFORMS[precision](_Traced(template, backend, scales, heads))
+    proto, tables = _TRANSFORMS[precision](_Traced(template, backend, scales, heads, outermost))
     return replace(template, proto=proto, tables=tables, precision=precision)
 
 
@@ -64,6 +69,12 @@ def wide_products(template: Template) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in read if name in held and split_encoding(name)[1] == ""))
 
 
+def products_in_8_bits(template: Template) -> tuple[str, ...]:
+    """The weights whose products have 8 bits, of a template whose others have 4."""
+    read = (node.input[3] for node in template.proto.graph.node if node.op_type == "QGemm")
+    return tuple(dict.fromkeys(split_encoding(name)[0] for name in read))
+
+
 @dataclass(frozen=True)
 class _Traced:
     """A traced template, and what ``in_precision`` is given with it."""
@@ -72,6 +83,7 @@ class _Traced:
     backend: str
     scales: Mapping[str, float]
     heads: Collection[str]
+    outermost: Collection[str]
 
     @property
     def in_fp32(self) -> frozenset[str]:
@@ -94,7 +106,8 @@ def _int8_dynamic(traced: _Traced) -> _Derived:
 
 
 def _int4(traced: _Traced) -> _Derived:
-    return in_whole_rows(small_tables(weight_only(traced.template.proto, traced.in_fp32))), traced.template.tables
+    proto = weight_only(traced.template.proto, traced.in_fp32, traced.outermost)
+    return in_whole_rows(small_tables(proto)), traced.template.tables
 
 
 def _half_weights(narrow: Literal["fp16", "bf16"], traced: _Traced) -> _Derived:

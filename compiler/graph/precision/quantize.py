@@ -42,7 +42,7 @@ from ....profiles.precision import (
 )
 from ..edit import Edit, uses
 from ..encodings import parts_of
-from ..passes.contract import TRANSPOSED
+from ..passes.contract import TRANSPOSED, stack_of
 from ..passes.operators import MICROSOFT
 
 _GEMM_DEFAULTS = {"transA": 0, "alpha": 1.0, "beta": 1.0}
@@ -119,17 +119,19 @@ def dynamic(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelProto
     return _by_kernels(proto, in_fp32)
 
 
-def weight_only(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelProto:
+def weight_only(proto: onnx.ModelProto, in_fp32: Collection[str], outermost: Collection[str] = ()) -> onnx.ModelProto:
     """The float32 template ``proto`` as int4: ``MatMulNBits`` where outputs shrink, elsewhere as int8-dynamic.
 
     A weight whose inputs shrink has no blocks of 32 that every prefix holds whole; nor has one that is a table too if
-    its rows are no such blocks: that is int8 in both places.
+    its rows are no such blocks: that is int8 in both places. So are the weights ``outermost``.
     """
     tables = {node.input[0] for node in proto.graph.node if node.op_type == "Gather"}
     blocked = {
         product.output
         for product in products(proto.graph, in_fp32).values()
-        if not product.transposed and (product.inputs % INT4_BLOCK == 0 or product.weight not in tables)
+        if not product.transposed
+        and (product.inputs % INT4_BLOCK == 0 or product.weight not in tables)
+        and stack_of(product.weight)[0] not in outermost
     }
     return _by_kernels(proto, in_fp32, blocked)
 

@@ -22,7 +22,7 @@ def test_integers_and_floats_are_held_as_they_are_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "backend", "shape", "is_table", "inputs_shrink", "expected"),
+    ("precision", "backend", "shape", "is_table", "is_wider", "expected"),
     [
         ("fp32", "onnxruntime", (64, 64), False, False, ("",)),
         ("fp16", "tensorrt", (64,), False, False, (".fp16",)),
@@ -46,7 +46,7 @@ def test_what_headers_let_expect(
     backend: str,
     shape: tuple[int, ...],
     is_table: bool,
-    inputs_shrink: bool,
+    is_wider: bool,
     expected: tuple[Encoding, ...],
 ) -> None:
-    assert expected_encodings(precision, backend, shape, is_table, inputs_shrink) == expected
+    assert expected_encodings(precision, backend, shape, is_table, is_wider) == expected

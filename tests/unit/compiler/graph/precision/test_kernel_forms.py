@@ -149,6 +149,11 @@ def test_int4_is_int8_where_inputs_shrink() -> None:
     assert weight_only(proto, ()) == dynamic(proto, ())
 
 
+def test_int4_is_int8_in_outermost_products() -> None:
+    proto, _ = product(False)
+    assert weight_only(proto, (), {"w"}) == dynamic(proto, ()) != weight_only(proto, (), {"v"})
+
+
 def test_a_prefix_of_an_int4_weight_gives_a_prefix_of_the_answer(tmp_path: Path) -> None:
     proto, tensors = product(False)
     whole = stored(weight_only(proto, ()), tensors)
