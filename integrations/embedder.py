@@ -19,7 +19,6 @@ from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Encoded
 from ..runtime.model import ElasticModel
-from ..runtime.request import Texts
 from .text_model import TextModel, listed
 
 
@@ -49,7 +48,7 @@ class Embedder(TextModel):
     ) -> None:
         super().__init__(bundle, budget=budget, submodel=submodel)
         manifest = self.model.bundle.manifest
-        self._texts = Texts(self.model.bundle)
+        self._texts = self.model.texts
         self._pooled = None if manifest.text is None else manifest.text.pooled
         self.truncate_dim = truncate_dim
         try:

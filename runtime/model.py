@@ -72,7 +72,7 @@ class ElasticModel:
         self.residencies = residencies
         self.threads = threads
         manifest = bundle.manifest
-        self._inputs, self._texts = InputChecker(manifest.inputs), Texts(bundle)
+        self._inputs, self.texts = InputChecker(manifest.inputs), Texts(bundle)
         known = host_latencies(bundle, threads, provider is not None)
         dispatcher = partial(Dispatcher, latencies=known.latencies, elsewhere=known.elsewhere)
         self._dispatcher = dispatcher(manifest, residencies)
@@ -86,7 +86,7 @@ class ElasticModel:
         self._pool = EnginePool(bundle, residencies, threads, provider, affinity, memory)
         self._merged = {name: EnginePool(one, packed(one), threads, None, affinity) for name, one in merged.items()}
         self.tasks = Tasks(bundle, self._pool, self._merged, dispatcher)
-        generator = partial(Generator, encoder=self._texts.encoder, threads=threads, affinity=affinity)
+        generator = partial(Generator, encoder=self.texts.encoder, threads=threads, affinity=affinity)
         own = {name: generator(one, residency="packed", tensors_of=self._task_tensors) for name, one in merged.items()}
         # Called: ``model.generate("Once upon a time", max_tokens=64)``.
         self.generate = generator(
@@ -153,7 +153,7 @@ class ElasticModel:
         else:
             dispatcher, limits = self._dispatcher_of(task), request if truncate else Request()
             longest = partial(dispatcher.longest_sequence, request=limits)  # no text is refused by the encoder
-            encoded, before = self._texts.encode(inputs, longest, truncate, prompt, prompt_name)
+            encoded, before = self.texts.encode(inputs, longest, truncate, prompt, prompt_name)
             feeds, truncated, lengths = encoded.feeds, encoded.truncated, encoded.lengths
         encoded_at = perf_counter()
         shape = self._inputs.sizes_of(feeds)
@@ -228,13 +228,13 @@ class ElasticModel:
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Prompt before a text of a request with these arguments; empty for nothing. Raises InputError."""
-        return self._texts.prompt(prompt, prompt_name)
+        return self.texts.prompt(prompt, prompt_name)
 
     @checked
     def token_counts(self, texts: Sequence[str], prompt: str | None = None) -> list[int]:
         """How many tokens each text has for this model behind ``prompt`` (None is the default one), with the tokens
         that its tokenizer adds. Raises InputError."""
-        return self._texts.token_counts(texts, prompt)
+        return self.texts.token_counts(texts, prompt)
 
     def session(self, rows: int = 1, capacity: int | None = None, task: str | None = None) -> Session:
         """A cache that ``generate`` keeps between calls; see Generator.session."""
@@ -275,7 +275,7 @@ class ElasticModel:
         if self.bundle.manifest.text is not None:
             # A model with an input that no text feeds takes arrays alone.
             with suppress(InputError):
-                self._texts.encoder()
+                self.texts.encoder()
         for pool in (self._pool, *self._merged.values()):
             for engine in pool.bundle.manifest.engines:
                 if engine.id in pool.residencies:

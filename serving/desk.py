@@ -90,8 +90,9 @@ class Desk:
             future.set_result(served.replies([work], run)[0])
         except Exception as failure:  # noqa: BLE001  (who asked hears of it)
             future.set_exception(failure)
-        self.scheduler.end(run, now_ms())
-        loop.call_soon(loop.call_soon, self._let_go)  # when what came meanwhile has been read
+        finally:
+            self.scheduler.end(run, now_ms())
+            loop.call_soon(loop.call_soon, self._let_go)  # when what came meanwhile has been read
 
     def _let_go(self) -> None:
         self._held_since = None

@@ -98,7 +98,8 @@ async def tei_tokenize(service: Service, request: Request) -> Response:
     document = await service.document(request)
     served, texts = named(service, request), texts_of("inputs", document.get("inputs"))
     special = flag(document, "add_special_tokens", True)
-    return await service.desk.aside(service.letters("inputs", texts), _tokens, served, texts, special)
+    with service.counted(request, served):
+        return await service.desk.aside(service.letters("inputs", texts), _tokens, served, texts, special)
 
 
 def _tokens(served: Served, texts: list[str], special: bool) -> Response:
@@ -181,7 +182,8 @@ async def output_of(
         raise InputError(f"prompt_name: expected a name, got {prompt_name!r:.80}")
     truncate = flag(document, "truncate", False)
     letters = service.letters("input", ("".join(text) for text in texts))
-    encoded = await service.desk.aside(letters, served.encoded, texts, found, truncate, prompt_name)
+    with service.counted(request, served):
+        encoded = await service.desk.aside(letters, served.encoded, texts, found, truncate, prompt_name)
     work = Work(*served.choice(found, dimensions), encoded.feeds, encoded.lengths)
     reply = await service.reply(request, served, work)
     return np.asarray(reply.outputs[output], np.float32), sum(encoded.lengths)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +34,8 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _BYTES, _NUMBERS = 64, 16
 # Of a shape: more than any model has. The product of as many as a body holds takes very long.
 _MOST_SIZES = 32
-# Heads of at most so many bytes, and how many of them, are remembered.
-_SHORT, _MOST_HEADS = 2048, 256
+# Heads of at most so many bytes are remembered.
+_SHORT = 2048
 _MOST_DIGITS = 20  # of a length
 LENGTH = "inference-header-content-length"
 
@@ -112,15 +111,17 @@ async def infer(service: Service, request: Request) -> Response:
             raise InputError(f"{LENGTH}: expected at most the body's {len(raw)} bytes, got {shown!r:.80}")
         text, rest = raw[: int(length)], raw[int(length) :]
     own = tuple(scope[OWN_HEADERS].items())
-    head = _short_head(served, text, own) if len(text) <= _SHORT else _head(served, await service.parsed(text), own)
+    head: _Head
+    if len(text) <= _SHORT:  # clients ask in the same words, so what was read of them is remembered
+        head = served.remembered(_short_head, text, own)
+    else:
+        head = await service.desk.aside(len(text) // _BYTES, _head, served, await service.parsed(text), own)
     feeds = await service.desk.aside(len(text) // _BYTES, _feeds, head.tensors, rest)
     reply = await service.reply(request, served, Work(*head.choice, feeds))
     numbers = sum(array.size for array in reply.outputs.values())
     return await service.desk.aside(numbers // _NUMBERS, _response, served, head, reply)
 
 
-# Clients ask in the same words, so what was read of them is remembered.
-@lru_cache(_MOST_HEADS)
 def _short_head(served: Served, text: bytes, own: tuple[tuple[str, str], ...]) -> _Head:
     return _head(served, document_of(text), own)
 

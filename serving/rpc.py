@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 from starlette.types import Message
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
@@ -144,8 +145,8 @@ class _Calls(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated c
         return headers, found
 
 
-class _Token(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Calls without the token end before their message is read."""
+class _Messages(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Calls without the token end before their message is read, and those of no message with what was expected."""
 
     def __init__(self, app: Guard, calls: _Calls) -> None:
         self._app, self._calls = app, calls
@@ -153,12 +154,28 @@ class _Token(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         given = dict(details.invocation_metadata).get("authorization", "")
         if details.method.rpartition("/")[2] in _HEALTH or self._app.knows(given.encode()):
-            return await continuation(details)
+            return _read_here(await continuation(details))
 
         async def refuse(_: Any, context: Any) -> None:
             await self._calls.refuse(details.method, context)
 
         return grpc.stream_unary_rpc_method_handler(refuse)  # as a stream, which waits for no message
+
+
+def _read_here(call: Any) -> Any:
+    """``call``, which reads its message itself: what gRPC answers to one that cannot be read names a class of Python's.
+    None, and streams, which are not served, are left as they are."""
+    if call is None or call.unary_unary is None:
+        return call
+
+    async def answered(raw: bytes, context: Any) -> Any:
+        try:
+            message = call.request_deserializer(raw)
+        except DecodeError:
+            await _abort(context, _Refused(400, "message: expected protobuf's bytes of this call's request", {}))
+        return await call.unary_unary(message, context)
+
+    return grpc.unary_unary_rpc_method_handler(answered, response_serializer=call.response_serializer)
 
 
 def _is_passed(name: str) -> bool:
@@ -214,7 +231,7 @@ async def start(app: Guard, host: str, port: int, body_bytes: int) -> tuple[int,
     most = ("grpc.max_receive_message_length", body_bytes + _HEAD_BYTES)
     options = [most, ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     calls = _Calls(app)
-    server = grpc.aio.server(interceptors=[_Token(app, calls)], options=options, maximum_concurrent_rpcs=_MOST_CALLS)
+    server = grpc.aio.server(interceptors=[_Messages(app, calls)], options=options, maximum_concurrent_rpcs=_MOST_CALLS)
     add_GRPCInferenceServiceServicer_to_server(calls, server)
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

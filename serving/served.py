@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from time import perf_counter
@@ -20,7 +21,7 @@ from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array, InputChecker, random_feeds
 from ..runtime.inputs.text import Encoded, Text
 from ..runtime.model import ElasticModel
-from ..runtime.request import Request, Texts
+from ..runtime.request import Request
 from .scheduler import Job, Run
 
 _LIMITS, _NAMES = ("latency_ms", "deadline_ms", "memory_mb"), ("budget", "submodel", "task")
@@ -29,6 +30,7 @@ HEADERS = {name: f"nestforge-{name.replace('_', '-')}" for name in (*_LIMITS, *_
 _WARM_UPS, _WARM_UP_PROMPT = 4, 8
 # Tokens whose text is kept; what a decoder shows of a part of a letter.
 _MOST_WRITTEN = 1 << 16
+_MOST_REMEMBERED = 256
 _INCOMPLETE = "\ufffd"
 # Stands for any deadline where only that there is one counts.
 _SOME_MS = 1.0
@@ -121,8 +123,10 @@ class Served:
     def __init__(self, name: str, model: ElasticModel) -> None:
         self.name, self.model, self.is_broken = name, model, False
         manifest = model.bundle.manifest
-        self.checker, self._texts = InputChecker(manifest.inputs), Texts(model.bundle)
+        self.checker, self._texts = InputChecker(manifest.inputs), model.texts
         self.written = lru_cache(_MOST_WRITTEN)(self._written)
+        # Called as ``remembered(read, *given)``: what ``read`` finds in ``given`` for this bundle, of the last ones.
+        self.remembered = lru_cache(_MOST_REMEMBERED)(lambda read, *given: read(self, *given))
         self._buckets = {engine.bucket for engine in manifest.engines}
         specs = (*manifest.inputs, *manifest.outputs)
         sizes = {dim for spec in specs for dim in spec.dims if isinstance(dim, str)}
@@ -248,7 +252,8 @@ class Served:
         return replace(reply, reason=reason, whole=run.candidate)
 
     def warm_up(self) -> None:
-        """Runs every submodel at its smallest shape, so that no request is the first, and figures fit this host."""
+        """Runs every submodel at its smallest shape and reads the chat template, so that no request is the first, and
+        figures fit this host."""
         for one in self.model.submodels:
             bucket = self.model.choose(1, 1, submodel=one.id).engine.bucket.smallest
             feeds = random_feeds(self.model.bundle.manifest.inputs, bucket)
@@ -256,6 +261,8 @@ class Served:
                 self.model(feeds, submodel=one.id, exits=OFF)
         entry = self.model.bundle.manifest.generation
         if entry is not None:
+            with suppress(InputError):  # which a chat hears
+                self.model.generate.require_chats()
             half = entry.most_tokens // 2
             for engine in entry.generators:
                 prompt = [0] * min(_WARM_UP_PROMPT, half)

@@ -30,7 +30,7 @@ OUTSIDE = {
     # what else they need is imported by name where it is requested: see optional.py
     "integrations": {"numpy", "rich"},
     "serving": {
-        *("numpy", "starlette", "uvicorn", "grpc", "tritonclient", "uvloop", "prometheus_client"),
+        *("numpy", "starlette", "uvicorn", "grpc", "google", "tritonclient", "uvloop", "prometheus_client"),
         *("ray", "pydantic"),
     },
     "exporters": {"numpy", "huggingface_hub", *BUILD} - {"onnx"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -217,6 +218,14 @@ def test_a_bundle_that_does_not_generate_says_so(tiny_bundle: Path) -> None:
         for path, given in asked:
             status, _, said = running.ask("POST", f"/v1/{path}", {"model": "tiny", **given})
             assert (status, said["error"]["message"]) == (400, "model tiny: this model does not generate text")
+
+
+def test_a_bundle_that_is_removed_chats_on(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = Path(shutil.copytree(llama_folder(tmp_path_factory) / "bundle", tmp_path / "own"))
+    with serving(own) as running:
+        shutil.rmtree(own)  # before any request
+        status, _, said = running.ask("POST", "/v1/chat/completions", {"model": "own", "messages": CHAT})
+        assert status == 200, said
 
 
 def test_what_outlives_the_time_to_stop_is_cut_off_quietly(

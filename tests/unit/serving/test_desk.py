@@ -48,6 +48,8 @@ class OnThreads:
     def replies(self, works: Sequence[str], run: Run, /) -> Sequence[str]:
         if works == ["wrong"]:
             raise InputError("wrong")
+        if works == ["interrupted"]:
+            raise KeyboardInterrupt
         return [current_thread().name for _ in works]
 
 
@@ -85,6 +87,9 @@ def test_a_short_run_for_which_nobody_waits_is_made_on_the_loops_thread_and_the_
         assert one.arrived() > held_since
         with pytest.raises(InputError, match="wrong"):
             await one.answer(runs, "wrong", job(60_000))
+        await asyncio.sleep(0.01)
+        with pytest.raises(KeyboardInterrupt):
+            one.answer(runs, "interrupted", job(60_000))
         await asyncio.sleep(0.01)
         assert one.scheduler.running == 0
         unknown = [replace(SHORT[0], p95_ms=0.0), SHORT[0]]  # one of them may take any time

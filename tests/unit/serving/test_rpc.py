@@ -132,6 +132,20 @@ def test_what_does_not_fit_has_the_protocols_code_and_one_line(
     assert said in refusal.value.message()
 
 
+def test_a_message_that_is_none_is_refused_and_others_go_on(server: Running, client: Any) -> None:
+    import grpc
+
+    with grpc.insecure_channel(server.rpc) as channel:
+        for method in ("ModelInfer", "ModelMetadata"):
+            with pytest.raises(grpc.RpcError) as refusal:
+                channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
+            assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+            assert refusal.value.details() == (  # type: ignore[attr-defined]
+                "message: expected protobuf's bytes of this call's request"
+            )
+    assert client.is_server_ready()
+
+
 def test_bytes_that_do_not_add_up_are_refused(client: Any) -> None:
     given = tensors(arrays(1, 2))
     given[0]._raw_content += b"\0" * 8

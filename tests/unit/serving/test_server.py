@@ -399,11 +399,12 @@ def test_a_bundle_that_is_written_to_is_refused_and_others_go_on(own_bundle: Pat
         assert running.ask("GET", "/v2/models/exits/ready")[0] == 200
 
 
-def test_a_bundle_that_is_replaced_goes_on_from_what_was_opened(own_bundle: Path) -> None:
-    with serving(own_bundle) as running:
-        before = running.ask("POST", "/embed", {"inputs": "a"})[2]
-        shutil.rmtree(own_bundle)
-        assert running.ask("POST", "/embed", {"inputs": "a"})[2] == before
+def test_a_bundle_that_is_replaced_goes_on_from_what_was_opened(tiny_bundle: Path, own_bundle: Path) -> None:
+    with serving(own_bundle, tiny_bundle) as running:
+        shutil.rmtree(own_bundle)  # before any request
+        shutil.copytree(tiny_bundle, own_bundle)
+        status, _, vectors = running.ask("POST", "/models/own/embed", {"inputs": "a"})
+        assert (status, vectors) == (200, running.ask("POST", "/models/tiny/embed", {"inputs": "a"})[2])
 
 
 def test_a_port_in_use_and_names_that_clash_are_one_line(tiny_bundle: Path) -> None:
