@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.nest import nest
+from nestforge.profiles import measure_rates
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
 from nestforge.tools import bundle_bench
@@ -78,6 +79,7 @@ def workplace(page: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tiny_model.with_name("cache")))
     monkeypatch.setattr(bundle_bench, "_SECONDS", 0.05)
+    monkeypatch.setattr(measure_rates, "_SECONDS_PER_ROUND", 0.01)
     monkeypatch.setattr(nest, "DEFAULT_MINUTES", 0.02)
     # A tiny model's latency is all overhead, so its budgets limit parameters instead; two levels keep this quick.
     # The language model's heads do not shrink, and most of its parameters are its vocabulary's.

@@ -23,7 +23,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
         "Starcoder2ForCausalLM",
         {
             "hidden_size": 32,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 1,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "intermediate_size": 32,
