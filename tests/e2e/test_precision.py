@@ -189,10 +189,11 @@ def test_an_interrupted_compile_goes_on_in_its_precision(tmp_path: Path, wide: P
         if stage == "build" and done == total - 1:
             raise KeyboardInterrupt
 
+    whole: dict[str, Any] = {"text": text, "levels": {"ffn": (1.0,)}}
     with pytest.raises(KeyboardInterrupt):
-        compiled(wide, tmp_path / "b", "fp32", "int8", text=text, progress=stop)
-    resumed = compiled(wide, tmp_path / "b", "fp32", "int8", text=text)
-    fresh = compiled(wide, tmp_path / "c", "fp32", "int8", text=text)
+        compiled(wide, tmp_path / "b", "fp32", "int8", progress=stop, **whole)
+    resumed = compiled(wide, tmp_path / "b", "fp32", "int8", **whole)
+    fresh = compiled(wide, tmp_path / "c", "fp32", "int8", **whole)
     assert (resumed / "manifest.json").read_bytes() == (fresh / "manifest.json").read_bytes()
 
 

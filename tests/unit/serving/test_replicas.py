@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,7 @@ def replicas(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             stdout=log,
             stderr=log,
             text=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which a job in the background ignores
         )
     running = Running(process, f"127.0.0.1:{port}")
     try:
