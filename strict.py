@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
+from hashlib import sha256
 from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
@@ -41,6 +43,11 @@ def unstructure(value: object) -> Any:
     if isinstance(value, (list, tuple)):
         return [unstructure(item) for item in value]
     return value
+
+
+def digest(value: object) -> str:
+    """SHA-256 of plain data, mappings and dataclasses, whatever the order of their names."""
+    return sha256(json.dumps(unstructure(value), sort_keys=True).encode()).hexdigest()
 
 
 def finite(data: Any) -> Any:

@@ -62,15 +62,6 @@ def write_whole(
         raise _refused(path, failure, f"; {lost} was not saved") from failure
 
 
-def link(source: Path, target: Path) -> None:
-    """Makes ``target`` the same file as ``source``, or a copy where the file system has no hard links."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def exchange(new: Path, old: Path) -> None:
     """Gives each of two paths of one file system the name of the other: in one step where the system can (Linux), else
     in three, between which ``old`` is missing for a moment. Raises OSError."""

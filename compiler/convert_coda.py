@@ -16,7 +16,7 @@ from ..exporters.families.coda.encoder_decoder import CodaEncoderDecoder
 from ..exporters.families.coda.model import CodaEncoder
 from ..exporters.source import open_source
 from ..profiles.nest_request import ConversionSettings
-from ..strict import unstructure
+from ..strict import digest, unstructure
 from .provenance import tool_versions
 from .work.staging import staged
 
@@ -71,7 +71,7 @@ def convert_coda(
         "settings": unstructure(settings),
         "with_decoder": with_decoder,
     }
-    with staged(output, key, ("config.json", "model.safetensors") if overwrite else ()) as stage:
+    with staged(output, digest(key), ("config.json", "model.safetensors") if overwrite else ()) as stage:
         found = converted(checkpoint, settings)
         made: CodaEncoder | CodaEncoderDecoder = found.model
         if with_decoder:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import onnxruntime
@@ -20,23 +18,23 @@ from ..exporters.in_memory.checkpoint import ModuleInMemory
 from ..exporters.source import ModelSource
 from ..profiles.backends import BACKENDS, BackendName
 from ..profiles.device_profile import DeviceProfile, profile_data
+from ..strict import digest
 from .job import Job
-from .work.staging import digest
 
 _VERSIONED_PACKAGES = ("nestforge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 
 
 @dataclass(frozen=True)
 class JobKeys:
-    """Keys by which the work of a job is found again.
+    """Keys by which the work of a job is found again, each a digest.
 
-    ``resume``: everything that an interrupted compile must share with the one that goes on. ``shared``: the digest of
-    what jobs share whose models are alike once they are ranked, whatever their devices and submodels are. ``sha256``:
-    that of everything that a bundle follows from; the manifest states the ``provenance``.
+    ``resume``: of everything that an interrupted compile must share with the one that goes on. ``shared``: of what jobs
+    share whose models are alike once they are ranked, whatever their devices and submodels are. ``sha256``: of
+    everything that a bundle follows from; the manifest states the ``provenance``.
     """
 
     provenance: Provenance
-    resume: Mapping[str, Any]
+    resume: str
     shared: str
     sha256: str
 
@@ -53,7 +51,7 @@ def keys_of(job: Job) -> JobKeys:
         "tasks": {name: {path.name: sha256_of(path) for path in task.files} for name, task in job.tasks.items()},
     }
     shared = {**resume, "provenance": replace(stated, profile={}, options=job.shared_options)}
-    return JobKeys(stated, resume, digest(shared), digest({**resume, "emit_only": job.emit_only}))
+    return JobKeys(stated, *map(digest, (resume, shared, {**resume, "emit_only": job.emit_only})))
 
 
 def provenance_of(source: ModelSource, profile: DeviceProfile, options: JobOptions) -> Provenance:

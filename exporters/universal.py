@@ -49,7 +49,7 @@ class UniversalModel:
         """Parameters by the names that the spec uses; a tied parameter appears once."""
         return {name.removeprefix(PREFIX): value for name, value in self.module.named_parameters()}
 
-    def buffers(self) -> dict[str, torch.Tensor]:
+    def task_constants(self) -> dict[str, torch.Tensor]:
         """The constants that a task may have others of, by name."""
         own = self.source.tasks.tensors if self.source.tasks is not None else frozenset()
         named = ((name.removeprefix(PREFIX), value) for name, value in self.module.named_buffers())
@@ -64,12 +64,12 @@ class UniversalModel:
         """Shapes of what the weight store may have, by name: parameters, tensors made of them, constants that are a
         task's. All are float32."""
         folded = self.source.architecture.folded
-        own = {name: tuple(value.shape) for name, value in {**self.parameters(), **self.buffers()}.items()}
+        own = {name: tuple(value.shape) for name, value in {**self.parameters(), **self.task_constants()}.items()}
         return own | dict(folded.shapes if folded is not None else {})
 
     def stored(self) -> Callable[[str], torch.Tensor]:
         """Source of a parameter, or a tensor made of them, by its name."""
-        parameters, folded = {**self.parameters(), **self.buffers()}, self.source.architecture.folded
+        parameters, folded = {**self.parameters(), **self.task_constants()}, self.source.architecture.folded
 
         def tensor(name: str) -> torch.Tensor:
             if folded is not None and name in folded.shapes:
@@ -82,7 +82,7 @@ class UniversalModel:
         """A copy whose parameters, and constants that are a task's, are ``values``, and where those lack one, this
         model's own."""
         memo: dict[int, object] = {id(buffer): buffer for buffer in self.module.buffers()}
-        memo |= {id(buffer): values.get(name, buffer) for name, buffer in self.buffers().items()}
+        memo |= {id(buffer): values.get(name, buffer) for name, buffer in self.task_constants().items()}
         for name, parameter in self.parameters().items():
             memo[id(parameter)] = torch.nn.Parameter(values.get(name, parameter.data), requires_grad=False)
         return replace(self, module=copy.deepcopy(self.module, memo))

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..argument_types import takes_request
+from ..compiler.work.tensor_file import release_pages
 from ..errors import InputError
-from ..exporters.checkpoints.tensor_file import release_pages
 from ..exporters.sentence_transformers.library import SENTENCES
 from ..profiles.parity_request import ParityRequest
 from ..runtime.inputs.arrays import Array, Arrays

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..compiler.work.tensor_file import release_pages
 from ..errors import InputError
-from ..exporters.checkpoints.tensor_file import release_pages
 from ..optional import needed
 from ..outside import library_errors
 from ..outside_file import open_file

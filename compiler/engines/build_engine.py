@@ -24,7 +24,6 @@ from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
-from ...whole_file import link
 from ...workload import Op
 from ..graph.emit import emit, private_bytes, weight_bytes
 from ..graph.precision.derive import products_in_8_bits, wide_products
@@ -41,7 +40,7 @@ from ..parity.references import References
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants
 from ..work.release_memory import release_memory
-from ..work.staging import Stage, write_synced
+from ..work.staging import Stage, link, write_synced
 from .emitted import Emitted, engine_names
 from .engine_references import EngineReferences
 from .prove_exact import ExactProof

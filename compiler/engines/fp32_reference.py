@@ -19,7 +19,6 @@ from ...bundle.entries.engine_entry import EngineEntry, Whole
 from ...bundle.manifest import FileEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import BuildError
-from ...exporters.checkpoints.tensor_file import write_tensors
 from ...profiles.backends import ONNXRUNTIME
 from ...profiles.precision import INT4, INT4_SCALE, PRECISIONS, Precision
 from ...runtime.consistency.samples import Batch
@@ -35,6 +34,7 @@ from ..graph.template import Template
 from ..parity.cases import Case
 from ..work.clock import Clock
 from ..work.staging import Stage
+from ..work.tensor_file import write_tensors
 from .templates import TemplateKey, Templates
 
 _GRAPH_FILE = "universal.onnx"

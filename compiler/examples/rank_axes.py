@@ -21,11 +21,11 @@ from ...bucket import Bucket
 from ...bundle.manifest import RANKING_NAME, Ranking
 from ...elastic import ElasticSpec
 from ...errors import CheckpointError, InputError
-from ...exporters.checkpoints.tensor_file import write_tensors
 from ...exporters.universal import Places, Scores, UniversalModel, magnitude_scores, rank, taylor_scores
 from ...runtime.inputs.arrays import Array, InputChecker
 from ..work.clock import Clock
 from ..work.staging import Stage
+from ..work.tensor_file import write_tensors
 from .corpus import ArrayCorpus, Corpus
 
 # Long texts cost time quadratically and change the order little.

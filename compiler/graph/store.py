@@ -27,7 +27,10 @@ import torch
 from ...bundle.weight_files import weight_names
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
-from ...exporters.checkpoints.tensor_file import (
+from ...exporters.universal import UniversalModel
+from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
+from ...progress import part_of
+from ..work.tensor_file import (
     METADATA,
     Unmade,
     has_tensors,
@@ -36,9 +39,6 @@ from ...exporters.checkpoints.tensor_file import (
     release_pages,
     write_tensors,
 )
-from ...exporters.universal import UniversalModel
-from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
-from ...progress import part_of
 from .encodings import DTYPES, PER_OUTPUT, encode, parts_of, split_encoding
 from .passes.contract import TRANSPOSED
 

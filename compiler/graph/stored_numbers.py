@@ -19,9 +19,9 @@ import torch
 
 from ...elastic import Submodel
 from ...errors import ParityError
-from ...exporters.checkpoints.tensor_file import Unmade, write_tensors
 from ...exporters.universal import PREFIX, UniversalModel
 from ...profiles.precision import FP32, SCALES, WEIGHT_BITS, Encoding
+from ..work.tensor_file import Unmade, write_tensors
 from .encodings import DTYPES, beyond_rounding, decoded, parts_of, split_encoding
 from .passes.contract import TRANSPOSED
 from .store import encoded_rows, float32_views, rows_of, stored_arrays

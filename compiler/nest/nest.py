@@ -24,7 +24,7 @@ from ...exporters.sentence_transformers.read_modules import SentenceModules
 from ...exporters.source import ModelSource, open_source
 from ...exporters.universal import PREFIX, UniversalModel, load_universal
 from ...profiles.nest_request import NestRequest
-from ...strict import unstructure
+from ...strict import digest, unstructure
 from ..examples.corpus import Corpus, read_corpus
 from ..examples.rank_axes import rank_axes
 from ..examples.texts import TextBatches, embeddings, mean_cosines, training_texts
@@ -186,17 +186,9 @@ def _key(
     texts: Sequence[str],
     corpus: Corpus,
     effort: Effort,
-) -> dict[str, Any]:
-    """Everything that an interrupted training must share with the one that goes on."""
-    return {
-        "job": "nest",
-        "tools": tool_versions(),
-        "source": unstructure(source_entries(source)),
-        "levels": unstructure(fractions),
-        "texts": _sha256(texts),
-        "held_out": _sha256(corpus.held_out),
-        "effort": unstructure(effort),
-    }
+) -> str:
+    """The digest of everything that an interrupted training must share with the one that goes on."""
+    return digest(["nest", tool_versions(), source_entries(source), fractions, texts, corpus.held_out, effort])
 
 
 def _record(

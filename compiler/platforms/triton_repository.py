@@ -18,7 +18,8 @@ from ...errors import InputError
 from ...progress import Progress, silent
 from ...runtime.load import verify_bytes
 from ...serving.triton import BUNDLE_FOLDER, EXIT, REASON, SUBMODEL, TEXT
-from ...whole_file import exporting, link, put_in_place, require_new
+from ...whole_file import exporting, put_in_place, require_new
+from ..work.staging import link
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = "1"

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from ...exporters.checkpoints.tensor_file import release_pages
 from ...runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, session_options
+from .tensor_file import release_pages
 
 
 def release_memory() -> None:

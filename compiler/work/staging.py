@@ -14,20 +14,19 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from ...errors import OutputError
-from ...strict import structure, unstructure
-from ...whole_file import folder_beside, link, lock_holders, put_in_place, take_lock
+from ...strict import digest, structure, unstructure
+from ...whole_file import folder_beside, lock_holders, put_in_place, take_lock
 
 T = TypeVar("T")
 
-_KEY_FILE = "key.json"
+_KEY_FILE = "key"
 # Which files were published: the output may be moved away, and another put in its place, before the job goes on.
 _PUBLISHED_FILE = "published.json"
 _LOCK_FILE = ".lock"
@@ -73,10 +72,10 @@ class Stage:
     @staticmethod
     def _pooled(pool: Path, name: str, follows_from: object, produce: Callable[[Path], None]) -> Path:
         """The folder in ``pool`` with the file ``name``."""
-        home = pool / digest([name, follows_from])
+        home = pool / name / digest(follows_from)
         if not home.exists():
-            pool.mkdir(parents=True, exist_ok=True)
-            with folder_beside(pool) as made:
+            home.parent.mkdir(parents=True, exist_ok=True)
+            with folder_beside(home.parent) as made:
                 produce(made / name)
                 try:
                     made.rename(home)
@@ -105,11 +104,6 @@ class Stage:
         return self.work / f"{key}.json"
 
 
-def digest(value: object) -> str:
-    """SHA-256 of plain data, mappings and dataclasses, whatever the order of their names."""
-    return sha256(_json(value)).hexdigest()
-
-
 def _json(value: object) -> bytes:
     return json.dumps(unstructure(value), sort_keys=True).encode()
 
@@ -122,10 +116,17 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
         os.fsync(stream.fileno())
 
 
+def link(source: Path, target: Path) -> None:
+    """Makes ``target`` the same file as ``source``, or a copy where the file system has no hard links."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 @contextmanager
-def staged(
-    output: Path, key: Mapping[str, Any], replaced: Sequence[str] = (), pool: Path | None = None
-) -> Iterator[Stage]:
+def staged(output: Path, key: str, replaced: Sequence[str] = (), pool: Path | None = None) -> Iterator[Stage]:
     """A stage beside ``output``, published when the block ends without an error, unless the block has done so itself.
 
     Raises OutputError if ``output`` exists, cannot be written, or another job works on it. A folder that has all the
@@ -141,7 +142,7 @@ def staged(
         lock = _locked(root, output, bool(replaced))
     with lock:
         with _disk_errors(output, every=True):
-            stage = replace(_prepared(root, output, _json(key), bool(replaced)), pool=pool)
+            stage = replace(_prepared(root, output, key, bool(replaced)), pool=pool)
         try:
             with _disk_errors(output):
                 yield stage
@@ -229,11 +230,11 @@ def _is_staging(root: Path) -> bool:
         return not any(root.iterdir())
 
 
-def _prepared(root: Path, output: Path, key: bytes, replaces: bool) -> Stage:
+def _prepared(root: Path, output: Path, key: str, replaces: bool) -> Stage:
     """The stage of an earlier run with this key, or an empty one."""
     stage = Stage(root / "output", root / "work", replaces=replaces)
     known = stage.work / _KEY_FILE
-    is_same = known.is_file() and known.read_bytes() == key
+    is_same = known.is_file() and known.read_text() == key
     if os.path.lexists(output):
         # It was published; then the stage is gone, or what was replaced stands in its place.
         if is_same and (replaces or not stage.folder.exists()) and _is_published(stage, output):
@@ -248,7 +249,7 @@ def _prepared(root: Path, output: Path, key: bytes, replaces: bool) -> Stage:
             _remove_all_but_the_lock(root)
             stage.folder.mkdir()
             stage.work.mkdir()
-            write_synced(known, key)
+            write_synced(known, key.encode())
         except OSError:
             _discard(root)
             raise

@@ -12,7 +12,7 @@ import pytest
 from nestforge import whole_file
 from nestforge import whole_file as whole_file_module
 from nestforge.errors import OutputError
-from nestforge.whole_file import exchange, folder_beside, link, require_new, write_whole
+from nestforge.whole_file import exchange, folder_beside, require_new, write_whole
 from support.processes import die, killed
 
 
@@ -238,21 +238,3 @@ def test_a_folder_that_cannot_be_locked_is_written_all_the_same(tmp_path: Path) 
 def test_holders_that_the_system_does_not_tell(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
         assert whole_file.lock_holders(file.fileno()) == "another process"
-
-
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_link_replaces_what_an_interrupted_run_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
-) -> None:
-    source, target = tmp_path / "weights", tmp_path / "link"
-    source.write_bytes(b"weights")
-    target.write_bytes(b"wei")
-    if not has_links:
-
-        def refuse(*_paths: Path) -> None:
-            raise PermissionError
-
-        monkeypatch.setattr(os, "link", refuse)
-    link(source, target)
-    assert target.read_bytes() == b"weights"
-    assert target.samefile(source) == has_links

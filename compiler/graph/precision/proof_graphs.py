@@ -23,7 +23,7 @@ from ....bundle.manifest import Manifest
 from ....bundle.open_bundle import Bundle
 from ....profiles.backends import BACKENDS, ONNXRUNTIME
 from ....profiles.precision import INT4_BLOCK, PRECISIONS, Precision
-from ....whole_file import link
+from ...work.staging import link
 from ..edit import Edit
 from .fp32_nodes import MOVEMENT, element_types
 

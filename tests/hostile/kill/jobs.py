@@ -78,7 +78,7 @@ def _stage(folder: Path) -> None:
     """A compile's end, and its beginning, with next to nothing between."""
     from nestforge.compiler.work.staging import staged, write_synced
 
-    with staged(folder / "made" / "out", {"job": "stage"}) as stage:
+    with staged(folder / "made" / "out", "stage") as stage:
         if stage.is_published:
             return
         stage.once(stage.folder / "weights", lambda path: write_synced(path, b"weights"))

@@ -47,9 +47,9 @@ def test_a_task_brings_its_own_tensors_and_leaves_the_rest(opened: tuple[Univers
             assert not torch.equal(parameter, universal.parameters()[name])
         else:
             assert parameter.data_ptr() == universal.parameters()[name].data_ptr()
-    (temperatures,) = of_task.buffers().values()
+    (temperatures,) = of_task.task_constants().values()
     assert temperatures.tolist()[-1] == 0.25
-    (kept,) = universal.buffers().values()
+    (kept,) = universal.task_constants().values()
     assert kept.tolist()[-1] == 0.5
 
 

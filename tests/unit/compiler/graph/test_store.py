@@ -29,10 +29,10 @@ from nestforge.compiler.graph.store import (
     unshared_parameters,
     write_store,
 )
+from nestforge.compiler.work.tensor_file import write_tensors
 from nestforge.elastic import ElasticSpec, PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.architecture import Task, TaskSpec
-from nestforge.exporters.checkpoints.tensor_file import write_tensors
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
 from nestforge.profiles.precision import BF16, ENCODINGS, FP16, FP32, INT4, INT4_SCALE, INT8, INT8_SCALE

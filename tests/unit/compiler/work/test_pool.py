@@ -9,7 +9,7 @@ from pathlib import Path
 from nestforge.compiler.work.staging import staged
 from nestforge.errors import ParityError
 
-KEY = {"a": 1}
+KEY = "one job"
 
 
 def left(folder: Path) -> list[str]:

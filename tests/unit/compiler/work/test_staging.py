@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from nestforge import whole_file
 from nestforge.bundle.files import to_json
-from nestforge.compiler.work.staging import Stage, is_resumable, publish, staged, write_synced
+from nestforge.compiler.work.staging import Stage, is_resumable, link, publish, staged, write_synced
 from nestforge.errors import OutputError, ParityError
 from nestforge.whole_file import exchange
 
-KEY = {"a": 1}
+KEY = "one job"
 
 
 def left(folder: Path) -> list[str]:
@@ -86,7 +86,7 @@ def test_an_interrupted_compile_goes_on_with_what_it_had_finished(tmp_path: Path
 
     with staged(tmp_path / "out", KEY) as stage:
         assert left(stage.folder) == ["weights"]
-        assert left(stage.work) == ["key.json", "template"]
+        assert left(stage.work) == ["key", "template"]
         stage.once(stage.work / "template", make)
         stage.once(stage.work / "scores", make)
     assert made == ["scores.writing"]
@@ -95,17 +95,17 @@ def test_an_interrupted_compile_goes_on_with_what_it_had_finished(tmp_path: Path
 
 def test_another_compile_starts_afresh(tmp_path: Path) -> None:
     interrupted(tmp_path / "out")
-    with staged(tmp_path / "out", {"a": 2}) as stage:
+    with staged(tmp_path / "out", "another") as stage:
         assert left(stage.folder) == []
-        assert left(stage.work) == ["key.json"]
+        assert left(stage.work) == ["key"]
 
 
 def test_a_stage_without_its_key_starts_afresh(tmp_path: Path) -> None:
     stage = interrupted(tmp_path / "out")
-    (stage.work / "key.json").unlink()
+    (stage.work / "key").unlink()
     with staged(tmp_path / "out", KEY) as again:
         assert left(again.folder) == []
-        assert left(again.work) == ["key.json"]
+        assert left(again.work) == ["key"]
 
 
 def test_a_stage_without_its_folder_starts_afresh(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_stage_without_its_folder_starts_afresh(tmp_path: Path) -> None:
     shutil.rmtree(interrupted(tmp_path / "out").folder)
     with staged(tmp_path / "out", KEY) as again:
         assert not again.is_published
-        assert left(again.work) == ["key.json"]
+        assert left(again.work) == ["key"]
 
 
 def test_what_was_published_before_the_job_had_ended_is_known(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_another_job_had_published_is_refused_and_its_stage_removed(tmp_pat
     with pytest.raises(KeyboardInterrupt):
         compile_with(stopped, tmp_path / "out")
     with pytest.raises(OutputError, match=r"out: exists already"):
-        staged(tmp_path / "out", {"a": 2}).__enter__()
+        staged(tmp_path / "out", "another").__enter__()
     assert left(tmp_path) == ["out"]
 
 
@@ -287,7 +287,7 @@ def test_one_compile_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(
             OutputError, match=r"out.partial: another compile is working on this output: process \d+ \("
         ):
-            staged(tmp_path / "out", {"another": 1}).__enter__()
+            staged(tmp_path / "out", "a third").__enter__()
         assert (stage.folder / "engine").exists()
     assert left(tmp_path / "out") == ["engine"]
 
@@ -414,7 +414,7 @@ def test_json_is_the_same_for_the_same_data() -> None:
         to_json(float("nan"))
 
 
-def replaced_by(output: Path, content: bytes, key: dict[str, int]) -> None:
+def replaced_by(output: Path, content: bytes, key: str) -> None:
     with staged(output, key, ("engine",)) as stage:
         write_synced(stage.folder / "engine", content)
 
@@ -424,7 +424,7 @@ def test_an_output_of_its_kind_is_replaced_once_the_new_one_is_whole(tmp_path: P
     replaced_by(output, b"1", KEY)
     (output / "older").touch()
     opened = (output / "engine").open("rb")
-    with staged(output, {"a": 2}, ("engine",)) as stage:
+    with staged(output, "another", ("engine",)) as stage:
         write_synced(stage.folder / "engine", b"2")
         assert (output / "engine").read_bytes() == b"1"
     assert left(output) == ["engine"]
@@ -439,7 +439,7 @@ def test_what_fails_replaces_nothing(tmp_path: Path) -> None:
     replaced_by(output, b"1", KEY)
 
     def fails() -> None:
-        with staged(output, {"a": 2}, ("engine",)) as stage:
+        with staged(output, "another", ("engine",)) as stage:
             write_synced(stage.folder / "engine", b"2")
             raise ParityError("no")
 
@@ -486,9 +486,27 @@ def test_one_killed_after_the_exchange_is_known_for_published(tmp_path: Path, mo
 
     monkeypatch.setattr(whole_file, "exchange", killed)
     with pytest.raises(KeyboardInterrupt):
-        replaced_by(output, b"2", {"a": 2})
+        replaced_by(output, b"2", "another")
     monkeypatch.undo()
-    with staged(output, {"a": 2}, ("engine",)) as stage:
+    with staged(output, "another", ("engine",)) as stage:
         assert stage.is_published
     assert (output / "engine").read_bytes() == b"2"
     assert left(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_link_replaces_what_an_interrupted_run_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    source, target = tmp_path / "weights", tmp_path / "link"
+    source.write_bytes(b"weights")
+    target.write_bytes(b"wei")
+    if not has_links:
+
+        def refuse(*_paths: Path) -> None:
+            raise PermissionError
+
+        monkeypatch.setattr(os, "link", refuse)
+    link(source, target)
+    assert target.read_bytes() == b"weights"
+    assert target.samefile(source) == has_links

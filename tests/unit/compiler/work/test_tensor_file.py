@@ -16,9 +16,9 @@ import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nestforge.exporters.checkpoints import tensor_file
+from nestforge.compiler.work import tensor_file
+from nestforge.compiler.work.tensor_file import Unmade, map_file, release_pages, write_tensors
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
-from nestforge.exporters.checkpoints.tensor_file import Unmade, map_file, release_pages, write_tensors
 from nestforge.progress import heard_by
 
 _TYPES = (
