@@ -16,7 +16,7 @@ from ..exporters.families.coda.encoder_decoder import CodaEncoderDecoder
 from ..exporters.families.coda.model import CodaEncoder
 from ..exporters.source import open_source
 from ..profiles.nest_request import ConversionSettings
-from ..strict import digest, unstructure
+from ..strict import digest
 from .provenance import tool_versions
 from .work.staging import staged
 
@@ -64,14 +64,9 @@ def convert_coda(
         raise OutputError(f"{output}: is the model that is converted, which is not replaced; choose another `output`")
     companions = _companions(checkpoint, with_decoder)
     files = sorted({*checkpoint.source_files(), *companions})
-    key = {
-        "job": "convert-coda",
-        "tools": tool_versions(),
-        "source": {path.name: sha256_of(path) for path in files},
-        "settings": unstructure(settings),
-        "with_decoder": with_decoder,
-    }
-    with staged(output, digest(key), ("config.json", "model.safetensors") if overwrite else ()) as stage:
+    sources = {path.name: sha256_of(path) for path in files}
+    key = digest(["convert-coda", tool_versions(), sources, settings, with_decoder])
+    with staged(output, key, ("config.json", "model.safetensors") if overwrite else ()) as stage:
         found = converted(checkpoint, settings)
         made: CodaEncoder | CodaEncoderDecoder = found.model
         if with_decoder:
