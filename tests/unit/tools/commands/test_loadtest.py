@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import psutil
 import pytest
@@ -123,7 +125,9 @@ def test_without_the_extra_one_line_names_it(tiny_bundle: Path, monkeypatch: pyt
 
 def test_ctrl_c_ends_it_and_its_server(tiny_bundle: Path) -> None:
     command = [sys.executable, "-m", "nestforge", "loadtest", tiny_bundle, "--at", "1x8", "--seconds", "60"]
-    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a job in the background ignores
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heard}
+    with subprocess.Popen([*map(str, command)], text=True, **pipes) as process:
         own = psutil.Process(process.pid)
         while not (children := own.children()) or not children[0].net_connections():
             time.sleep(0.05)
