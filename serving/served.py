@@ -17,6 +17,7 @@ from ..bucket import Bucket
 from ..bundle.roles import embedding_output
 from ..errors import InputError, NestforgeError
 from ..runtime.candidates import Candidate
+from ..runtime.exits.calibration import Calibration
 from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array, InputChecker, random_feeds
 from ..runtime.inputs.text import Encoded, Text
@@ -130,12 +131,13 @@ class Served:
         self._buckets = {engine.bucket for engine in manifest.engines}
         specs = (*manifest.inputs, *manifest.outputs)
         sizes = {dim for spec in specs for dim in spec.dims if isinstance(dim, str)}
+        calibration = None if manifest.exits is None else Calibration.read(model.bundle)
         # Rows answer for themselves: none of another request changes where they are routed or leave.
         self._shares = (
             all(spec.dims[:1] == ("batch",) for spec in specs)
             and all(spec.pad is not None for spec in manifest.inputs if "sequence" in spec.dims)
             and sizes <= {"batch", "sequence"}
-            and manifest.exits is None
+            and all(policy.rule == "per_row" for policy in (calibration.policies if calibration else ()))
             and not any(engine.routing for engine in manifest.engines)
         )
 
@@ -206,7 +208,8 @@ class Served:
     def replies(self, works: Sequence[Work], run: Run) -> list[Reply]:
         """The answers to requests that share ``run``. Raises as a call of the model does."""
         asked, feeds = works[0].asked, works[0].feeds
-        if run.candidate.runs is not None and self._shares:
+        # Where rows leave early, the model makes all runs itself: one of them says nothing of where others left.
+        if run.candidate.runs is not None and self._shares and self.model.bundle.manifest.exits is None:
             return [self._first(works[0], run)]
         if len(works) > 1:
             shape = Bucket(1, max(job.steps for job in run.jobs))
@@ -229,7 +232,8 @@ class Served:
         for job in run.jobs:
             own = Bucket(job.rows, job.steps)
             outputs = {s.name: answer.outputs[s.name][start:][tuple(map(slice, s.shape(own)))] for s in specs}
-            found.append(Reply(outputs, answer.submodel, reason, None, len(works), ended))
+            left = None if exits is None else exits[start : start + job.rows]
+            found.append(Reply(outputs, answer.submodel, reason, left, len(works), ended))
             start += job.rows
         return found
 

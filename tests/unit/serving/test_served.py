@@ -6,11 +6,18 @@ import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from weakref import ref
 
+import numpy as np
+from nestforge.bucket import Bucket
+from nestforge.runtime.exits.calibration import Calibration
+from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
+from nestforge.runtime.request import Request
 from nestforge.serving.kserve import _short_head
-from nestforge.serving.served import Served
+from nestforge.serving.scheduler import Run
+from nestforge.serving.served import Asked, Served, Terms, Work
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
@@ -36,3 +43,36 @@ def test_what_is_remembered_of_requests_keeps_no_bundle(tiny_bundle: Path) -> No
     del served, head
     gc.collect()
     assert gone() is None
+
+
+def test_rows_of_several_requests_leave_a_shared_run_where_they_leave_alone(exits_bundle: Path) -> None:
+    with load(exits_bundle) as model:
+        served = Served("exits", model)
+        works = [
+            Work(Asked(Request()), None, random_feeds(model.inputs, Bucket(1, steps), seed))
+            for seed, steps in enumerate((8, 5, 5, 8))  # these rows leave at 1, 1, 4 and 2
+        ]
+        jobs = [served.job(work, Terms("one", 0.0, 1e3, None)) for work in works]
+        assert len({job.key for job in jobs}) == 1
+        left = set()
+        for pair in ((0, 1), (2, 3)):
+            asked, shared = [works[one] for one in pair], [jobs[one] for one in pair]
+            (together,) = served.together(asked[0].asked, 2, max(job.steps for job in shared))
+            found = served.replies(asked, Run(tuple(shared), together, ""))
+            for work, job, reply in zip(asked, shared, found, strict=True):
+                (alone,) = served.replies([work], Run((job,), job.alone[0], ""))
+                assert reply.shared == 2
+                assert alone.exits is not None
+                assert reply.exits == alone.exits
+                left.update(reply.exits)
+                for name, output in alone.outputs.items():
+                    np.testing.assert_allclose(reply.outputs[name], output, atol=1e-5)
+        assert left == {1, 2, 4}
+
+
+def test_a_policy_by_which_all_rows_leave_together_shares_no_run(exits_bundle: Path) -> None:
+    with load(exits_bundle) as model:
+        for rule, shares in (("per_row", True), ("batch_max", False)):
+            policies = (SimpleNamespace(rule="per_row"), SimpleNamespace(rule=rule))
+            with patch.object(Calibration, "read", return_value=SimpleNamespace(policies=policies)):
+                assert Served("exits", model)._shares is shares
