@@ -42,7 +42,7 @@ from ..exporters.source import open_source
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..runtime.load import load
 from .architecture_tables import FOUND, PASSING, Found, read_found, write_tables
-from .transformers_classes import TABLES, classes_of, is_causal, read_pairs, usual_class
+from .transformers_classes import TABLES, classes_of, is_causal, read_pairs, usual_class, writes
 
 _ROOT = Path(__file__).parents[1]
 _CODE = ("bundle", "compiler", "exporters", "parity", "profiles", "runtime")
@@ -51,6 +51,7 @@ _MOST_PARAMETERS = 40_000_000
 _FORMS = {"range": ("1..2x1..40",), "row": ("1x1..40",), "length": ("2x7", "2x19", "2x33")}
 _LENGTHS = (7, 19, 33)
 _PROMPTS, _NEW_TOKENS = (1, 7, 20), 12
+_BEHIND_ENCODER = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 # By what configurations state, whether a model has FFNs of the usual kinds, stacked experts, or heads of attention.
 _FFN_KEYS = (
     *("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim", "n_inner"),
@@ -94,7 +95,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def small_model(model_type: str, class_name: str) -> Any:
-    """A small random model; of a causal class, as a decoder whose texts have no end."""
+    """A small random model, whose texts have no end; of a causal class as a decoder."""
     transformers = offline_transformers()
     config_class = transformers.CONFIG_MAPPING[model_type]
     stated, causal = config_class(), is_causal(model_type, class_name)
@@ -103,7 +104,7 @@ def small_model(model_type: str, class_name: str) -> Any:
     changed = {**smaller(stated), **_OWN.get(model_type, {}), **own}
     _state_sections(cls, stated, changed)
     config = config_class(**changed)
-    for part in (config, config.get_text_config()) if causal else ():
+    for part in (config, config.get_text_config()) if writes(model_type, class_name) else ():
         part.eos_token_id = None
     if class_name.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # by which decoders find the end of a text
@@ -146,7 +147,7 @@ def tried(model_type: str, class_name: str) -> Found:
             source = open_source(folder)
             said |= {"family": source.family.name, "axes": " ".join(source.spec.kinds)}
             has_tokens = source.signature.max_sequence is not None
-            may_generate = is_causal(model_type, class_name) and not _is_encoder_decoder(model)
+            may_generate = writes(model_type, class_name)
             said |= _compiled(folder, class_name, source.spec.kinds, has_tokens, may_generate)
         except Exception as failure:  # noqa: BLE001  (a fault of ours too, to be seen in the table)
             said |= _refusal(failure, folder)
@@ -188,7 +189,8 @@ def _generates(class_name: str, folder: Path) -> str:
 
     transformers = offline_transformers()
     module = getattr(transformers, class_name).from_pretrained(folder, dtype=torch.float32).eval()
-    module.generation_config = transformers.GenerationConfig(pad_token_id=0)  # the likeliest tokens and nothing else
+    kept = {name: getattr(module.generation_config, name, None) for name in _BEHIND_ENCODER}
+    module.generation_config = transformers.GenerationConfig(pad_token_id=0, **kept)  # else the likeliest tokens
     drawn = torch.Generator().manual_seed(0)
     vocabulary = module.config.get_text_config().vocab_size
     prompts = [torch.randint(3, vocabulary, (1, length), generator=drawn) for length in _PROMPTS]
@@ -197,7 +199,8 @@ def _generates(class_name: str, folder: Path) -> str:
         for prompt in prompts:
             given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": _NEW_TOKENS, "do_sample": False}
             with torch.no_grad():
-                expected.append(module.generate(prompt, **given)[0, prompt.shape[1] :].tolist())
+                begun = 1 if module.config.is_encoder_decoder else prompt.shape[1]
+                expected.append(module.generate(prompt, **given)[0, begun:].tolist())
         for rows in ([0], [1], [2], [1, 2]):
             found = model.generate([prompts[row][0].tolist() for row in rows], max_tokens=_NEW_TOKENS)
             for row, own in zip(rows, found.rows, strict=True):
@@ -245,10 +248,6 @@ def _states(config: Any) -> Iterator[str]:
     for kind, keys in (("ffn", _FFN_KEYS), ("experts", _EXPERT_KEYS), ("heads", _HEAD_KEYS)):
         if any(isinstance(value := getattr(part, key, None), (int, float)) and value for part in parts for key in keys):
             yield kind
-
-
-def _is_encoder_decoder(model: Any) -> bool:
-    return getattr(model.config, "is_encoder_decoder", False) is True
 
 
 def _refusal(failure: Exception, folder: Path) -> Found:

@@ -65,6 +65,12 @@ def is_causal(model_type: str, class_name: str) -> bool:
     return classes_of(model_type, "text-generation") == class_name
 
 
+def writes(model_type: str, class_name: str) -> bool:
+    """Whether a class generates: a causal one, or one of an encoder and a decoder."""
+    tasks = ("text-generation", "text2text-generation", "automatic-speech-recognition")
+    return "CTC" not in class_name and class_name in [classes_of(model_type, task) for task in tasks]
+
+
 def read_pairs(file: Path) -> list[tuple[str, str]]:
     """Type and task of every pair in ``file`` without a cache, of types that transformers has."""
     known = offline_transformers().CONFIG_MAPPING

@@ -210,8 +210,9 @@ def _cache_layout_problems(engine: EngineEntry, entry: GenerationEntry) -> Itera
 
 
 def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable[str]:
-    if encoder.start_id >= entry.vocabulary:
-        yield f"generation: start_id {encoder.start_id}; expected a number below the vocabulary of {entry.vocabulary}"
+    for name, token in (("start", encoder.start_id), ("first", encoder.first_id), ("last", encoder.last_id)):
+        if token is not None and token >= entry.vocabulary:
+            yield f"generation: {name}_id {token}; expected a number below the vocabulary of {entry.vocabulary}"
     if sorted(engine.submodel for engine in encoder.engines) != sorted({engine.submodel for engine in entry.engines}):
         yield "generation: expected an encoder for each submodel that generates, and no other"
     if len(entry.source_layers) != len(entry.layers):

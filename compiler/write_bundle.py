@@ -198,8 +198,10 @@ def stated_entry(source: ModelSource) -> tuple[GenerationEntry | None, str | Non
     if source.cached is None or stated is None:
         return None, None
     template = stated.template
+    entry = source.cached.entry
     entry = replace(
-        source.cached.entry,
+        entry,
+        encoder=None if entry.encoder is None else replace(entry.encoder, **stated.forced),
         end_ids=stated.end_ids,
         begin_id=stated.begin_id,
         sampling=_options(stated.sampling) or None,

@@ -145,13 +145,15 @@ def text_signature(
     return Signature(tuple(inputs), tuple(outputs), positions, mask, text, bound, static, shortened)
 
 
-def with_texts(signature: Signature, checkpoint: Checkpoint) -> Signature:
-    """``signature`` of a model that reads tokens, with the tokenizer of its folder if there is one."""
+def with_texts(signature: Signature, checkpoint: Checkpoint, start: int | None = None) -> Signature:
+    """``signature`` of a model that reads tokens, with the tokenizer of its folder if there is one; of a decoder behind
+    an encoder it gets the same text behind the token ``start``."""
     names = [spec.name for spec in signature.inputs]
     if IDS not in names or not checkpoint.tokenizer_files:
         return signature
     mask, types = (name if name in names else None for name in (MASK, TYPE_IDS))
-    return replace(signature, text=TextEntry("tokenizer.json", IDS, mask, types, None))
+    shifted = None if start is None else WRITTEN_IDS
+    return replace(signature, text=TextEntry("tokenizer.json", IDS, mask, types, None, shifted=shifted, start=start))
 
 
 def next_token_logits(vocabulary: int) -> TensorSpec:

@@ -120,7 +120,9 @@ class ModelSource:
     @cached_property
     def generation_defaults(self) -> GenerationDefaults | None:
         """How the folder says that its model generates, if its engines are to. Raises CheckpointError."""
-        return None if self.cached is None else read_generation_defaults(self.checkpoint, self.cached.vocabulary)
+        if (cached := self.cached) is None:
+            return None
+        return read_generation_defaults(self.checkpoint, cached.vocabulary, cached.encoder is not None)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

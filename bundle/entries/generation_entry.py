@@ -73,7 +73,8 @@ def cache_bytes(
 @dataclass(frozen=True)
 class EncoderEntry:
     """The ``engines`` of an encoder-decoder that read a prompt, of up to ``positions`` tokens, once: one for each
-    submodel. Its decoder begins with ``start_id``.
+    submodel. Its decoder begins with ``start_id``; what it writes first is ``first_id``, and ``last_id`` as the last
+    token that a request allows, where these are stated.
 
     An engine takes ``input_ids`` ``[1, S]`` int64 and returns what each layer of the decoder reads of them:
     ``source_key_0`` ``[1, heads, size, S]`` and ``source_value_0`` ``[1, heads, S, size]`` float32, with the heads of
@@ -85,6 +86,8 @@ class EncoderEntry:
     positions: int = field(metadata={"min": 1})
     engines: tuple[EngineEntry, ...]
     layers: tuple[CachedLayer, ...] | None = None
+    first_id: int | None = field(default=None, metadata={"min": 0})
+    last_id: int | None = field(default=None, metadata={"min": 0})
 
 
 @dataclass(frozen=True)

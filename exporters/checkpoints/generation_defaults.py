@@ -47,6 +47,8 @@ _OTHERS: Mapping[str, Any] = {
     "token_healing": False,
 }
 _OTHERS_OF_CHANCE: Mapping[str, Any] = {"typical_p": 1, "top_h": None, "epsilon_cutoff": 0, "eta_cutoff": 0}
+# What a decoder behind an encoder writes first and last, by the names in ``EncoderEntry``.
+_FORCED = {"forced_bos_token_id": "first_id", "forced_eos_token_id": "last_id"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class GenerationDefaults:
     nestforge does not. A folder that states no end has none: what its class has by default counts for models that are
     made anew, not for those that transformers loads. ``beyond`` are stated tokens that the vocabulary lacks, with their
     keys, such as ``eos_token_id 50256``: none of them can come, so neither ends nor begins a text. ``template`` is the
-    one for chats."""
+    one for chats. ``forced`` are the first and the last token of what a decoder writes behind an encoder, by their
+    names in ``EncoderEntry``."""
 
     end_ids: tuple[int, ...]
     begin_id: int | None
@@ -72,6 +75,7 @@ class GenerationDefaults:
     left_out: tuple[str, ...]
     beyond: tuple[str, ...] = ()
     template: StatedTemplate | None = None
+    forced: Mapping[str, int] = field(default_factory=dict)
 
     def notes(self, vocabulary: int) -> tuple[str, ...]:
         """Settings that engines of a model of so many tokens do not follow, and those that the folder lacks."""
@@ -104,9 +108,13 @@ class _Stated:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    forced_bos_token_id: int | None = field(default=None, metadata={"min": 0})
+    forced_eos_token_id: int | None = field(default=None, metadata={"min": 0})
 
 
-def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> GenerationDefaults:
+def read_generation_defaults(
+    checkpoint: Checkpoint, vocabulary: int, behind_encoder: bool = False
+) -> GenerationDefaults:
     """The defaults in ``generation_config.json``, or in ``config.json`` where that file is missing, as transformers has
     it, for a model of so many tokens, with its chat template.
 
@@ -123,6 +131,12 @@ def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> Generat
     ends = stated.eos_token_id if isinstance(stated.eos_token_id, tuple) else (stated.eos_token_id,)
     begins = () if stated.bos_token_id is None else (stated.bos_token_id,)
     tokens = [("eos_token_id", token) for token in ends] + [("bos_token_id", token) for token in begins]
+    forced = dict[str, int]()
+    for key, name in _FORCED.items() if behind_encoder else ():
+        others = {other: neutral for other, neutral in others.items() if other != key}
+        if (token := getattr(stated, key)) is not None:
+            tokens.append((key, token))
+            forced[name] = token
     return GenerationDefaults(
         end_ids=tuple(token for token in ends if token < vocabulary),
         begin_id=next((token for token in begins if token < vocabulary), None),
@@ -130,6 +144,7 @@ def read_generation_defaults(checkpoint: Checkpoint, vocabulary: int) -> Generat
         left_out=tuple(key for key, neutral in others.items() if given.get(key, neutral) not in (neutral, [], {})),
         beyond=tuple(f"{key} {token}" for key, token in tokens if token >= vocabulary),
         template=read_chat_template(checkpoint.folder),
+        forced={name: token for name, token in forced.items() if token < vocabulary},
     )
 
 

@@ -12,24 +12,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UnsupportedModelError
+from ...bucket import Bucket
+from ...errors import CheckpointError, UnsupportedModelError
 from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import offline_transformers, refuse_foreign
+from ..checkpoints.generation_defaults import read_decoder_start
 from ..family import Deferred, Family
 from ..hugging_face.describe import describe
 from ..hugging_face.interface import HIDDEN, Loading, corners_in_order, single_choices
 from ..hugging_face.tensors import Parameters
-from ..parts import CachedSpec
+from ..parts import CachedSpec, EncoderSpec
 from ..signature import MASK, with_texts
 
 if TYPE_CHECKING:  # known types alone are read without torch
     import torch
 
     from ..hugging_face import survey
+    from ..hugging_face.kept_layers import KeptLayers
     from ..modules import layers
 else:
     layers, survey = (Deferred(name, __package__) for name in ("..modules.layers", "..hugging_face.survey"))
+
+# Behind which a step is counted.
+_PROMPT_TOKENS = 64
 
 
 def read(checkpoint: Checkpoint) -> Architecture:
@@ -55,7 +61,9 @@ def read(checkpoint: Checkpoint) -> Architecture:
     parameters, axes = Parameters(), found.axes
     parameters.shapes, parameters.axes, parameters.slices = dict(found.shapes), [*axes.axes], [*axes.slices]
     hidden = {spec.name: spec.dims[-1] for spec in found.signature.outputs}.get(HIDDEN)
-    signature = with_texts(found.signature, checkpoint)
+    cached = _cached(checkpoint, found, found.signature.max_sequence or 1)
+    start = cached.encoder.start if cached and cached.encoder else None
+    signature = with_texts(found.signature, checkpoint, start)
     width = hidden if isinstance(hidden, int) and signature.mask == MASK else None
     workload = survey.workload_of(checkpoint, found)
     loading = replace(loading, finish=lambda model: layers.part_layers(model, axes.parted))
@@ -67,15 +75,20 @@ def read(checkpoint: Checkpoint) -> Architecture:
         stacked=axes.stacked,
         kept_whole=axes.refused,
         surveyed=True,
-        cached=_cached(found, signature.max_sequence or 1),
+        cached=cached,
     )
 
 
-def _cached(found: survey.Survey, positions: int) -> CachedSpec | None:
+def _cached(checkpoint: Checkpoint, found: survey.Survey, positions: int) -> CachedSpec | None:
     """How a class generates that keeps layers of each token."""
-    kept = found.kept
+    kept, encoder = found.kept, None
     if kept is None:
         return None
+    try:
+        if not isinstance(kept, str) and kept.reads:
+            encoder = _encoder(checkpoint, found, kept, positions)
+    except CheckpointError as failure:
+        kept = str(failure)
     if isinstance(kept, str):
         return CachedSpec(found.vocabulary, positions, (), _as_it_is, _as_it_is, family_problem=kept)
     return CachedSpec(
@@ -84,9 +97,24 @@ def _cached(found: survey.Survey, positions: int) -> CachedSpec | None:
         kept.layers,
         lambda module: kept.decoder(module.model).eval(),
         lambda module: kept.recorded(module.model).eval(),
+        encoder=encoder,
         cache_axes=kept.cache_axes,
         is_buffered=not kept.is_fused,
         states=tuple(state.shape for state in kept.states),
+    )
+
+
+def _encoder(checkpoint: Checkpoint, found: survey.Survey, kept: KeptLayers, positions: int) -> EncoderSpec:
+    """Raises CheckpointError where nothing says with which token the decoder begins."""
+    workload = survey.encoder_workload(checkpoint, found, lambda model, ids: kept.encoder(model)(ids))
+    return EncoderSpec(
+        read_decoder_start(checkpoint, found.vocabulary),
+        positions,
+        lambda module: kept.encoder(module.model),
+        lambda submodel, bucket: workload(submodel, bucket, grow=True),
+        lambda submodel: workload(submodel, Bucket(1, min(_PROMPT_TOKENS, positions)), grow=False),
+        cache_axes=kept.read_axes,
+        layers=None if kept.reads == kept.layers else kept.reads,
     )
 
 

@@ -51,8 +51,9 @@ def inputs_of(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
     configs = configs_of(model.config)
     texts = tuple(_text_specs(model, taken, configs)) if IDS in taken else ()
     images, sounds = tuple(_image_specs(taken, configs)), tuple(_sound_specs(taken, configs))
-    written = WRITTEN_IDS in taken and getattr(model.config, "is_encoder_decoder", False)
-    behind = (TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=vocabulary(model)),) if written else ()
+    behind = ()
+    if is_encoder_decoder(model):
+        behind = (TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=vocabulary(model)),)
     series = tuple(_series_specs(taken, configs))
     every = [(*texts, *images, *(sound,)) for sound in sounds] or [(*texts, *images, *series)]
     alone = [texts, images, *((sound,) for sound in sounds), series]
@@ -159,13 +160,21 @@ def _sees_all(model: Any) -> bool:
 
 
 def is_causal(model: Any) -> bool:
-    """Whether logits are of the token behind each. Of types that transformers lists among causal models XLNet sees
-    every token, and so does BERT's own for generation where it is no decoder."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Whether logits are of the token behind each: of causal models, and of what a decoder writes behind an encoder. Of
+    types that transformers lists among causal models XLNet sees every token, and so does BERT's own for generation where
+    it is no decoder."""
+    from transformers.models.auto import modeling_auto as auto
 
-    listed = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if is_encoder_decoder(model):
+        tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
+        return any(type(model).__name__ in table.values() for table in tables)
+    listed = type(model).__name__ in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     sees_all = model.config.model_type in ("xlnet", "bert-generation") and not _is_decoder(model)
     return listed and not _sees_all(model) and not sees_all
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    return WRITTEN_IDS in inspect.signature(model.forward).parameters and model.config.is_encoder_decoder is True
 
 
 def _is_decoder(model: Any) -> bool:
@@ -175,8 +184,7 @@ def _is_decoder(model: Any) -> bool:
 def depth(model: Any) -> int:
     """Layers that an answer passes through, for tolerances: those of both sides of an encoder-decoder."""
     deepest = _most(model, _LAYERS, 1)
-    both = getattr(model.config, "is_encoder_decoder", False) is True
-    return deepest + _most(model, _DECODER_LAYERS, deepest) if both else deepest
+    return deepest + _most(model, _DECODER_LAYERS, deepest) if is_encoder_decoder(model) else deepest
 
 
 def _most(model: Any, keys: Sequence[str], usual: int) -> int:

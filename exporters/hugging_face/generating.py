@@ -16,6 +16,7 @@ import torch
 
 from ...bundle.entries.generation_entry import CachedLayer, window_of
 from ..checkpoints.config import offline_transformers
+from ..modules.attention import hidden_beyond
 from ..modules.cached_attention import (
     Cache,
     CachePlaces,
@@ -25,6 +26,8 @@ from ..modules.cached_attention import (
     places_in_window,
     reading_attention,
 )
+from ..modules.layers import View
+from .class_inputs import is_encoder_decoder
 from .nothing_left import nothing_left
 
 _NAME = "nestforge"
@@ -55,7 +58,7 @@ class State(NamedTuple):
 class CachedDecoder(torch.nn.Module):
     """``model``, a class with a head over the vocabulary, with the interface of ``GenerationEntry``; to be traced.
     ``layers`` are those that have keys and values of their own, of the ``numbers`` in transformers' cache, which has so
-    ``many``; these are known where there are ``states``."""
+    ``many``; these are known where there are ``states``. Behind an encoder each ``reads`` keys and values of a prompt."""
 
     def __init__(
         self,
@@ -64,21 +67,28 @@ class CachedDecoder(torch.nn.Module):
         numbers: Sequence[int] = (),
         many: int = 0,
         states: Sequence[State] = (),
+        reads: Sequence[CachedLayer] = (),
     ) -> None:
         super().__init__()
         self.model, self.layers, self.states = model, layers, states
-        self.numbers, self.many = numbers, many
+        self.numbers, self.many, self.reads = numbers, many, reads
 
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, *kept: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """``kept``: where layers have a window the places of new tokens in their buffers, and the cache."""
+        """``kept``: where layers have a window the places of new tokens in their buffers; behind an encoder how many
+        tokens of each row it read and what layers read of them; and the cache."""
         in_text = in_window = cache_places(position_ids)
         if window_of(self.layers) is not None:
             in_window, kept = places_in_window(kept[0], input_ids.shape[1]), kept[1:]
+        cache, crossed, beyond = {}, [], None
+        if self.reads:  # keys as the caller has them [B, A, D, N], and as the class
+            beyond, kept = hidden_beyond(kept[0], kept[1].shape[3]), kept[1:]
+            sources, kept = caches_of(kept[: 2 * len(self.reads)]), kept[2 * len(self.reads) :]
+            crossed = [(keys, Cache(keys.transpose(2, 3), values)) for keys, values in sources]
+            cache = behind(self.model, [own for _, own in crossed])
         kept, states = kept[: 2 * len(self.layers)], kept[2 * len(self.layers) :]
         given = caches_of(kept)
-        cache = {}
         if self.states:
             cache = _cache(self.model, {n: _Passing() for n in self.numbers}, self.many, self.states, states)
         # Keys of new tokens, the cache with them, where they are in it, and the window.
@@ -89,6 +99,10 @@ class CachedDecoder(torch.nn.Module):
         ) -> torch.Tensor:
             scaling = how.get("scaling")
             bent = (query.shape[-1] ** -0.5 if scaling is None else scaling, how.get("softcap"))
+            for keys, source in crossed:
+                if source.keys is key:
+                    seen = torch.softmax(torch.matmul(query * bent[0], keys) + beyond, dim=-1)
+                    return torch.matmul(seen, value).transpose(1, 2)
             for own, cache, places, window in present:
                 if own is key:  # those of an earlier layer, which has written them
                     read = reading_attention(_wide(query, cache.keys.shape[-1]), cache, places, *bent, window)
@@ -151,6 +165,41 @@ def _cache(
     return {cache_argument(model) or "": transformers.Cache(layers=layers), "use_cache": True}
 
 
+def behind(model: Any, sources: Sequence[Cache]) -> dict[str, Any]:
+    """The arguments by which the decoder of ``model`` reads ``sources``, keys and values ``[B, A, N, D]`` of a prompt
+    for each layer, and passes keys of its own on."""
+    transformers = offline_transformers()
+    ((name, own), used) = _cache(model, {n: _Passing() for n in range(len(sources))}, len(sources), (), ()).items()
+    read = [_Source() for _ in sources]
+    for layer, source in zip(read, sources, strict=True):
+        layer.keys, layer.values = source
+    both = transformers.EncoderDecoderCache(own, transformers.Cache(layers=read))
+    both.is_updated = dict.fromkeys(range(len(sources)), True)
+    hidden = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=sources[0].keys[:, 0])  # which none reads
+    return {name: both, "encoder_outputs": hidden, **dict([used])}
+
+
+def encoded(model: Any, source_ids: torch.Tensor) -> dict[str, Any]:
+    """The arguments by which the decoder of ``model`` is given what its encoder makes of ``source_ids`` [B, N], and an
+    empty cache of transformers for both."""
+    transformers = offline_transformers()
+    cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    with nothing_left(model):
+        answer = model.get_encoder()(input_ids=source_ids)
+    return {"encoder_outputs": answer, cache_argument(model) or "": cache, "use_cache": True}
+
+
+class SourceKeys(View):
+    """An encoder-decoder ``model`` up to what its decoder reads of a text, with the interface of ``EncoderEntry``."""
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``input_ids`` [1, N] to keys [1, A, D, N] and values [1, A, N, D] of each layer of the decoder in turn."""
+        given = encoded(self.model, input_ids)
+        asked(self.model, input_ids[:, :1], None, None, **given)  # of a token of its own nothing is left in a graph
+        found = given[cache_argument(self.model) or ""].cross_attention_cache.layers
+        return tuple(each for layer in found for each in (layer.keys.transpose(2, 3), layer.values))
+
+
 def _after(states: Sequence[State], given: Mapping[str, Any]) -> list[torch.Tensor]:
     """The ``states`` of the cache that a pass was ``given``."""
     return [state.of(next(iter(given.values()))) for state in states]
@@ -180,6 +229,13 @@ class _Passing:
 
     def get_max_length(self) -> int:
         return -1
+
+
+class _Source(_Passing):
+    """A layer of transformers' cache that has ``keys`` and ``values`` of what an encoder read."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 class _Buffer(_Passing):
@@ -220,9 +276,10 @@ class RecordedDecoder(torch.nn.Module):
         super().__init__()
         self.model, self.layers, self.states = model, layers, states
 
-    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``input_ids`` [B, S] to logits [B, S, V], and keys and values [B, heads, S, size] of each layer that has its
-        own; of one with a window those of the last tokens that it sees; and the states behind the last token."""
+    def forward(self, input_ids: torch.Tensor, source_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """``input_ids`` [B, S], behind ``source_ids`` [B, N] of an encoder, to logits [B, S, V], and keys and
+        values [B, heads, S, size] of each layer that has its own; of one with a window those of the last tokens that it
+        sees; and the states behind the last token."""
         transformers = offline_transformers()
         cache = transformers.DynamicCache()  # without a configuration: every layer keeps every token
         if self.states:
@@ -232,6 +289,9 @@ class RecordedDecoder(torch.nn.Module):
         # Places from 0 on are what transformers gives a class that generates, also one that would count from elsewhere.
         places = torch.arange(input_ids.shape[1])[None]
         given = {cache_argument(self.model) or "": cache, "use_cache": True}
+        if source_ids is not None:
+            given = encoded(self.model, source_ids)
+            cache = given[cache_argument(self.model) or ""].self_attention_cache
         answer = asked(self.model, input_ids, places, None, **given)
         layers = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
         kept = [
@@ -245,27 +305,36 @@ class RecordedDecoder(torch.nn.Module):
 def asked(
     model: Any, input_ids: torch.Tensor, position_ids: torch.Tensor | None, logits_at: torch.Tensor | None, **more: Any
 ) -> Any:
-    """What ``model`` answers, given what of these its class takes."""
-    taken = inspect.signature(model.forward).parameters
-    counts, keeps = "position_ids" not in taken, "logits_to_keep" in taken
+    """What ``model`` answers, given what of these its class takes, an encoder-decoder for its decoder."""
+    taken, of = inspect.signature(model.forward).parameters, "decoder_" if is_encoder_decoder(model) else ""
+    counts, keeps = f"{of}position_ids" not in taken, "logits_to_keep" in taken
     if position_ids is not None and not counts:
-        more["position_ids"] = position_ids
+        more[f"{of}position_ids"] = position_ids
     if logits_at is not None and keeps:
         more["logits_to_keep"] = logits_at
-    counted = _counted_from(model, position_ids) if counts and position_ids is not None else nullcontext()
+    counted = nullcontext() if not counts or position_ids is None else _counted_from(model, input_ids, position_ids)
     scaled = nullcontext() if position_ids is None or logits_at is None else _scaled_at(model, position_ids)
-    with counted, nothing_left(model), scaled:
-        answer = model(input_ids=input_ids, **more)
+    with nothing_left(model), counted, scaled:
+        answer = model(**{f"{of}input_ids": input_ids}, **more)
     if logits_at is not None and not keeps:
         answer.logits = answer.logits[:, logits_at]
     return answer
 
 
 @contextmanager
-def _counted_from(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
+def _counted_from(model: Any, input_ids: torch.Tensor, position_ids: torch.Tensor) -> Iterator[None]:
     """Within it tables of positions, which are embeddings of a class of their own, are read at ``position_ids`` [B, S]
-    where ``model`` counts from 0."""
-    tokens, read = model.get_input_embeddings(), torch.nn.Embedding.forward
+    where ``model`` counts from 0; a class that counts ``input_ids`` [B, S] but those of padding counts as
+    transformers' ``generate``, where no padding came before."""
+    decoder = model.get_decoder() if is_encoder_decoder(model) else model
+    tokens, read = decoder.get_input_embeddings(), torch.nn.Embedding.forward
+
+    def counted(ids: torch.Tensor, pad: int, *_: Any) -> torch.Tensor:
+        return torch.where(ids == pad, pad, position_ids + pad + 1)
+
+    for part in model.modules():
+        if hasattr(part, "create_position_ids_from_input_ids"):
+            part.create_position_ids_from_input_ids = counted  # which nothing_left takes away again
 
     def forward(table: torch.nn.Embedding, places: torch.Tensor) -> torch.Tensor:
         if table is not tokens and type(table) is not torch.nn.Embedding:

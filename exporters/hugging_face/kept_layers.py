@@ -1,4 +1,4 @@
-"""What a causal class keeps of each token, found by passes without numbers, and in which of two forms it generates.
+"""What a causal class, or a decoder behind an encoder, keeps of each token, found by passes without numbers, and in which of two forms it generates.
 
 *Fused*: attention goes by transformers' interface, and every token sees those before it, or the last of a window. Then
 it is the operator that reads a cache, as for named families. Else *buffered*: the class's own attention, over whole
@@ -21,8 +21,21 @@ from ...errors import ExportError
 from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
 from ..parts import SIZE_MULTIPLE, CacheAxes
+from ..modules.cached_attention import Cache
+from .class_inputs import is_encoder_decoder
 from .found_axes import FoundAxes
-from .generating import BufferedDecoder, CachedDecoder, RecordedDecoder, State, asked, attention_by, cache_argument
+from .generating import (
+    BufferedDecoder,
+    CachedDecoder,
+    RecordedDecoder,
+    SourceKeys,
+    State,
+    asked,
+    attention_by,
+    behind,
+    cache_argument,
+    encoded,
+)
 from .slice_proof import HEADS
 from .transformers_model import caches_unused, one_sequence_a_row
 
@@ -50,7 +63,8 @@ class Kept(NamedTuple):
 @dataclass(frozen=True)
 class KeptLayers:
     """``layers`` of a cache, padded to the operator's sizes; ``numbers`` are theirs in transformers' cache, of
-    so ``many``. ``cache_axes`` as of ``CachedSpec``, ``states`` beside keys and values."""
+    so ``many``. ``cache_axes`` as of ``CachedSpec``, ``states`` beside keys and values. Behind an encoder each layer
+    ``reads`` keys and values of a prompt, which shrink by ``read_axes``."""
 
     layers: tuple[CachedLayer, ...]
     numbers: tuple[int, ...]
@@ -58,11 +72,17 @@ class KeptLayers:
     is_fused: bool
     cache_axes: tuple[CacheAxes, ...] = ()
     states: tuple[State, ...] = ()
+    reads: tuple[CachedLayer, ...] = ()
+    read_axes: tuple[CacheAxes, ...] = ()
 
     def decoder(self, model: Any) -> torch.nn.Module:
         """``model`` with the interface of ``GenerationEntry``, to be traced."""
         form = CachedDecoder if self.is_fused else BufferedDecoder
-        return form(model, self.layers, self.numbers, self.many, self.states)
+        return form(model, self.layers, self.numbers, self.many, self.states, self.reads)
+
+    def encoder(self, model: Any) -> torch.nn.Module:
+        """``model`` with the interface of ``EncoderEntry``."""
+        return SourceKeys(model)
 
     def recorded(self, model: Any) -> torch.nn.Module:
         """The pass of ``model`` over whole texts, with what it keeps."""
@@ -77,18 +97,22 @@ def find_kept(model: Any, ids: torch.Tensor, axes: FoundAxes, positions: int) ->
     if model.config.model_type == "gpt_neo":  # over buffers it runs, and masks the wrong places
         return f"{type(model).__name__} takes new tokens for the last of its keys, and in a buffer they are not"
     try:
-        kept, states, many = _kept(model, ids, argument)
-        windows = _windows(model, ids, kept, positions)
+        kept, states, many, sources = _kept(model, ids, argument)
+        windows, read = _windows(model, ids, kept, sources, positions), _read(model, kept, sources)
         found = KeptLayers(
             tuple(_layer(each, window) for each, window in zip(kept, windows or [None] * len(kept), strict=True)),
             tuple(each.number for each in kept),
             many,
             windows is not None,
             states=tuple(states),
+            reads=read,
         )
+        if read and windows is None:
+            raise ExportError(f"attention of the decoder of {type(model).__name__} is its own")
         if windows is None or states:
             _try_buffers(model, ids, found)
-        return replace(found, cache_axes=_cache_axes(model, ids, axes, kept, states, argument))
+        by = _cache_axes(model, ids, axes, kept, states, sources, argument)
+        return replace(found, cache_axes=by[: len(kept)], read_axes=by[len(kept) :])
     except ExportError as failure:
         return str(failure)
 
@@ -98,15 +122,31 @@ def _layer(kept: Kept, window: int | None) -> CachedLayer:
     return CachedLayer(kept.heads, size, window)
 
 
-def _kept(model: Any, ids: torch.Tensor, argument: str) -> tuple[list[Kept], list[State], int]:
+def _read(model: Any, kept: Sequence[Kept], sources: Sequence[Cache]) -> tuple[CachedLayer, ...]:
+    """What layers read of a prompt. Raises ExportError for another number of layers than are kept, or other values than
+    keys."""
+    read = _crossed(sources)
+    if read and ([k.number for k in kept] != [r.number for r in read] or any(r.key != r.value for r in read)):
+        raise ExportError(f"layers of {type(model).__name__} do not each keep and read keys and values of one size")
+    return tuple(CachedLayer(each.heads, each.key) for each in read)
+
+
+def _crossed(sources: Sequence[Cache]) -> list[Kept]:
+    return [Kept(n, *map(int, (s.keys.shape[1], s.keys.shape[3], s.values.shape[3]))) for n, s in enumerate(sources)]
+
+
+def _kept(model: Any, ids: torch.Tensor, argument: str) -> tuple[list[Kept], list[State], int, list[Cache]]:
     """The layers that the class's own cache has after a pass, which ``model`` returns by the name of its ``argument``,
-    the states, and how many layers it has with those that have no keys of their own."""
+    the states, how many layers it has with those that have no keys of their own, and what those read of an encoder."""
     name = type(model).__name__
     with _fails_with(f"{name} fails with a cache"):
         planned = offline_transformers().DynamicCache(config=model.config.get_text_config())
     _require_plain(name, planned)  # before a pass, which may fail for it
     with _fails_with(f"{name} fails with a cache"):
-        cache = getattr(asked(model, ids, None, None, use_cache=True), argument)
+        given = encoded(model, ids) if is_encoder_decoder(model) else {"use_cache": True}
+        cache = getattr(asked(model, ids, None, None, **given), argument)
+    crossed = getattr(cache, "cross_attention_cache", None) if "encoder_outputs" in given else None
+    sources = [Cache(layer.keys, layer.values) for layer in getattr(crossed, "layers", ())]
     cache = getattr(cache, "self_attention_cache", cache)
     _require_plain(name, cache)
     found, states = [], []
@@ -119,7 +159,7 @@ def _kept(model: Any, ids: torch.Tensor, argument: str) -> tuple[list[Kept], lis
             states += [State(number, kind, at, tuple(each.shape[1:])) for at, each in own if each is not None]
     if not found and not states:
         raise ExportError(f"{name} returns no cache of keys and values")
-    return found, states, len(cache.layers)
+    return found, states, len(cache.layers), sources
 
 
 @contextmanager
@@ -139,9 +179,11 @@ def _require_plain(name: str, cache: Any) -> None:
             raise ExportError(f"layer {number} of {name} keeps a {kind}, which is no keys and values, nor states")
 
 
-def _windows(model: Any, ids: torch.Tensor, kept: Sequence[Kept], positions: int) -> list[int | None] | None:
+def _windows(
+    model: Any, ids: torch.Tensor, kept: Sequence[Kept], sources: Sequence[Cache], positions: int
+) -> list[int | None] | None:
     """How many tokens each of the ``kept`` layers sees, None where it sees all before; None altogether where attention
-    is not the operator's."""
+    is not the operator's, or that to ``sources`` another."""
     masks: list[tuple[Any, Callable[..., Any]]] = []
     calls: list[tuple[Any, torch.Tensor, int | None]] = []
     fits = True
@@ -153,6 +195,12 @@ def _windows(model: Any, ids: torch.Tensor, kept: Sequence[Kept], positions: int
 
     def attend(module: Any, query: Any, key: Any, value: Any, given: Any, how: Mapping[str, Any]) -> torch.Tensor:
         nonlocal fits
+        answer: torch.Tensor = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[-1]))
+        if any(key is source.keys for source in sources):
+            of_rows = given is None or any(made is given for made, _ in masks)
+            others = [name for name, each in how.items() if name not in _HARMLESS and isinstance(each, torch.Tensor)]
+            fits &= of_rows and not others and not how.get("softcap") and query.shape[1] == key.shape[1]
+            return answer
         seen = _window(next((rule for made, rule in masks if made is given), None), given, module, positions)
         known = all(name in _HARMLESS or not isinstance(each, torch.Tensor) for name, each in how.items())
         fits &= known and seen is not False and query.shape[1] % key.shape[1] == 0 and how.get("is_causal") is not False
@@ -160,12 +208,11 @@ def _windows(model: Any, ids: torch.Tensor, kept: Sequence[Kept], positions: int
         fits &= all(own is value and window == (seen or None) for _, own, window in earlier)
         if not earlier:
             calls.append((key, value, seen or None))
-        answer: torch.Tensor = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[-1]))
         return answer
 
     try:
         with torch.no_grad(), caches_unused(), one_sequence_a_row(), attention_by(model, attend, mask):
-            asked(model, ids, None, None)
+            asked(model, ids, None, None, **(behind(model, sources) if sources else {}))
     except Exception:  # noqa: BLE001  (of any kind: this class is not called by the interface)
         return None
     shapes = [(key.shape[1], key.shape[-1], value.shape[-1]) for key, value, _ in calls]
@@ -217,18 +264,26 @@ def _try_buffers(model: Any, ids: torch.Tensor, found: KeptLayers) -> None:
 
 
 def _cache_axes(
-    model: Any, ids: torch.Tensor, axes: FoundAxes, kept: Sequence[Kept], states: Sequence[State], argument: str
+    model: Any,
+    ids: torch.Tensor,
+    axes: FoundAxes,
+    kept: Sequence[Kept],
+    states: Sequence[State],
+    sources: Sequence[Cache],
+    argument: str,
 ) -> tuple[CacheAxes, ...]:
-    """By which axis the heads of each kept layer shrink: passes of which each cuts the axes whose number has one bit
+    """By which axis the heads of each kept layer shrink, and then those that it reads of an encoder: passes of which each cuts the axes whose number has one bit
     set, so that the layers that shrank in it are known by their bits. Raises ExportError where ``states`` do."""
     if states and _kept(axes.cut(model, axes.half), ids, argument)[1] != states:
         raise ExportError("cut to half it keeps states of another shape")
     heads = [axis for axis in axes.axes if axis.kind.startswith(HEADS)]
+    kept = [*kept, *_crossed(sources)]
     numbers, bits = [0] * len(kept), len(heads).bit_length()
     for bit in range(bits):
         cut = {axis.name for number, axis in enumerate(heads, start=1) if number >> bit & 1}
         some = Submodel(tuple((axis, axis.size // 2 if axis.name in cut else axis.size) for axis in axes.axes))
-        found, *_ = _kept(axes.cut(model, some), ids, argument)
+        own, _, _, read = _kept(axes.cut(model, some), ids, argument)
+        found = [*own, *_crossed(read)]
         if [each[2:] for each in found] != [each[2:] for each in kept]:
             raise ExportError("cut to fewer heads it keeps other numbers of each")
         numbers = [own | (now.heads < all_.heads) << bit for own, now, all_ in zip(numbers, found, kept, strict=True)]

@@ -28,7 +28,7 @@ from ...workload import Op, OpKind
 from ..checkpoints.checkpoint import Checkpoint
 from ..modules.layers import part_layers
 from ..own_lines import line_of
-from ..signature import IDS, MASK, TYPE_IDS, Signature
+from ..signature import IDS, MASK, TYPE_IDS, WRITTEN_IDS, Signature
 from .class_inputs import configs_of, data_of, depth, inputs_of, is_causal, positions, vocabulary
 from .found_axes import FoundAxes, find_axes
 from .interface import BOX_PLACES, BOXES, Loading
@@ -45,6 +45,8 @@ _CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
 _ROWS, _MORE_ROWS = 2, 3
 # Operators that have a form in ONNX.
 _NAMESPACES = ("aten", "prim", "prims", "torchvision", "onnx", "onnx_symbolic")
+# What is counted of a model that reads ids.
+Run = Callable[[Any, torch.Tensor], Any]
 # What operations of one kind cost.
 _COSTS = ("flops", "weight_bytes", "activation_bytes")
 
@@ -72,15 +74,16 @@ class Survey:
         """Fake inputs at ``bucket``, by name."""
         return fake_inputs(self.fake, self.signature.inputs, bucket)
 
-    def ops(self, bucket: Bucket, submodel: Submodel | None = None) -> list[Op]:
-        """The operations of one pass, of the universal model or cut to ``submodel``."""
+    def ops(self, bucket: Bucket, submodel: Submodel | None = None, run: Run | None = None) -> list[Op]:
+        """The operations of one pass, or of what ``run`` makes of the model, of the universal one or cut to
+        ``submodel``."""
         names = {storage(parameter): name for name, parameter in self.module.model.named_parameters()}
         counter, module = _Counter(names), copy.copy(self.module)
         with self.fake, torch.no_grad(), caches_unused():
             if submodel is not None:
                 module._modules = {**module._modules, "model": self.axes.cut(module.model, submodel)}
             with counter:
-                module.answer(self.example(bucket))
+                module.answer(self.example(bucket)) if run is None else run(module.model, self.example(bucket)[IDS])
         return counter.ops
 
     def between(self, whole: Sequence[Op], half: Sequence[Op], submodel: Submodel) -> list[Op]:
@@ -132,7 +135,7 @@ def kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundA
     logits = next((spec for spec in signature.outputs if spec.role == "next_tokens"), None)
     if logits is None:
         return None
-    if others := [spec.name for spec in signature.inputs if spec.name not in (IDS, MASK, TYPE_IDS)]:
+    if others := [spec.name for spec in signature.inputs if spec.name not in (IDS, MASK, TYPE_IDS, WRITTEN_IDS)]:
         return f"{type(model).__name__} takes {', '.join(others)} beside the text"
     if logits.dims[-1] != vocabulary(model):
         return f"{type(model).__name__} reads {vocabulary(model)} tokens and scores {logits.dims[-1]}"
@@ -160,18 +163,32 @@ def axes_of(
         return axes
 
 
-def workload_of(checkpoint: Checkpoint, found: Survey) -> Callable[[Submodel, Bucket], list[Op]]:
-    """The operations of a pass of a submodel at a bucket, for ``Architecture.workload``."""
+def workload_of(
+    checkpoint: Checkpoint, found: Survey, run: Run | None = None
+) -> Callable[[Submodel, Bucket], list[Op]]:
+    """The operations of a pass, or of ``run``, of a submodel at a bucket, for ``Architecture.workload``."""
     counted: dict[Bucket, tuple[list[Op], list[Op]]] = {}
 
     def workload(submodel: Submodel, bucket: Bucket) -> list[Op]:
         shape = bucket.largest
         if shape not in counted:
             with refused(checkpoint, type(found.module.model).__name__):
-                counted[shape] = found.ops(shape), found.ops(shape, found.axes.half)
+                counted[shape] = found.ops(shape, None, run), found.ops(shape, found.axes.half, run)
         return found.between(*counted[shape], submodel)
 
     return workload
+
+
+def encoder_workload(checkpoint: Checkpoint, found: Survey, run: Run) -> Callable[[Submodel, Bucket, bool], list[Op]]:
+    """The operations of ``run``, the encoder and a token of the decoder: those that ``grow`` with the prompt, which
+    are the encoder's and the keys made of it, or those of the token."""
+    workload = workload_of(checkpoint, found, run)
+
+    def part(submodel: Submodel, bucket: Bucket, *, grow: bool) -> list[Op]:
+        shorter = workload(submodel, Bucket(1, max(1, bucket.sequence // 2)))
+        return [op for op, less in zip(workload(submodel, bucket), shorter, strict=False) if (op != less) is grow]
+
+    return part
 
 
 def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:

@@ -153,7 +153,8 @@ def requested_rows(prompts: Prompts, entry: GenerationEntry, request: Generation
     capacity = _capacity(entry, request, longest)
     tokens = request.tokens_for(longest, capacity, f"the capacity of {capacity}")
     sampling = request.sampling(entry.sampling or {})
-    options = RowOptions(tokens, sampling, stops, frozenset(entry.end_ids), request.logprobs)
+    first, last = (entry.encoder.first_id, entry.encoder.last_id) if entry.encoder else (None, None)
+    options = RowOptions(tokens, sampling, stops, frozenset(entry.end_ids), request.logprobs, first, last)
     each = [
         Row(number, ids, options, prompts.tokenizer, source)
         for number, (ids, source) in enumerate(zip(continued, sources, strict=True))

@@ -107,13 +107,16 @@ class Generated:
 class RowOptions:
     """The options of every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
     among them) do not end it before. ``logprobs`` asks for the log-probabilities of the tokens and of so many of the
-    most likely ones."""
+    most likely ones. ``first`` and ``last`` are the tokens at the first place and at that of ``max_tokens``, whatever is
+    likely there."""
 
     max_tokens: int
     sampling: Sampling
     stops: Stops
     end_ids: Collection[int]
     logprobs: int | None = None
+    first: int | None = None
+    last: int | None = None
 
 
 class Row:
@@ -180,7 +183,12 @@ class Row:
         """The next token, of ``logits`` ``[V]`` that ``chosen`` computed: the ``drafted`` one if it is accepted."""
         end = len(self.prompt) + self._count
         history = self._history[:end]
-        if drafted is None:
+        forced = self._options.last if self.tokens_left == 1 else None
+        if forced is None and not self._count:
+            forced = self._options.first
+        if forced is not None:
+            token = forced
+        elif drafted is None:
             token = self._sampler.pick(logits, history)
         else:
             token = pick_checked(self._sampler, logits, history, drafted)
