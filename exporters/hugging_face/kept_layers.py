@@ -20,8 +20,8 @@ from ...elastic import Submodel
 from ...errors import ExportError
 from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
-from ..parts import SIZE_MULTIPLE, CacheAxes
 from ..modules.cached_attention import Cache
+from ..parts import SIZE_MULTIPLE, CacheAxes
 from .class_inputs import is_encoder_decoder
 from .found_axes import FoundAxes
 from .generating import (

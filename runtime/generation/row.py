@@ -107,8 +107,8 @@ class Generated:
 class RowOptions:
     """The options of every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
     among them) do not end it before. ``logprobs`` asks for the log-probabilities of the tokens and of so many of the
-    most likely ones. ``first`` and ``last`` are the tokens at the first place and at that of ``max_tokens``, whatever is
-    likely there."""
+    most likely ones. ``first`` and ``last`` are the tokens at the first place and at that of ``max_tokens``, whatever
+    is likely there."""
 
     max_tokens: int
     sampling: Sampling
