@@ -198,10 +198,12 @@ def stated_entry(source: ModelSource) -> tuple[GenerationEntry | None, str | Non
     if source.cached is None or stated is None:
         return None, None
     template = stated.template
-    entry = source.cached.entry
+    entry, forced = source.cached.entry, stated.forced
+    if (encoder := entry.encoder) is not None:
+        encoder = replace(encoder, first_id=forced.get("first_id"), last_id=forced.get("last_id"))
     entry = replace(
         entry,
-        encoder=None if entry.encoder is None else replace(entry.encoder, **stated.forced),
+        encoder=encoder,
         end_ids=stated.end_ids,
         begin_id=stated.begin_id,
         sampling=_options(stated.sampling) or None,

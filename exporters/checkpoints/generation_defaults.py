@@ -148,13 +148,16 @@ def read_generation_defaults(
     )
 
 
-def read_decoder_start(checkpoint: Checkpoint, vocabulary: int) -> int:
-    """The token with which a decoder that reads an encoder begins, of either file. Raises CheckpointError for none."""
+def read_decoder_start(checkpoint: Checkpoint, vocabulary: int, begin_for_it: bool = False) -> int:
+    """The token with which a decoder that reads an encoder begins, of either file; where ``begin_for_it`` and
+    neither states one, that with which texts begin, as transformers takes it (mBART). Raises CheckpointError for
+    none."""
     path = checkpoint.folder / _FILE
     stated = read_json(path, CheckpointError) if path.is_file() else {}
     key = "decoder_start_token_id"
-    value: Any = stated.get(key)
-    value = checkpoint.config.get(key) if value is None else value
+    keys = (key, "bos_token_id") if begin_for_it else (key,)
+    values = [file.get(name) for name in keys for file in (stated, checkpoint.config)]
+    value: Any = next((each for each in values if each is not None), None)
     if type(value) is not int or not 0 <= value < vocabulary:
         raise CheckpointError(
             f"{checkpoint.folder / 'config.json'}: {key}: expected a token of the vocabulary, 0..{vocabulary - 1}, "

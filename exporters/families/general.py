@@ -108,11 +108,11 @@ def _encoder(checkpoint: Checkpoint, found: survey.Survey, kept: KeptLayers, pos
     """Raises CheckpointError where nothing says with which token the decoder begins."""
     workload = survey.encoder_workload(checkpoint, found, lambda model, ids: kept.encoder(model)(ids))
     return EncoderSpec(
-        read_decoder_start(checkpoint, found.vocabulary),
+        read_decoder_start(checkpoint, found.vocabulary, begin_for_it=True),
         positions,
         lambda module: kept.encoder(module.model),
-        lambda submodel, bucket: workload(submodel, bucket, grow=True),
-        lambda submodel: workload(submodel, Bucket(1, min(_PROMPT_TOKENS, positions)), grow=False),
+        lambda submodel, bucket: workload(submodel, bucket, True),
+        lambda submodel: workload(submodel, Bucket(1, min(_PROMPT_TOKENS, positions)), False),
         cache_axes=kept.read_axes,
         layers=None if kept.reads == kept.layers else kept.reads,
     )

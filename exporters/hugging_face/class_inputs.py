@@ -51,7 +51,7 @@ def inputs_of(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
     configs = configs_of(model.config)
     texts = tuple(_text_specs(model, taken, configs)) if IDS in taken else ()
     images, sounds = tuple(_image_specs(taken, configs)), tuple(_sound_specs(taken, configs))
-    behind = ()
+    behind: tuple[TensorSpec, ...] = ()
     if is_encoder_decoder(model):
         behind = (TensorSpec(WRITTEN_IDS, "int64", TOKENS, pad=_pad(model), high=vocabulary(model)),)
     series = tuple(_series_specs(taken, configs))
@@ -160,9 +160,9 @@ def _sees_all(model: Any) -> bool:
 
 
 def is_causal(model: Any) -> bool:
-    """Whether logits are of the token behind each: of causal models, and of what a decoder writes behind an encoder. Of
-    types that transformers lists among causal models XLNet sees every token, and so does BERT's own for generation where
-    it is no decoder."""
+    """Whether logits are of the token behind each: of causal models, and of what a decoder writes behind an encoder.
+    Of types that transformers lists among causal models XLNet sees every token, and so does BERT's own for generation
+    where it is no decoder."""
     from transformers.models.auto import modeling_auto as auto
 
     if is_encoder_decoder(model):

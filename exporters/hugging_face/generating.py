@@ -58,7 +58,8 @@ class State(NamedTuple):
 class CachedDecoder(torch.nn.Module):
     """``model``, a class with a head over the vocabulary, with the interface of ``GenerationEntry``; to be traced.
     ``layers`` are those that have keys and values of their own, of the ``numbers`` in transformers' cache, which has so
-    ``many``; these are known where there are ``states``. Behind an encoder each ``reads`` keys and values of a prompt."""
+    ``many``; these are known where there are ``states``. Behind an encoder each ``reads`` keys and values of a
+    prompt."""
 
     def __init__(
         self,
@@ -81,12 +82,12 @@ class CachedDecoder(torch.nn.Module):
         in_text = in_window = cache_places(position_ids)
         if window_of(self.layers) is not None:
             in_window, kept = places_in_window(kept[0], input_ids.shape[1]), kept[1:]
-        cache, crossed, beyond = {}, [], None
+        cache, crossed = {}, list[tuple[torch.Tensor, Cache, torch.Tensor]]()
         if self.reads:  # keys as the caller has them [B, A, D, N], and as the class
             beyond, kept = hidden_beyond(kept[0], kept[1].shape[3]), kept[1:]
             sources, kept = caches_of(kept[: 2 * len(self.reads)]), kept[2 * len(self.reads) :]
-            crossed = [(keys, Cache(keys.transpose(2, 3), values)) for keys, values in sources]
-            cache = behind(self.model, [own for _, own in crossed])
+            crossed = [(keys, Cache(keys.transpose(2, 3), values), beyond) for keys, values in sources]
+            cache = behind(self.model, [own for _, own, _ in crossed])
         kept, states = kept[: 2 * len(self.layers)], kept[2 * len(self.layers) :]
         given = caches_of(kept)
         if self.states:
@@ -99,7 +100,7 @@ class CachedDecoder(torch.nn.Module):
         ) -> torch.Tensor:
             scaling = how.get("scaling")
             bent = (query.shape[-1] ** -0.5 if scaling is None else scaling, how.get("softcap"))
-            for keys, source in crossed:
+            for keys, source, beyond in crossed:
                 if source.keys is key:
                     seen = torch.softmax(torch.matmul(query * bent[0], keys) + beyond, dim=-1)
                     return torch.matmul(seen, value).transpose(1, 2)
@@ -312,7 +313,7 @@ def asked(
         more[f"{of}position_ids"] = position_ids
     if logits_at is not None and keeps:
         more["logits_to_keep"] = logits_at
-    counted = nullcontext() if not counts or position_ids is None else _counted_from(model, input_ids, position_ids)
+    counted = nullcontext() if not counts or position_ids is None else _counted_from(model, position_ids)
     scaled = nullcontext() if position_ids is None or logits_at is None else _scaled_at(model, position_ids)
     with nothing_left(model), counted, scaled:
         answer = model(**{f"{of}input_ids": input_ids}, **more)
@@ -322,10 +323,10 @@ def asked(
 
 
 @contextmanager
-def _counted_from(model: Any, input_ids: torch.Tensor, position_ids: torch.Tensor) -> Iterator[None]:
+def _counted_from(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
     """Within it tables of positions, which are embeddings of a class of their own, are read at ``position_ids`` [B, S]
-    where ``model`` counts from 0; a class that counts ``input_ids`` [B, S] but those of padding counts as
-    transformers' ``generate``, where no padding came before."""
+    where ``model`` counts from 0; a class that counts tokens but those of padding (M2M100) counts as transformers'
+    ``generate`` does step by step."""
     decoder = model.get_decoder() if is_encoder_decoder(model) else model
     tokens, read = decoder.get_input_embeddings(), torch.nn.Embedding.forward
 

@@ -1,4 +1,5 @@
-"""What a causal class, or a decoder behind an encoder, keeps of each token, found by passes without numbers, and in which of two forms it generates.
+"""What a causal class, or a decoder behind an encoder, keeps of each token, found by passes without numbers, and in
+which of two forms it generates.
 
 *Fused*: attention goes by transformers' interface, and every token sees those before it, or the last of a window. Then
 it is the operator that reads a cache, as for named families. Else *buffered*: the class's own attention, over whole
@@ -272,8 +273,9 @@ def _cache_axes(
     sources: Sequence[Cache],
     argument: str,
 ) -> tuple[CacheAxes, ...]:
-    """By which axis the heads of each kept layer shrink, and then those that it reads of an encoder: passes of which each cuts the axes whose number has one bit
-    set, so that the layers that shrank in it are known by their bits. Raises ExportError where ``states`` do."""
+    """By which axis the heads of each kept layer shrink, and then those that it reads of an encoder: passes of which
+    each cuts the axes whose number has one bit set, so that the layers that shrank in it are known by their bits.
+    Raises ExportError where ``states`` do."""
     if states and _kept(axes.cut(model, axes.half), ids, argument)[1] != states:
         raise ExportError("cut to half it keeps states of another shape")
     heads = [axis for axis in axes.axes if axis.kind.startswith(HEADS)]

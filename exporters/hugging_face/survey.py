@@ -184,7 +184,7 @@ def encoder_workload(checkpoint: Checkpoint, found: Survey, run: Run) -> Callabl
     are the encoder's and the keys made of it, or those of the token."""
     workload = workload_of(checkpoint, found, run)
 
-    def part(submodel: Submodel, bucket: Bucket, *, grow: bool) -> list[Op]:
+    def part(submodel: Submodel, bucket: Bucket, grow: bool) -> list[Op]:
         shorter = workload(submodel, Bucket(1, max(1, bucket.sequence // 2)))
         return [op for op, less in zip(workload(submodel, bucket), shorter, strict=False) if (op != less) is grow]
 
