@@ -184,7 +184,8 @@ def _is_decoder(model: Any) -> bool:
 def depth(model: Any) -> int:
     """Layers that an answer passes through, for tolerances: those of both sides of an encoder-decoder."""
     deepest = _most(model, _LAYERS, 1)
-    return deepest + _most(model, _DECODER_LAYERS, deepest) if is_encoder_decoder(model) else deepest
+    both = getattr(model.config, "is_encoder_decoder", False) is True
+    return deepest + _most(model, _DECODER_LAYERS, deepest) if both else deepest
 
 
 def _most(model: Any, keys: Sequence[str], usual: int) -> int:

@@ -312,6 +312,8 @@ REFUSED_GENERATION = {
         behind(replace(ENCODERS, start_id=48)),
         "start_id 48; expected a number below the vocabulary",
     ),
+    "first beyond": (behind(replace(ENCODERS, first_id=48)), "first_id 48; expected a number below the vocabulary"),
+    "last beyond": (behind(replace(ENCODERS, last_id=50)), "last_id 50; expected a number below the vocabulary"),
     "no encoder": (behind(replace(ENCODERS, engines=())), "expected an encoder for each submodel that generates"),
     "encoder's segment": (
         behind(replace(ENCODERS, engines=(replace(READER, kind=Decode()),))),
