@@ -13,6 +13,7 @@ import torch
 from ...bundle.entries.tensor_spec import TensorSpec
 from ..signature import IDS, MASK, TOKENS, TYPE_IDS, WRITTEN_IDS
 from .decoder_positions import constant_positions
+from .generating import is_encoder_decoder
 from .interface import BOX_PLACES, BOXES
 
 _USUAL_SAMPLES, _USUAL_FRAMES = 16_000, 96  # one second of sound
@@ -171,10 +172,6 @@ def is_causal(model: Any) -> bool:
     listed = type(model).__name__ in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     sees_all = model.config.model_type in ("xlnet", "bert-generation") and not _is_decoder(model)
     return listed and not _sees_all(model) and not sees_all
-
-
-def is_encoder_decoder(model: Any) -> bool:
-    return WRITTEN_IDS in inspect.signature(model.forward).parameters and model.config.is_encoder_decoder is True
 
 
 def _is_decoder(model: Any) -> bool:

@@ -27,7 +27,7 @@ from ..modules.cached_attention import (
     reading_attention,
 )
 from ..modules.layers import View
-from .class_inputs import is_encoder_decoder
+from ..signature import WRITTEN_IDS
 from .nothing_left import nothing_left
 
 _NAME = "nestforge"
@@ -204,6 +204,10 @@ class SourceKeys(View):
 def _after(states: Sequence[State], given: Mapping[str, Any]) -> list[torch.Tensor]:
     """The ``states`` of the cache that a pass was ``given``."""
     return [state.of(next(iter(given.values()))) for state in states]
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    return WRITTEN_IDS in inspect.signature(model.forward).parameters and model.config.is_encoder_decoder is True
 
 
 def cache_argument(model: Any) -> str | None:

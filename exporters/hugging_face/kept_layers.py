@@ -23,7 +23,6 @@ from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
 from ..modules.cached_attention import Cache
 from ..parts import SIZE_MULTIPLE, CacheAxes
-from .class_inputs import is_encoder_decoder
 from .found_axes import FoundAxes
 from .generating import (
     BufferedDecoder,
@@ -36,6 +35,7 @@ from .generating import (
     behind,
     cache_argument,
     encoded,
+    is_encoder_decoder,
 )
 from .slice_proof import HEADS
 from .transformers_model import caches_unused, one_sequence_a_row
