@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,17 @@ from nestforge.serving import app, server
 limits, options = map(json.loads, sys.argv[1:3])
 server.serve(server.ServeRequest(sys.argv[3:], port=0, limits=app.Limits(**limits), **options))
 """
+
+
+def port_for_later() -> int:
+    """A free port that no other program is given until a server binds it.
+
+    Linux gives ports from 32768 on to whoever asks for any, Ray those below 20000 to its workers.
+    """
+    for port in random.sample(range(20_000, 32_768), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise OSError("no free port from 20000 to 32767")
 
 
 class Running:
@@ -41,7 +54,7 @@ class Running:
         return response.status, response.headers, json.loads(content) if is_json else content
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(
     *bundles: Path, body_bytes: int = 1 << 20, read_s: float = 0.5, write_s: float = 30.0, **options: Any
 ) -> Iterator[Running]:

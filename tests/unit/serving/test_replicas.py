@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ import pytest
 import tritonclient.http as triton
 import yaml
 from nestforge.errors import BundleError, InputError, NestforgeError
-from support.servers import Running
+from support.servers import Running, port_for_later
 from support.small_bundle import reference
 
 pytest.importorskip("ray")
@@ -39,8 +38,7 @@ def replicas(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Two, behind Ray's proxy, started as users of Ray Serve start them."""
     folder = tmp_path_factory.mktemp("replicas")
     (folder / "token").write_text("known-to-both\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = port_for_later()
     own = {"bundles": str(tiny_bundle), "min_replicas": 2, "max_replicas": 2, "token_file": str(folder / "token")}
     stated = {"name": "nestforge", "import_path": "nestforge.serving.replicas:app", "args": own}
     config = {"http_options": {"port": port}, "applications": [stated]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from nestforge.compiler.platforms.triton_repository import export_triton
 from nestforge.errors import InputError, OutputError
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import verify_bytes
+from support.servers import port_for_later
 
 _NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
 
@@ -61,12 +61,6 @@ def test_each_refusal_leaves_nothing(tiny_bundle: Path, tmp_path: Path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a name.bundle", "there"]
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def ask(
     tiny_bundle: Path, exits_bundle: Path, tmp_path_factory: pytest.TempPathFactory
@@ -92,7 +86,7 @@ def ask(
     shutil.copytree(root / tiny_bundle.name / "tiny", root / "models" / "as_written")
     config = root / "models" / "as_written" / "config.pbtxt"
     config.write_text(config.read_text().replace('name: "tiny"', 'name: "as_written"'))
-    port = _free_port()
+    port = port_for_later()
     python = {
         "LD_LIBRARY_PATH": f"{libraries}:{Path(sys.base_prefix) / 'lib'}",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
