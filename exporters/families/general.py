@@ -45,7 +45,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
     """
     refuse_foreign(checkpoint)
     _require_known(checkpoint)
-    if checkpoint.config.get("add_cross_attention"):
+    if checkpoint.config.get("add_cross_attention") and not checkpoint.config.get("is_encoder_decoder"):
         raise checkpoint.misfit("add_cross_attention: a second sequence to attend to is not supported")
     model_type = checkpoint.config.get("model_type")
     if model_type == "falcon" and checkpoint.config.get("alibi"):
@@ -56,7 +56,10 @@ def read(checkpoint: Checkpoint) -> Architecture:
     pools = not checkpoint.has_weights or any(".pooler." in f".{name}" for name in checkpoint.tensors)
     among_choices = offline_transformers().models.auto.modeling_auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
     given = single_choices if checkpoint.architecture in among_choices else corners_in_order
-    loading = Loading(without_pooler=not pools, given=given, surveyed=True)
+    # T5's kin have no head to tie where config.json says so, and transformers asks whether its numbers are the table's.
+    untied = checkpoint.config.get("tie_word_embeddings") is False
+    untied &= not checkpoint.has_weights or "lm_head.weight" in checkpoint.tensors
+    loading = Loading(without_pooler=not pools, given=given, surveyed=True, untied=untied)
     found = survey.survey(checkpoint, loading)
     parameters, axes = Parameters(), found.axes
     parameters.shapes, parameters.axes, parameters.slices = dict(found.shapes), [*axes.axes], [*axes.slices]

@@ -29,9 +29,9 @@ from ..parts import CachedSpec, EncoderSpec
 from ..signature import TOKENS, Signature, next_token_logits, text_signature
 
 if TYPE_CHECKING:
-    from ..hugging_face import t5 as modules
+    from ..hugging_face import generating
 else:
-    modules = Deferred("..hugging_face.t5", __package__)
+    generating = Deferred("..hugging_face.generating", __package__)
 
 ENCODER, GENERATOR = "T5EncoderModel", "T5ForConditionalGeneration"
 _HEADLESS = "T5Model"
@@ -191,7 +191,7 @@ def read(checkpoint: Checkpoint) -> Architecture:
         model.names_in_files(checkpoint),
         _signature(checkpoint, model),
         partial(forward_ops, model),
-        Loading(class_name=class_name(checkpoint), finish=lambda t5: modules.mend(t5, model.stacks, model.tied)),
+        Loading(class_name=class_name(checkpoint), untied=not model.tied),
         model.hidden,
     )
     return replace(
@@ -214,16 +214,17 @@ def _signature(checkpoint: Checkpoint, model: T5Model) -> Signature:
 
 
 def _cached(model: T5Model) -> CachedSpec:
+    layers = (CachedLayer(model.heads, model.head_dim),) * model.decoder_layers
     return CachedSpec(
         model.vocabulary,
         MOST_TOKENS,
-        (CachedLayer(model.heads, model.head_dim),) * model.decoder_layers,
-        lambda module: modules.CachedT5(module.model),
-        lambda module: modules.RecordedT5(module.model),
+        layers,
+        lambda module: generating.CachedDecoder(module.model, layers, reads=layers).eval(),
+        lambda module: generating.RecordedDecoder(module.model, layers).eval(),
         encoder=EncoderSpec(
             model.start,
             MOST_TOKENS,
-            lambda module: modules.T5Encoder(module.model),
+            lambda module: generating.SourceKeys(module.model),
             partial(encoding_ops, model),
             partial(step_ops, model),
         ),

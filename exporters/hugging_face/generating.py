@@ -25,12 +25,15 @@ from ..modules.cached_attention import (
     caches_of,
     places_in_window,
     reading_attention,
+    tokens_so_far,
 )
 from ..modules.layers import View
 from ..signature import WRITTEN_IDS
 from .nothing_left import nothing_left
 
 _NAME = "nestforge"
+# The keyword of attention by which T5's kin add to scores what the distance of two tokens says.
+BIAS = "position_bias"
 # Layers of transformers' cache that keep every token, by those that keep a window.
 _EVERY = {
     "DynamicSlidingWindowLayer": "DynamicLayer",
@@ -102,7 +105,8 @@ class CachedDecoder(torch.nn.Module):
             bent = (query.shape[-1] ** -0.5 if scaling is None else scaling, how.get("softcap"))
             for keys, source, beyond in crossed:
                 if source.keys is key:
-                    seen = torch.softmax(torch.matmul(query * bent[0], keys) + beyond, dim=-1)
+                    scaled = query if bent[0] == 1.0 else query * bent[0]
+                    seen = torch.softmax(torch.matmul(scaled, keys) + beyond, dim=-1)
                     return torch.matmul(seen, value).transpose(1, 2)
             for own, cache, places, window in present:
                 if own is key:  # those of an earlier layer, which has written them
@@ -111,13 +115,20 @@ class CachedDecoder(torch.nn.Module):
             layer, past = self.layers[len(present)], given[len(present)]
             places = in_text if layer.window is None else in_window
             query, new = _wide(query, layer.size), Cache(_wide(key, layer.size), _wide(value, layer.size))
-            found, after = cached_attention(query, new, past, places, *bent, layer.window)
+            found, after = cached_attention(query, new, past, places, *bent, layer.window, how.get(BIAS))
             present.append((key, after, places, layer.window))
             return found[..., : value.shape[-1]]
 
-        with attention_by(self.model, attend):
-            logits = asked(self.model, input_ids, position_ids, logits_at, **cache).logits
+        with attention_by(self.model, attend), _biased_at(self.model, position_ids, in_text):
+            logits = self.scored(input_ids, position_ids, logits_at, **cache)
         return (logits, *(tensor for _, after, *_ in present for tensor in after), *_after(self.states, cache))
+
+    def scored(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_at: torch.Tensor, **cache: Any
+    ) -> torch.Tensor:
+        """The logits of the model, given a ``cache`` as transformers has it."""
+        found: torch.Tensor = asked(self.model, input_ids, position_ids, logits_at, **cache).logits
+        return found
 
 
 class BufferedDecoder(CachedDecoder):
@@ -136,7 +147,7 @@ class BufferedDecoder(CachedDecoder):
         if "attention_mask" in inspect.signature(self.model.forward).parameters:
             given["attention_mask"] = input_ids.new_ones((input_ids.shape[0], buffers[0].places))
         with own_attention_masks(self.model, position_ids, buffers[0].places):
-            logits = asked(self.model, input_ids, position_ids, logits_at, **given).logits
+            logits = self.scored(input_ids, position_ids, logits_at, **given)
         return (logits, *(tensor for buffer in buffers for tensor in buffer.present), *_after(self.states, cache))
 
 
@@ -170,24 +181,34 @@ def behind(model: Any, sources: Sequence[Cache]) -> dict[str, Any]:
     """The arguments by which the decoder of ``model`` reads ``sources``, keys and values ``[B, A, N, D]`` of a prompt
     for each layer, and passes keys of its own on."""
     transformers = offline_transformers()
-    ((name, own), used) = _cache(model, {n: _Passing() for n in range(len(sources))}, len(sources), (), ()).items()
+    own, _ = _cache(model, {n: _Passing() for n in range(len(sources))}, len(sources), (), ()).values()
     read = [_Source() for _ in sources]
     for layer, source in zip(read, sources, strict=True):
         layer.keys, layer.values = source
     both = transformers.EncoderDecoderCache(own, transformers.Cache(layers=read))
     both.is_updated = dict.fromkeys(range(len(sources)), True)
     hidden = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=sources[0].keys[:, 0])  # which none reads
-    return {name: both, "encoder_outputs": hidden, **dict([used])}
+    return {"past_key_values": both, "encoder_outputs": hidden, "use_cache": True}
 
 
 def encoded(model: Any, source_ids: torch.Tensor) -> dict[str, Any]:
     """The arguments by which the decoder of ``model`` is given what its encoder makes of ``source_ids`` [B, N], and an
     empty cache of transformers for both."""
-    transformers = offline_transformers()
-    cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
     with nothing_left(model):
         answer = model.get_encoder()(input_ids=source_ids)
-    return {"encoder_outputs": answer, cache_argument(model) or "": cache, "use_cache": True}
+    return {"encoder_outputs": answer, "past_key_values": empty_cache(), "use_cache": True}
+
+
+def empty_cache() -> Any:
+    """A cache of transformers for a pass of a decoder behind an encoder."""
+    transformers = offline_transformers()
+    return transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+
+
+def source_keys(cache: Any) -> tuple[torch.Tensor, ...]:
+    """What a pass left in ``cache`` of an encoder's answer: keys [1, A, D, N] and values [1, A, N, D] of each layer."""
+    layers = cache.cross_attention_cache.layers
+    return tuple(each for layer in layers for each in (layer.keys.transpose(2, 3), layer.values))
 
 
 class SourceKeys(View):
@@ -197,8 +218,7 @@ class SourceKeys(View):
         """``input_ids`` [1, N] to keys [1, A, D, N] and values [1, A, N, D] of each layer of the decoder in turn."""
         given = encoded(self.model, input_ids)
         asked(self.model, input_ids[:, :1], None, None, **given)  # of a token of its own nothing is left in a graph
-        found = given[cache_argument(self.model) or ""].cross_attention_cache.layers
-        return tuple(each for layer in found for each in (layer.keys.transpose(2, 3), layer.values))
+        return source_keys(given["past_key_values"])
 
 
 def _after(states: Sequence[State], given: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -296,7 +316,7 @@ class RecordedDecoder(torch.nn.Module):
         given = {cache_argument(self.model) or "": cache, "use_cache": True}
         if source_ids is not None:
             given = encoded(self.model, source_ids)
-            cache = given[cache_argument(self.model) or ""].self_attention_cache
+            cache = given["past_key_values"].self_attention_cache
         answer = asked(self.model, input_ids, places, None, **given)
         layers = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
         kept = [
@@ -319,11 +339,19 @@ def asked(
         more["logits_to_keep"] = logits_at
     counted = nullcontext() if not counts or position_ids is None else _counted_from(model, position_ids)
     scaled = nullcontext() if position_ids is None or logits_at is None else _scaled_at(model, position_ids)
-    with nothing_left(model), counted, scaled:
-        answer = model(**{f"{of}input_ids": input_ids}, **more)
-    if logits_at is not None and not keeps:
-        answer.logits = answer.logits[:, logits_at]
-    return answer
+    scored = nullcontext() if keeps or logits_at is None else _scored_at(model, logits_at)
+    with nothing_left(model), counted, scaled, scored:
+        return model(**{f"{of}input_ids": input_ids}, **more)
+
+
+@contextmanager
+def _scored_at(model: Any, logits_at: torch.Tensor) -> Iterator[None]:
+    """Within it the head of ``model`` scores the tokens ``logits_at`` alone."""
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: (given[0][:, logits_at],))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
@@ -352,6 +380,59 @@ def _counted_from(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         table.forward = read
+
+
+def biased_parts(model: Any) -> list[Any]:
+    """The parts of ``model`` that make such biases, of distances in buckets: attention of T5's kin."""
+    return [part for part in model.modules() if getattr(part, "has_relative_attention_bias", False)]
+
+
+def look_up_distances(model: Any) -> None:
+    """Makes ``biased_parts`` look buckets up, in a table of what their class's own function returns.
+
+    Between two buckets the logarithm of a distance is a whole number, which its last bit decides: an engine's logarithm
+    may have another.
+    """
+    for part in biased_parts(model):
+        farthest = part.relative_attention_max_distance
+        own = inspect.signature(part._relative_position_bucket).parameters
+        stated = {
+            "bidirectional": not part.is_decoder,
+            "num_buckets": part.relative_attention_num_buckets,
+            "max_distance": farthest,
+        }
+        table = part._relative_position_bucket(
+            torch.arange(-farthest, farthest + 1), **{name: each for name, each in stated.items() if name in own}
+        )
+
+        def bucket_of(
+            distance: torch.Tensor, *, table: torch.Tensor = table, farthest: int = farthest, **_: Any
+        ) -> torch.Tensor:
+            """Buckets of ``distance``, both int64 of any shape; all that are farther share the last ones."""
+            return table[distance.clamp(-farthest, farthest) + farthest]
+
+        # In the place of the class's own function, which a submodule of this name would not hide.
+        part.__dict__["_relative_position_bucket"] = bucket_of
+
+
+@contextmanager
+def _biased_at(model: Any, position_ids: torch.Tensor, places: CachePlaces) -> Iterator[None]:
+    """Within it ``biased_parts``, which count distances from what a cache says of all rows at once, make biases
+    [B, A, S, T] of new tokens at ``position_ids`` [B, S] to all of the longest row, as ``places`` has them."""
+    parts = biased_parts(model)
+    for part in parts:
+
+        def bias(*_: Any, part: Any = part, **__: Any) -> torch.Tensor:
+            distance = tokens_so_far(places) - position_ids[:, :, None]  # [B, S, T]
+            found: torch.Tensor = part.relative_attention_bias(part._relative_position_bucket(distance))
+            return found.permute(0, 3, 1, 2)
+
+        part.compute_bias = bias
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.compute_bias
 
 
 @contextmanager
@@ -384,8 +465,12 @@ def attention_by(
     """Within it attention of every layer of ``model`` is ``attend``, and masks are made by ``mask``, or not at all."""
     offline_transformers().AttentionInterface.register(_NAME, _attend)
     masks = offline_transformers().AttentionMaskInterface._global_mapping
-    config, own = model.config, model.config._attn_implementation
-    config._attn_implementation = _NAME
+    # A side of an encoder-decoder may have a copy of its own.
+    every = (getattr(part, "config", None) for part in model.modules())
+    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation")}
+    own = [(each, each._attn_implementation) for each in configs.values()]
+    for each, _ in own:
+        each._attn_implementation = _NAME
     _attending.append(attend)
     if mask is not None:
         masks[_NAME] = mask
@@ -394,7 +479,8 @@ def attention_by(
     finally:
         masks.pop(_NAME, None)
         _attending.pop()
-        config._attn_implementation = own
+        for each, name in own:
+            each._attn_implementation = name
 
 
 @contextmanager

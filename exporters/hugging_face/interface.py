@@ -226,6 +226,7 @@ class Loading:
     loaded, of classes that know one width alone. ``finish`` changes the loaded module. ``given`` are the class's inputs
     for those of the signature, ``found`` more outputs, both by name. ``surveyed``: nobody has read the class. A
     tensor of the files without a place in it is refused then, and experts are computed as products of batches.
+    ``untied``: the head has a matrix of its own, whatever transformers ties.
     """
 
     without_pooler: bool = False
@@ -236,6 +237,7 @@ class Loading:
     given: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     found: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     surveyed: bool = False
+    untied: bool = False
 
 
 def corners_in_order(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -25,6 +25,7 @@ from ..modules.cached_attention import Cache
 from ..parts import SIZE_MULTIPLE, CacheAxes
 from .found_axes import FoundAxes
 from .generating import (
+    BIAS,
     BufferedDecoder,
     CachedDecoder,
     RecordedDecoder,
@@ -33,6 +34,7 @@ from .generating import (
     asked,
     attention_by,
     behind,
+    biased_parts,
     cache_argument,
     encoded,
     is_encoder_decoder,
@@ -187,7 +189,7 @@ def _windows(
     is not the operator's, or that to ``sources`` another."""
     masks: list[tuple[Any, Callable[..., Any]]] = []
     calls: list[tuple[Any, torch.Tensor, int | None]] = []
-    fits = True
+    fits, biased = True, bool(biased_parts(model))
 
     def mask(*_: Any, mask_function: Callable[..., Any], **__: Any) -> torch.Tensor:
         made = ids.new_ones((ids.shape[0], 1, ids.shape[1], ids.shape[1]), dtype=torch.bool)
@@ -199,11 +201,13 @@ def _windows(
         answer: torch.Tensor = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[-1]))
         if any(key is source.keys for source in sources):
             of_rows = given is None or any(made is given for made, _ in masks)
-            others = [name for name, each in how.items() if name not in _HARMLESS and isinstance(each, torch.Tensor)]
+            harmless = _HARMLESS if getattr(module, "has_relative_attention_bias", True) else {*_HARMLESS, BIAS}
+            others = [name for name, each in how.items() if name not in harmless and isinstance(each, torch.Tensor)]
             fits &= of_rows and not others and not how.get("softcap") and query.shape[1] == key.shape[1]
             return answer
         seen = _window(next((rule for made, rule in masks if made is given), None), given, module, positions)
-        known = all(name in _HARMLESS or not isinstance(each, torch.Tensor) for name, each in how.items())
+        harmless = {*_HARMLESS, BIAS} if biased and not seen else _HARMLESS  # of a window the operator takes none
+        known = all(name in harmless or not isinstance(each, torch.Tensor) for name, each in how.items())
         fits &= known and seen is not False and query.shape[1] % key.shape[1] == 0 and how.get("is_causal") is not False
         earlier = [call for call in calls if call[0] is key]
         fits &= all(own is value and window == (seen or None) for _, own, window in earlier)

@@ -34,7 +34,7 @@ from .found_axes import FoundAxes, find_axes
 from .interface import BOX_PLACES, BOXES, Loading
 from .kept_layers import KeptLayers, find_kept
 from .tensors import Shape
-from .transformers_model import TransformersModule, base_model_first, caches_unused, class_of
+from .transformers_model import TransformersModule, caches_unused, class_of, settle
 
 # Tokens of the longest text where no configuration states a number of positions.
 _USUAL_POSITIONS = 2048
@@ -114,7 +114,7 @@ def survey(checkpoint: Checkpoint, loading: Loading) -> Survey:
             model = cls(config, **options)
         _require_honoured(checkpoint, model)
         model.tie_weights()
-        base_model_first(model)
+        settle(model, loading)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         model = faked(model, fake)
     with refused(checkpoint, cls.__name__):

@@ -20,6 +20,7 @@ from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
+from .generating import look_up_distances
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
 from .nothing_left import nothing_left
 from .tensors import Shape
@@ -137,7 +138,7 @@ def load_transformers(checkpoint: Checkpoint, loading: Loading) -> torch.nn.Modu
     except Exception as failure:  # as above
         raise _unloadable(checkpoint, failure) from failure
     _refuse_misfits(checkpoint, report, model if loading.surveyed else None)
-    base_model_first(model)
+    settle(model, loading)
     parameters = dict(model.named_parameters())
     read, total = 0, sum(parameter.nbytes for parameter in parameters.values())
     for parameter_name, parameter in parameters.items():
@@ -224,12 +225,17 @@ def _resized(cls: Any, shapes: Mapping[str, Shape]) -> Any:
     return type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
 
 
-def base_model_first(model: Any) -> None:
-    """A tied parameter has the first of its names. Some classes make their head first, and would name the embedding
-    after it."""
+def settle(model: Any, loading: Loading) -> None:
+    """What a class that was made or loaded needs before it is read. A tied parameter has the first of its names: some
+    classes make their head first, and would name the embedding after it. T5's kin tie a head that equals the table of
+    tokens, also of a model that is not, and compute buckets of distances by a logarithm."""
     parts: dict[str, torch.nn.Module] = model._modules
     if model.base_model_prefix in parts:
         model._modules = {model.base_model_prefix: parts[model.base_model_prefix], **parts}
+    head = model.get_output_embeddings() if loading.untied else None
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    look_up_distances(model)
 
 
 def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], surveyed: Any) -> None:

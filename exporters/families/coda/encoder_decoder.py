@@ -20,7 +20,8 @@ from ...architecture import Replay
 from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.config import offline_transformers
 from ...checkpoints.own_folder import read_config, with_weights
-from ...hugging_face.t5 import cached_pass, empty_cache, look_up_distances, own_keys, source_keys
+from ...hugging_face import generating
+from ...hugging_face.generating import empty_cache, look_up_distances, source_keys
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
 from ...modules.layers import View, on_same_weights
 from .config import CodaEncoderDecoderConfig
@@ -59,9 +60,10 @@ class CodaEncoderDecoder(torch.nn.Module):
         attention_mask: torch.Tensor | None,
         decoder_input_ids: torch.Tensor,
         cache: Any | None = None,
+        logits_at: Any = slice(None),
     ) -> torch.Tensor:
-        """The logits [B, S, V] of ``decoder_input_ids`` [B, S] behind what the encoder made, ``source`` [B, N, d].
-        A ``cache`` of transformers keeps keys and values."""
+        """The logits [B, S, V] of ``decoder_input_ids`` [B, S], or of those ``logits_at`` alone, behind what the encoder
+        made, ``source`` [B, N, d]. A ``cache`` of transformers keeps keys and values."""
         answer = self.decoder(
             inputs_embeds=self.words(decoder_input_ids),
             encoder_hidden_states=source,
@@ -69,7 +71,7 @@ class CodaEncoderDecoder(torch.nn.Module):
             past_key_values=cache,
             use_cache=cache is not None,
         )
-        return self.logits(answer.last_hidden_state)
+        return self.logits(answer.last_hidden_state[:, logits_at])
 
     @property
     def words(self) -> torch.nn.Embedding:
@@ -178,8 +180,10 @@ class SourceEncoder(ReadingPass):
     def read(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
         return inputs[0], None
 
-    def behind(self, source: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
-        return source_keys(self.model.decoder, source)
+    def behind(self, source: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        cache = empty_cache()
+        self.model.written(source, None, inputs[0][:, :1], cache)  # of which nothing is left in a graph
+        return source_keys(cache)
 
     def route(self, chosen: torch.Tensor) -> torch.Tensor:
         """[1, k] filled up to the k of the longest prompt, so that an engine for any length returns one shape."""
@@ -197,23 +201,22 @@ class RecordedPass(ReadingPass):
     def behind(self, source: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         cache = empty_cache()
         logits = self.model.written(source, None, inputs[0], cache)
-        return (logits, *own_keys(cache))
+        return (logits, *(each for layer in cache.self_attention_cache.layers for each in (layer.keys, layer.values)))
 
 
-class CachedDecoder(View):
-    """The decoder of ``model`` with the interface of ``GenerationEntry``; to be traced."""
+class CachedDecoder(generating.CachedDecoder):
+    """That of a ``CodaEncoderDecoder``."""
 
-    def forward(
+    def scored(
         self,
         input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
+        position_ids: torch.Tensor,  # noqa: ARG002
         logits_at: torch.Tensor,
-        source_lengths: torch.Tensor,
-        *kept: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        words = self.model.words(input_ids)
-        hidden, present = cached_pass(self.model.decoder, words, position_ids, logits_at, source_lengths, kept)
-        return (self.model.logits(hidden), *present)
+        **cache: Any,
+    ) -> torch.Tensor:
+        source = cache["encoder_outputs"].last_hidden_state
+        found: torch.Tensor = self.model.written(source, None, input_ids, cache["past_key_values"], logits_at)
+        return found
 
 
 def answering(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Answering:

@@ -88,11 +88,12 @@ def _cached(config: CodaEncoderDecoderConfig) -> CachedSpec:
         routes=partial(PairRoutes(encoder).of_any_length, longest=positions),
     )
     stated = encoder.tokens_selected is not None
+    layers = (CachedLayer(shape.heads, shape.head_dim),) * shape.decoder_layers
     return CachedSpec(
         config.vocabulary,
         positions,
-        (CachedLayer(shape.heads, shape.head_dim),) * shape.decoder_layers,
-        lambda module: encoder_decoder.CachedDecoder(module.model),
+        layers,
+        lambda module: encoder_decoder.CachedDecoder(module.model, layers, reads=layers).eval(),
         lambda module: encoder_decoder.RecordedPass(module.model),
         encoder=form,
         variants=_BY_INDEX,
