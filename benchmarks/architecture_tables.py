@@ -4,7 +4,9 @@ docs/architectures.md."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from ..exporters.checkpoints.config import offline_transformers
@@ -35,39 +37,24 @@ def write_tables(found: Mapping[str, Found], classes: Iterable[str], pairs: Sequ
 
 
 def main_tables(found: Mapping[str, Found], classes: Iterable[str], title: str) -> list[str]:
-    """What became of the ``classes`` that types are tried by, in Markdown."""
+    """What became of the ``classes`` that types are tried by, in an order at random: the first of them, up to one that
+    was not tried, are the sample. In Markdown."""
     classes = list(classes)
     ones = {key: found[key] for key in sorted(classes) if key in found}
+    sample = [found[key] for key in takewhile(found.__contains__, classes)]
     by_result: dict[str, list[str]] = {}
     for key, one in ones.items():
-        kind = one["result"]
-        if kind not in (*PASSING, "no small model"):
-            kind = "refused" if one.get("torch") == "" else "time" if kind == "time" else "not run"
-        by_result.setdefault(kind, []).append(key)
-    count = {kind: len(by_result.get(kind, ())) for kind in (*PASSING, "refused", "not run", "no small model", "time")}
-    passing = sum(count[kind] for kind in PASSING)
-    runs = passing + count["refused"] + count["time"]
-    read = [one for one in ones.values() if "axes" in one]
-
-    def having(kind: str) -> str:
-        of = [one for one in read if kind in one["states"].split()]
-        if kind == "ffn":
-            of = [one for one in of if "experts" not in one["states"].split()]
-        return rate(sum(kind in one["axes"].split() for one in of), len(of))
-
-    causal = [one for one in ones.values() if "generates" in one and one["result"] in PASSING]
-    writes = sum(one["generates"] == "tokens" for one in causal)
+        by_result.setdefault(_kind(one), []).append(key)
     lines = [
-        f"{title}: {len(ones)} of {len(classes)} types tried, in an order at random; {len(classes) - len(ones)} were "
-        "not. "
-        f"No small model could be made of {count['no small model']}, and PyTorch itself does not run "
-        f"{count['not run']} others with what could be given to them.",
-        *("", "| what | rate |", "|---|---|"),
-        f"| compile and pass, of those that PyTorch runs | {rate(passing, runs)} |",
-        f"| of all of which a small model could be made | {rate(passing, len(ones) - count['no small model'])} |",
-        f"| FFN found, of those read that state one and no experts | {having('ffn')} |",
-        f"| heads found, of those read that state some | {having('heads')} |",
-        f"| write what transformers' `generate` writes, of causal ones that compile | {rate(writes, len(causal))} |",
+        f"{title}: {len(ones)} of {len(classes)} types tried, the first {len(sample)} of an order at random, which are "
+        f"the sample, and {len(ones) - len(sample)} by name; {len(classes) - len(ones)} were not. No small model could "
+        f"be made of {len(by_result.get('no small model', ()))}, and PyTorch itself does not run "
+        f"{len(by_result.get('not run', ()))} others with what could be given to them.",
+        *("", "| what | of the sample | of all tried |", "|---|---|---|"),
+        *(
+            f"| {what} | {one} | {all_} |"
+            for (what, one), all_ in zip(_rates(sample).items(), _rates(ones.values()).values(), strict=True)
+        ),
         *("", "| result | types | |", "|---|---|---|"),
     ]
     for kind, said in {
@@ -76,10 +63,10 @@ def main_tables(found: Mapping[str, Found], classes: Iterable[str], title: str) 
         "length": "three lengths, an engine each (`--bucket 2x33`)",
         "batch": "inputs of one size, any batch",
     }.items():
-        lines.append(f"| {said} | {count[kind]} | {_listed(by_result.get(kind, ()))} |")
-    lines += ["", "| causal type that does not generate | reason |", "|---|---|"]
+        lines.append(f"| {said} | {len(by_result.get(kind, ()))} | {_listed(by_result.get(kind, ()))} |")
+    lines += ["", "| type that compiles and does not generate | reason |", "|---|---|"]
     for one in ones.values():
-        if one in causal and one["generates"] != "tokens":
+        if one["result"] in PASSING and one.get("generates", "tokens") != "tokens":
             lines.append(f"| `{one['type']}` | `{_short(one['generates'])}` |")
     lines += ["", "| type | refused by | reason |", "|---|---|---|"]
     for kind, said in {"refused": "", "time": "", "not run": "PyTorch: ", "no small model": ""}.items():
@@ -89,6 +76,38 @@ def main_tables(found: Mapping[str, Found], classes: Iterable[str], title: str) 
             reason = f"{said}{one['torch'] if said and 'torch' in one else one['reason']}"
             lines.append(f"| `{one['type']}` | {stage} | `{_short(reason)}` |")
     return lines
+
+
+def _kind(one: Found) -> str:
+    """A result of ``PASSING``, ``refused``, ``time``, ``not run`` (nor by PyTorch itself) or ``no small model``."""
+    kind = one["result"]
+    if kind in (*PASSING, "no small model"):
+        return kind
+    return "refused" if one.get("torch") == "" else "time" if kind == "time" else "not run"
+
+
+def _rates(ones: Collection[Found]) -> dict[str, str]:
+    """What of ``ones`` compiles, what was found and what generates, by its line of the table."""
+    count = Counter(map(_kind, ones))
+    passing = sum(count[kind] for kind in PASSING)
+    read = [one for one in ones if "axes" in one]
+    writing = [one for one in ones if "generates" in one and one["result"] in PASSING]
+
+    def having(kind: str) -> str:
+        of = [one for one in read if kind in one["states"].split()]
+        if kind == "ffn":
+            of = [one for one in of if "experts" not in one["states"].split()]
+        return rate(sum(kind in one["axes"].split() for one in of), len(of))
+
+    return {
+        "compile and pass, of those that PyTorch runs": rate(passing, passing + count["refused"] + count["time"]),
+        "of all of which a small model could be made": rate(passing, len(ones) - count["no small model"]),
+        "FFN found, of those read that state one and no experts": having("ffn"),
+        "heads found, of those read that state some": having("heads"),
+        "write what transformers' `generate` writes, of classes that write and compile": rate(
+            sum(one["generates"] == "tokens" for one in writing), len(writing)
+        ),
+    }
 
 
 def pairs_table(found: Mapping[str, Found], pairs: Sequence[tuple[str, str]], title: str) -> list[str]:

@@ -51,7 +51,7 @@ _MOST_PARAMETERS = 40_000_000
 _FORMS = {"range": ("1..2x1..40",), "row": ("1x1..40",), "length": ("2x7", "2x19", "2x33")}
 _LENGTHS = (7, 19, 33)
 _PROMPTS, _NEW_TOKENS = (1, 7, 20), 12
-_BEHIND_ENCODER = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+_BEHIND_ENCODER = ("decoder_start_token_id", "bos_token_id", "forced_bos_token_id", "forced_eos_token_id")
 # By what configurations state, whether a model has FFNs of the usual kinds, stacked experts, or heads of attention.
 _FFN_KEYS = (
     *("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim", "n_inner"),
@@ -298,6 +298,13 @@ def _wanted(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[tupl
     return [(kind, usual_class(kind)) for kind in offline_transformers().models.auto.modeling_auto.MODEL_MAPPING_NAMES]
 
 
+def _at_random(classes: Sequence[tuple[str, str]], seed: int) -> list[tuple[str, str]]:
+    """In an order of which the first are a fair sample."""
+    found = list(dict.fromkeys(classes))
+    random.Random(seed).shuffle(found)  # noqa: S311
+    return found
+
+
 @click.command()
 @click.argument("names", nargs=-1, metavar="[TYPE | TYPE/TASK | TYPE/CLASS]...")
 @click.option("--pairs", "pairs_file", type=click.Path(path_type=Path), help="Pairs of type and task, as JSON.")
@@ -323,7 +330,7 @@ def main(
     pairs = [] if pairs_file is None else read_pairs(pairs_file)
     found, code = read_found(results), code_version()
     if write:
-        write_tables(found, [f"{kind}/{name}" for kind, name in _wanted((), ())], pairs)
+        write_tables(found, [f"{kind}/{name}" for kind, name in _at_random(_wanted((), ()), seed)], pairs)
         return
     import torch
 
@@ -331,9 +338,8 @@ def main(
 
     families()
     torch.set_num_threads(1)
-    wanted = list(dict.fromkeys(_wanted(names, pairs)))
-    if not names:
-        random.Random(seed).shuffle(wanted)  # noqa: S311  (so that some of them are a fair sample)
+    wanted = _wanted(names, pairs)
+    wanted = list(dict.fromkeys(wanted)) if names else _at_random(wanted, seed)
     end, writing = time.monotonic() + 60 * minutes, Lock()
     results.parent.mkdir(exist_ok=True)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..exporters.checkpoints.config import offline_transformers
+from ..exporters.signature import WRITTEN_IDS
 
 # Optimum's tasks, and transformers' tables of classes for them; the first that has the type counts.
 TABLES: dict[str, tuple[str, ...]] = {
@@ -50,9 +52,13 @@ def classes_of(model_type: str, task: str) -> str | None:
 
 
 def usual_class(model_type: str) -> str:
-    """The class that a type is tried by: the causal one, but of a type that has one for masked tokens, or whose
-    configuration is of more than that."""
+    """The class that a type is tried by: the one that writes behind an encoder, or the causal one, but of a type that
+    has one for masked tokens, or whose configuration is of more than that."""
     transformers = offline_transformers()
+    for task in ("text2text-generation", "automatic-speech-recognition"):
+        name = classes_of(model_type, task)
+        if name is not None and WRITTEN_IDS in inspect.signature(getattr(transformers, name).forward).parameters:
+            return name
     causal, base = (classes_of(model_type, task) for task in ("text-generation", "feature-extraction"))
     assert base is not None
     if causal is None or classes_of(model_type, "fill-mask") is not None:

@@ -24,7 +24,7 @@ from ..checkpoints.generation_defaults import read_decoder_start
 from ..family import Deferred, Family
 from ..hugging_face.describe import describe
 from ..hugging_face.interface import Loading, attention_problems
-from ..hugging_face.tensors import Parameters, held_tensors
+from ..hugging_face.tensors import MOST_REACH, Parameters, held_tensors
 from ..parts import CachedSpec, EncoderSpec
 from ..signature import TOKENS, Signature, next_token_logits, text_signature
 
@@ -38,7 +38,6 @@ _HEADLESS = "T5Model"
 # Positions are relative and have no end; what engines take has one.
 MOST_TOKENS = 4096
 _SHORTENED = "relative positions have no end; engines take so many"
-_FARTHEST = 65_536  # the largest distance in the table
 TABLE = "shared.weight"
 HEAD = "lm_head.weight"
 _GATED = "gated-"
@@ -136,7 +135,7 @@ def read_t5(checkpoint: Checkpoint, encoder_alone: bool = False) -> T5Model:
     generates, kind = name == GENERATOR and not encoder_alone, _ffn_kind(checkpoint)
     buckets = read_number(checkpoint, "relative_attention_num_buckets", default=32, at_least=4)
     # Half of a decoder's buckets are a distance each, and the others are those up to the farthest.
-    read_number(checkpoint, "relative_attention_max_distance", 128, at_least=buckets // 2 + 1, at_most=_FARTHEST)
+    read_number(checkpoint, "relative_attention_max_distance", 128, at_least=buckets // 2 + 1, at_most=MOST_REACH)
     # transformers ties the head to the table in every model and unties one whose weights differ from the table's; a
     # model whose outputs are not scaled (v1.1) has such a head, where its files hold one.
     tied = scales_outputs(checkpoint) or (checkpoint.has_weights and HEAD not in checkpoint.tensors)

@@ -25,15 +25,13 @@ from ..modules.cached_attention import (
     caches_of,
     places_in_window,
     reading_attention,
-    tokens_so_far,
 )
 from ..modules.layers import View
 from ..signature import WRITTEN_IDS
+from .distances import BIAS, biased_at
 from .nothing_left import nothing_left
 
 _NAME = "nestforge"
-# The keyword of attention by which T5's kin add to scores what the distance of two tokens says.
-BIAS = "position_bias"
 # Layers of transformers' cache that keep every token, by those that keep a window.
 _EVERY = {
     "DynamicSlidingWindowLayer": "DynamicLayer",
@@ -105,9 +103,7 @@ class CachedDecoder(torch.nn.Module):
             bent = (query.shape[-1] ** -0.5 if scaling is None else scaling, how.get("softcap"))
             for keys, source, beyond in crossed:
                 if source.keys is key:
-                    scaled = query if bent[0] == 1.0 else query * bent[0]
-                    seen = torch.softmax(torch.matmul(scaled, keys) + beyond, dim=-1)
-                    return torch.matmul(seen, value).transpose(1, 2)
+                    return _source_attention(query, keys, value, beyond, *bent)
             for own, cache, places, window in present:
                 if own is key:  # those of an earlier layer, which has written them
                     read = reading_attention(_wide(query, cache.keys.shape[-1]), cache, places, *bent, window)
@@ -119,7 +115,7 @@ class CachedDecoder(torch.nn.Module):
             present.append((key, after, places, layer.window))
             return found[..., : value.shape[-1]]
 
-        with attention_by(self.model, attend), _biased_at(self.model, position_ids, in_text):
+        with attention_by(self.model, attend), biased_at(self.model, position_ids, in_text):
             logits = self.scored(input_ids, position_ids, logits_at, **cache)
         return (logits, *(tensor for _, after, *_ in present for tensor in after), *_after(self.states, cache))
 
@@ -219,6 +215,27 @@ class SourceKeys(View):
         given = encoded(self.model, input_ids)
         asked(self.model, input_ids[:, :1], None, None, **given)  # of a token of its own nothing is left in a graph
         return source_keys(given["past_key_values"])
+
+
+def _source_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    beyond: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Attention of ``query`` [B, A, S, D] to ``keys`` [B, K, D, N] and ``values`` [B, K, N, D] of a prompt, whose room
+    is hidden ``beyond`` its end, as [B, S, A, D]."""
+    shape = query.shape
+    is_shared = shape[1] != keys.shape[1]
+    if is_shared:  # heads that share keys stand behind each other
+        query = query.reshape(shape[0], keys.shape[1], -1, shape[3])
+    scores = torch.matmul(query if scale == 1.0 else query * scale, keys)
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    seen = torch.matmul(torch.softmax(scores + beyond, dim=-1), values)
+    return (seen.reshape(shape) if is_shared else seen).transpose(1, 2)
 
 
 def _after(states: Sequence[State], given: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -380,59 +397,6 @@ def _counted_from(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         table.forward = read
-
-
-def biased_parts(model: Any) -> list[Any]:
-    """The parts of ``model`` that make such biases, of distances in buckets: attention of T5's kin."""
-    return [part for part in model.modules() if getattr(part, "has_relative_attention_bias", False)]
-
-
-def look_up_distances(model: Any) -> None:
-    """Makes ``biased_parts`` look buckets up, in a table of what their class's own function returns.
-
-    Between two buckets the logarithm of a distance is a whole number, which its last bit decides: an engine's logarithm
-    may have another.
-    """
-    for part in biased_parts(model):
-        farthest = part.relative_attention_max_distance
-        own = inspect.signature(part._relative_position_bucket).parameters
-        stated = {
-            "bidirectional": not part.is_decoder,
-            "num_buckets": part.relative_attention_num_buckets,
-            "max_distance": farthest,
-        }
-        table = part._relative_position_bucket(
-            torch.arange(-farthest, farthest + 1), **{name: each for name, each in stated.items() if name in own}
-        )
-
-        def bucket_of(
-            distance: torch.Tensor, *, table: torch.Tensor = table, farthest: int = farthest, **_: Any
-        ) -> torch.Tensor:
-            """Buckets of ``distance``, both int64 of any shape; all that are farther share the last ones."""
-            return table[distance.clamp(-farthest, farthest) + farthest]
-
-        # In the place of the class's own function, which a submodule of this name would not hide.
-        part.__dict__["_relative_position_bucket"] = bucket_of
-
-
-@contextmanager
-def _biased_at(model: Any, position_ids: torch.Tensor, places: CachePlaces) -> Iterator[None]:
-    """Within it ``biased_parts``, which count distances from what a cache says of all rows at once, make biases
-    [B, A, S, T] of new tokens at ``position_ids`` [B, S] to all of the longest row, as ``places`` has them."""
-    parts = biased_parts(model)
-    for part in parts:
-
-        def bias(*_: Any, part: Any = part, **__: Any) -> torch.Tensor:
-            distance = tokens_so_far(places) - position_ids[:, :, None]  # [B, S, T]
-            found: torch.Tensor = part.relative_attention_bias(part._relative_position_bucket(distance))
-            return found.permute(0, 3, 1, 2)
-
-        part.compute_bias = bias
-    try:
-        yield
-    finally:
-        for part in parts:
-            del part.compute_bias
 
 
 @contextmanager

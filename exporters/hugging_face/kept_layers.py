@@ -23,9 +23,9 @@ from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
 from ..modules.cached_attention import Cache
 from ..parts import SIZE_MULTIPLE, CacheAxes
+from .distances import BIAS, biased_parts
 from .found_axes import FoundAxes
 from .generating import (
-    BIAS,
     BufferedDecoder,
     CachedDecoder,
     RecordedDecoder,
@@ -34,7 +34,6 @@ from .generating import (
     asked,
     attention_by,
     behind,
-    biased_parts,
     cache_argument,
     encoded,
     is_encoder_decoder,
@@ -203,7 +202,7 @@ def _windows(
             of_rows = given is None or any(made is given for made, _ in masks)
             harmless = _HARMLESS if getattr(module, "has_relative_attention_bias", True) else {*_HARMLESS, BIAS}
             others = [name for name, each in how.items() if name not in harmless and isinstance(each, torch.Tensor)]
-            fits &= of_rows and not others and not how.get("softcap") and query.shape[1] == key.shape[1]
+            fits &= of_rows and not others and query.shape[1] % key.shape[1] == 0
             return answer
         seen = _window(next((rule for made, rule in masks if made is given), None), given, module, positions)
         harmless = {*_HARMLESS, BIAS} if biased and not seen else _HARMLESS  # of a window the operator takes none

@@ -119,6 +119,7 @@ def _placed(name: str, parameters: Collection[str], prefix: str) -> str:
 
 # As in T5: the buckets of a relative bias, and the distance from which on all keys share the last of them.
 RELATIVE_BUCKETS, RELATIVE_REACH = 32, 128
+MOST_REACH = 65_536  # the largest distance in a table of buckets
 
 
 def distance_bucket(distance: int, buckets: int, reach: int) -> int:

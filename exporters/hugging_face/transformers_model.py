@@ -20,7 +20,7 @@ from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
-from .generating import look_up_distances
+from .distances import look_up_distances
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
 from .nothing_left import nothing_left
 from .tensors import Shape

@@ -21,7 +21,8 @@ from ...checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ...checkpoints.config import offline_transformers
 from ...checkpoints.own_folder import read_config, with_weights
 from ...hugging_face import generating
-from ...hugging_face.generating import empty_cache, look_up_distances, source_keys
+from ...hugging_face.distances import look_up_distances
+from ...hugging_face.generating import empty_cache, source_keys
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH
 from ...modules.layers import View, on_same_weights
 from .config import CodaEncoderDecoderConfig
@@ -62,8 +63,8 @@ class CodaEncoderDecoder(torch.nn.Module):
         cache: Any | None = None,
         logits_at: Any = slice(None),
     ) -> torch.Tensor:
-        """The logits [B, S, V] of ``decoder_input_ids`` [B, S], or of those ``logits_at`` alone, behind what the encoder
-        made, ``source`` [B, N, d]. A ``cache`` of transformers keeps keys and values."""
+        """The logits [B, S, V] of ``decoder_input_ids`` [B, S], or of those ``logits_at`` alone, behind what the
+        encoder made, ``source`` [B, N, d]. A ``cache`` of transformers keeps keys and values."""
         answer = self.decoder(
             inputs_embeds=self.words(decoder_input_ids),
             encoder_hidden_states=source,

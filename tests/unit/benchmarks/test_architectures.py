@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nestforge.benchmarks.architecture_tables import main_tables, read_found
 
-SAMPLE = {"olmo2": "Olmo2ForCausalLM", "convnext": "ConvNextModel", "led": "LEDModel"}
+SAMPLE = {"olmo2": "Olmo2ForCausalLM", "convnext": "ConvNextModel", "led": "LEDForConditionalGeneration"}
 
 
 def test_a_sample_is_tried_and_tabled(tmp_path: Path) -> None:
@@ -22,10 +22,12 @@ def test_a_sample_is_tried_and_tabled(tmp_path: Path) -> None:
     assert (image["result"], image["axes"]) == ("batch", "ffn")
     # PyTorch itself runs it, so it counts as refused.
     assert (refused["result"], refused["torch"]) == ("not understood", "")
-    assert "LEDModel does not run without numbers at modeling_led.py" in refused["reason"]
-    lines = main_tables(found, [*found, "bert/BertModel"], "transformers")
-    assert lines[0].startswith("transformers: 3 of 4 types tried, in an order at random; 1 were not.")
-    assert "| compile and pass, of those that PyTorch runs | 2 of 3, 67 % |" in lines
-    assert "| write what transformers' `generate` writes, of causal ones that compile | 1 of 1, 100 % |" in lines
+    assert "LEDForConditionalGeneration does not run without numbers at modeling_led.py" in refused["reason"]
+    text_key, image_key, refused_key = found
+    lines = main_tables(found, [text_key, refused_key, "bert/BertModel", image_key], "transformers")
+    assert lines[0].startswith("transformers: 3 of 4 types tried, the first 2 of an order at random, which are the sam")
+    assert "| compile and pass, of those that PyTorch runs | 1 of 2, 50 % | 2 of 3, 67 % |" in lines
+    writes = "| write what transformers' `generate` writes, of classes that write and compile | 1 of 1, 100 % |"
+    assert f"{writes} 1 of 1, 100 % |" in lines
     assert "| inputs of one size, any batch | 1 | `convnext` |" in lines
-    assert any(line.startswith("| `led` | not understood | `LEDModel does not run") for line in lines)
+    assert any(line.startswith("| `led` | not understood | `LEDForConditionalGeneration does not") for line in lines)

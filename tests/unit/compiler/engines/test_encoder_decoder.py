@@ -16,7 +16,7 @@ from nestforge.compiler.engines.cached_gate import judge_cached
 from nestforge.compiler.parity.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
 from nestforge.compiler.parity.references import References
 from nestforge.errors import ParityError
-from nestforge.exporters.hugging_face import generating
+from nestforge.exporters.hugging_face import distances, generating
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.engines.runner import runner_for
@@ -121,8 +121,8 @@ def test_room_behind_a_prompt_that_is_read_stops_the_compile(tmp_path: Path, mon
 def test_distances_that_are_off_by_one_stop_the_compile_at_their_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = generating.tokens_so_far
-    monkeypatch.setattr(generating, "tokens_so_far", lambda places: seen(places) - 1)
+    seen = distances.tokens_so_far
+    monkeypatch.setattr(distances, "tokens_so_far", lambda places: seen(places) - 1)
     with pytest.raises(ParityError, match=r"first to diverge: decoder.block.0.layer.0.SelfAttention.rel"):
         compile_t5(save_t5(tmp_path / "t5", d_ff=24, text=False, num_decoder_layers=1), tmp_path / "b", submodels=[])
 

@@ -16,7 +16,6 @@ from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.t5 import FAMILY
-from nestforge.exporters.hugging_face.generating import look_up_distances
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
@@ -109,17 +108,6 @@ def test_a_narrowed_module_is_one_with_the_rest_at_zero(folder: Path) -> None:
         zeroed.get_submodule(f"{stack}.block.{block}.layer.{place}.DenseReluDense").wo.weight[:, width:] = 0
     expected = zeroed(input_ids=IDS, attention_mask=MASK, decoder_input_ids=FOLLOWS).logits
     torch.testing.assert_close(universal.narrow(submodel)(IDS, MASK, FOLLOWS)[0], expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-@pytest.mark.parametrize(("buckets", "farthest"), [(8, 20), (32, 128), (32, 17)])
-def test_buckets_of_relative_positions_are_those_of_transformers(side: str, buckets: int, farthest: int) -> None:
-    sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": farthest}
-    stack, places = getattr(make_t5(**sizes), side), torch.arange(-700, 701)
-    attention = stack.block[0].layer[0].SelfAttention
-    expected = attention._relative_position_bucket(places, side == "encoder", buckets, farthest)
-    look_up_distances(stack)
-    assert torch.equal(attention._relative_position_bucket(places), expected)
 
 
 def test_a_text_feeds_both_sides_the_second_one_place_later(folder: Path) -> None:
