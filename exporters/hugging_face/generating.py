@@ -430,7 +430,7 @@ def attention_by(
     offline_transformers().AttentionInterface.register(_NAME, _attend)
     masks = offline_transformers().AttentionMaskInterface._global_mapping
     # A side of an encoder-decoder may have a copy of its own.
-    every = (getattr(part, "config", None) for part in model.modules())
+    every: Iterator[Any] = (getattr(part, "config", None) for part in model.modules())
     configs = {id(each): each for each in every if hasattr(each, "_attn_implementation")}
     own = [(each, each._attn_implementation) for each in configs.values()]
     for each, _ in own:
