@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .profiles.compile_request import CompileRequest
     from .profiles.nest_request import ConversionSettings
     from .runtime.answer import Answer, Limit, RowRun
+    from .runtime.consistency.measure import consistency
     from .runtime.description import SubmodelInfo
     from .runtime.device.threads import use_process_wide_threads
     from .runtime.generation.generation import Generation
@@ -62,15 +63,9 @@ if TYPE_CHECKING:
     from .runtime.model import ElasticModel
     from .runtime.retrieval.compare import compare
     from .runtime.retrieval.index import Index, index
-    from .tools.functions import (
-        bench,
-        bench_requests,
-        calibrate,
-        calibrate_drafts,
-        consistency,
-        measure,
-        search,
-    )
+    from .tools.bundle_bench import bench
+    from .tools.functions import calibrate, calibrate_drafts, measure, search
+    from .tools.traffic_bench import bench_requests
 
 __version__ = "0.1.0"
 
@@ -155,6 +150,7 @@ _NAMES = {
     "profiles.compile_request": ["CompileRequest"],
     "profiles.nest_request": ["ConversionSettings"],
     "runtime.answer": ["Answer", "Limit", "RowRun"],
+    "runtime.consistency.measure": ["consistency"],
     "runtime.description": ["SubmodelInfo"],
     "runtime.device.threads": ["use_process_wide_threads"],
     "runtime.generation.generation": ["Generation"],
@@ -166,9 +162,9 @@ _NAMES = {
     "runtime.model": ["ElasticModel"],
     "runtime.retrieval.compare": ["compare"],
     "runtime.retrieval.index": ["Index", "index"],
-    "tools.functions": [
-        *("bench", "bench_requests", "calibrate", "calibrate_drafts", "consistency", "measure", "search"),
-    ],
+    "tools.bundle_bench": ["bench"],
+    "tools.functions": ["calibrate", "calibrate_drafts", "measure", "search"],
+    "tools.traffic_bench": ["bench_requests"],
 }
 _HOMES = {
     **{name: (module, name) for module, names in _NAMES.items() for name in names},

@@ -28,7 +28,7 @@ from ..exporters.source import open_source
 from ..exporters.universal import load_universal
 from ..profiles.budget import BudgetSpec
 from ..profiles.precision import Precision
-from ..runtime.consistency.measure import check_consistency
+from ..runtime.consistency.measure import consistency
 from ..runtime.engines.measure import memory_use
 from ..runtime.engines.runner import runner_for
 from ..runtime.inputs.arrays import Array
@@ -172,7 +172,7 @@ def _perplexity() -> Row:
         if not path.exists():
             profile = replace(elsewhere(), buckets=(BUCKET,), budgets={"full": BudgetSpec()})
             compile_bundle(folder, profile, path, text=text, levels={"ffn": (1.0,)}, precisions=("fp32", "int4"))
-        for one in check_consistency(open_bundle(path), text=held_out, threads=CORES).submodels:
+        for one in consistency(open_bundle(path), text=held_out, threads=CORES).submodels:
             nats[kind if one.submodel.endswith("int4") else "fp32"] = one.figures["loss"]
     chosen, plain = (exp(nats[kind] - nats["fp32"]) for kind in ("chosen", "plain"))
     return Row(

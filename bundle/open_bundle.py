@@ -140,6 +140,14 @@ def open_bundle(path: str | os.PathLike[str], check: Check = "fast") -> Bundle:
     return bundle
 
 
+BundleOrPath = str | os.PathLike[str] | Bundle
+
+
+def bundle_of(bundle: BundleOrPath) -> Bundle:
+    """``bundle`` where it is open, else the one of that path. Raises as ``open_bundle`` does."""
+    return bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+
+
 def read_json(folder: Path, name: str) -> bytes:
     """The bytes of a JSON file of a bundle, which are not too many. Raises BundleFormatError or BundleCorruptError."""
     return _read_json(folder / name)[0]

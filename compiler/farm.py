@@ -177,7 +177,7 @@ def _rooms(ray: Any) -> dict[str, float]:
 
 
 def _needs(job: Job, rooms: Mapping[str, float]) -> dict[str, float]:
-    """What Ray sets aside for a job: a core, or a machine of its own where engines are timed."""
+    """Resources that Ray sets aside for a job: a core, or a machine of its own where engines are timed."""
     cores = rooms["CPU"] if job.profile.host is not None else 1.0
     return {"num_cpus": cores, "memory": min(job.cost.memory_mb * 1e6, rooms["memory"])}
 

@@ -19,11 +19,11 @@ from ..errors import CheckpointError, ParityError
 from ..exporters.sentence_transformers.library import is_installed
 from ..exporters.source import ModelSource
 from ..exporters.universal import UniversalModel, load_universal, permute_axis
-from ..notebook import as_html
 from ..profiles.precision import PRECISIONS, TRACED
 from ..progress import Progress, silent
 from ..runtime.graphs.task_tensors import TaskTensors, read_task_tensors
 from ..runtime.load import verify_bytes
+from ..tables import as_html
 from .engines.engine_references import EngineReferences, written_references
 from .engines.kinds import KINDS, verify_engines
 from .engines.whole import JudgedEngine, whole_verdict

@@ -42,7 +42,6 @@ from ..profiles.probe_host import probe_host
 from ..runtime.generation.sampling import Sampling
 from ..runtime.summary import (
     ShortNames,
-    Table,
     bundle_facts,
     common_details,
     detail_tables,
@@ -51,6 +50,7 @@ from ..runtime.summary import (
     submodel_table,
 )
 from ..strict import unstructure
+from ..tables import Table
 from .planning.plan import Plan
 from .work.clock import Clock
 from .work.staging import Stage, write_synced
@@ -224,16 +224,16 @@ def render_report(manifest: Manifest, build: BuildRecord) -> str:
     """Markdown: facts, submodels with their quality, engines with their parity, and the seconds of each stage."""
     sections = [
         f"# {manifest.name}",
-        markdown(Table(["", ""], [*bundle_facts(manifest, build), *common_details(manifest).items()])),
+        Table.facts([*bundle_facts(manifest, build), *common_details(manifest).items()]).markdown(),
         "## Submodels",
         _quality_note(manifest),
-        markdown(submodel_table(manifest, build)),
-        markdown(ShortNames.of(manifest).ids),
+        submodel_table(manifest, build).markdown(),
+        ShortNames.of(manifest).ids.markdown(),
         "## Engines",
-        markdown(engine_table(manifest, build)),
-        *(f"## {heading}\n\n{markdown(table)}" for heading, table in detail_tables(manifest).items()),
+        engine_table(manifest, build).markdown(),
+        *(f"## {heading}\n\n{table.markdown()}" for heading, table in detail_tables(manifest).items()),
         "## Compile",
-        markdown(stage_table(build)),
+        stage_table(build).markdown(),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -247,9 +247,3 @@ def _quality_note(manifest: Manifest) -> str:
     held_out = f"{first.samples} samples{positions} that took no part in the ranking"
     head = f"Each submodel against the universal model on {held_out}; ± is the standard error of so few:"
     return "\n".join([head, "", *(f"- {line}" for line in meanings(present([first.figures])))])
-
-
-def markdown(table: Table) -> str:
-    """A table as Markdown."""
-    rows: list[Sequence[str]] = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

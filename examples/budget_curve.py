@@ -18,7 +18,7 @@ from ..runtime.consistency.measure import Consistency
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.runner import runner_for
 from ..runtime.inputs.arrays import random_feeds
-from ..runtime.summary import Table
+from ..tables import Table
 from ..tools.console import working
 
 _RUNS = 20

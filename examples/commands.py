@@ -16,11 +16,10 @@ import click
 
 from ..bundle.open_bundle import open_bundle
 from ..compiler.provenance import source_entries
-from ..compiler.write_bundle import markdown
 from ..errors import NestforgeError, OutputError
 from ..exporters.source import open_source
 from ..progress import Progress
-from ..runtime.summary import Table
+from ..tables import Table
 from ..tools.console import print_table, working
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -88,7 +87,7 @@ def show(folder: Path, heading: str, tables: Mapping[str, Table]) -> None:
     for title, table in tables.items():
         print(f"\n{title}\n", flush=True)
         print_table(table.columns, table.rows)
-        sections += [f"## {title}", markdown(table)]
+        sections += [f"## {title}", table.markdown()]
     report = folder / "report.md"
     report.write_text("\n\n".join(sections) + "\n")
     print(f"\nThe tables as a page: {report.resolve()}")

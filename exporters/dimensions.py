@@ -102,7 +102,7 @@ def with_dimensions(
 
 
 def _stated(checkpoint: Checkpoint) -> _Matryoshka:
-    """What config.json states, and where that is silent the card."""
+    """Dimensions as config.json states them, and where that is silent the card."""
     config = checkpoint.config
     own = read_card(checkpoint.folder, [each.name for each in fields(_Matryoshka) if each.name not in config])
     structure(_Matryoshka, own, str(checkpoint.folder / CARD), CheckpointError)

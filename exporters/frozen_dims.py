@@ -83,7 +83,7 @@ def branching_dims(
 def _watched(
     module: torch.nn.Module, inputs: Sequence[TensorSpec], at: Bucket, free: Collection[str]
 ) -> tuple[_Watched, Mapping[Any, tuple[str, str]]]:
-    """What a pass did with its symbols, and the dimension and the input of each."""
+    """Symbols of a pass after it, and the dimension and the input of each."""
     shapes = _Watched(len(traceback.extract_stack()))
     fake, given, names = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True), [], dict[Any, tuple[str, str]]()
     with suppress(Exception):  # of any kind: what is known by then is said

@@ -16,7 +16,7 @@ _PART = 8
 
 
 def outermost_products(shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """Of the first and the last eighth of each list of layers, rounded down, the weight with more inputs than any other
+    """In the first and the last eighth of each list of layers, rounded down, the weight with more inputs than any other
     of its layer; none of a layer where several have as many. ``shapes`` are ``[..., out, in]``, by parameter."""
     lists = defaultdict[str, dict[int, dict[str, int]]](dict)
     for name, shape in shapes.items():

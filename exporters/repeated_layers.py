@@ -149,7 +149,7 @@ def _counterparts(
 
 
 def _kind(node: ir.Node) -> tuple[object, ...]:
-    """What ``node`` does with its inputs."""
+    """Operation of ``node`` on its inputs."""
     attributes = {
         name: (each.type, each.value.tobytes() if isinstance(each.value, ir.TensorProtocol) else str(each.value))
         for name, each in node.attributes.items()

@@ -327,7 +327,7 @@ def _decomposed_at_once(opset: int) -> Iterator[None]:
 
 
 def _promoted(self: _TypePromotion, node: torch.fx.Node) -> Any:
-    """What ``node`` returns, with its arguments promoted; one that promotion changed was run again there."""
+    """Value of ``node``, with its arguments promoted; one that promotion changed was run again there."""
     if node.op != "call_function" or "val" not in node.meta:
         return torch.fx.Interpreter.run_node(self, node)
     rule = type_promotion.get_type_promotion_rule(node, self.type_promotion_table)

@@ -57,13 +57,13 @@ class GraphReport:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """What was found, by ``COLUMNS``."""
+        """Figures, by ``COLUMNS``."""
         failed = [(case, "-", "-", "-", "-", "-", "-", f"fails: {said}") for case, said in self.failures.items()]
         return [*(figure.row for figure in self.figures), *failed]
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, the worst of it; None where nothing is."""
+        """The worst fault; None where nothing is wrong."""
         for case, said in self.failures.items():
             return f"fails on {case}: {said}"
         wrong = [figure for figure in self.figures if not figure.is_right]
@@ -136,7 +136,7 @@ def check_parity(request: ParityRequest) -> ParityReport:
 
 
 def _lack(export: Export, model: Model) -> str | None:
-    """What it would take to check ``export``, where it is not there."""
+    """Packages that a check of ``export`` lacks here."""
     if isinstance(export, BundleTexts) and not has_library(model):
         return "needs the folder of sentence-transformers, and that library"
     return "needs the model's folder" if export.submodel is not None and model.folder is None else None

@@ -1,4 +1,4 @@
-"""What an export of any kind shows: its inputs and outputs, the precision that its file has, its answers, and where the
+"""An export of any kind: its inputs and outputs, the precision that its file has, its answers, and where the
 kind has them the values inside and the weights."""
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from xml.etree import ElementTree
 
 from ..errors import InputError
 from ..exporters.checkpoints.checkpoint import sha256_of
-from ..notebook import as_html
 from ..outside import printable
 from ..outside_file import read_file
 from ..profiles.parity_request import SETTINGS, sha256_of_own
 from ..progress import Progress, silent
 from ..strict import finite, unstructure
+from ..tables import as_html
 from ..whole_file import write_whole
 from .check import GraphReport, ParityReport, check_parity
 from .verdict import COLUMNS

@@ -51,7 +51,7 @@ Kept = Callable[[Event, torch.Tensor], torch.Tensor | None]
 
 
 def pass_of(model: Model, run: Callable[[], dict[str, Any]], kept: Kept) -> dict[str, Any]:
-    """What ``run``, a pass of the model, returns, with ``kept`` given the values of every event."""
+    """Outputs of ``run``, a pass of the model, with ``kept`` given the values of every event."""
     counts: dict[tuple[str, str], int] = {}
 
     def seen(path: str, side: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -223,7 +223,7 @@ class Search:
         self.candidates = heapq.nsmallest(most, self._values(size), near)
 
     def nearest(self, wanted: Array, module: str) -> Array | None:
-        """Of the values held the one that comes nearest to ``wanted``, of a ``module``, and is not another's."""
+        """The value held that comes nearest to ``wanted``, of a ``module``, and is not another's."""
         free = (self.laid(value, wanted, module) for value in self.candidates if value.name not in self.claimed)
         return min(free, key=lambda array: rms(array - wanted), default=None)
 

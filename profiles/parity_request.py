@@ -51,7 +51,7 @@ class ParityRequest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a receipt repeats; the user's own cases by their SHA-256."""
+        """Settings that a receipt repeats; the user's own cases by their SHA-256."""
         plain = {name: getattr(self, name) for name in SETTINGS}
         if self.library is not None:
             plain["library"] = str(self.library)

@@ -12,7 +12,7 @@ from ..outside import is_of_library, said_by
 
 
 def parse_yaml(raw: bytes | str, path: Path, error: Callable[[str], Exception]) -> object:
-    """What ``raw``, read of ``path``, holds. Raises ``error(message)``."""
+    """Data in ``raw``, read of ``path``. Raises ``error(message)``."""
     try:
         return yaml.load(raw, Loader=_StrictLoader)  # noqa: S506  (_StrictLoader is a SafeLoader)
     except BaseException as failure:  # explicit tags raise whatever int(), tables and matches do

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..bucket import Bucket
-from ..notebook import as_html
+from ..tables import as_html
 from .engines.residency import Residency
 from .exits.policy import ExitPolicy
 from .inputs.arrays import Array

@@ -1,4 +1,4 @@
-"""What an open model says of its submodels, and how a notebook shows it."""
+"""Submodels of an open model, and their tables in a notebook."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import MappingProxyType
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.figures import cell, heading, present
 from ..bundle.manifest import Manifest
-from ..notebook import as_html
 from ..profiles.precision import Precision
+from ..tables import as_html
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class RequestContext(NamedTuple):
 
     @property
     def chooses(self) -> tuple[Request, str | None, Cut | None]:
-        """What says among which submodels it chooses."""
+        """Arguments that say among which submodels it chooses."""
         return self.request, self.task_name, self.cut
 
     @property

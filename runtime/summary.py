@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
 from ..bucket import Bucket
 from ..bundle.build_record import BuildRecord, Latency, LatencyPoint, is_noisy, noisy_figures
-from ..bundle.entries.engine_entry import EngineEntry
+from ..bundle.device_files.plan_index import PlanParity
+from ..bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityRouting
 from ..bundle.entries.generation_entry import CachedLayer, GenerationEntry, cache_bytes
 from ..bundle.figures import cell, heading, present, quality_warnings
 from ..bundle.manifest import Manifest, Quality
 from ..elastic import Axis
 from ..profiles.device_profile import budget_bucket_of, budget_shape_of
+from ..tables import Table
 from .dimensions import listed
 
 # A capacity that many texts need.
@@ -25,15 +27,6 @@ _TOKENS = 2048
 _UNITS = {"capacity": "slots"}
 # Units of kinds of axes whose name does not say what they count.
 _AXIS_UNITS = {"moe.capacity_factor": " %", "moe.group_size": " tokens", "sequence": " tokens", "depth": " layers"}
-
-
-@dataclass(frozen=True)
-class Table:
-    """Column headings, with units, and rows of text. ``chosen`` are the rows that a budget chose, by number."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    chosen: Sequence[int] = ()
 
 
 class ShortNames:
@@ -124,35 +117,46 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
 def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
     """One row an engine: how it came about, its costs, and its parity figures (worst over outputs and cases)."""
     latencies = {latency.engine: latency for latency in build.latencies}
-    rows, short = [], ShortNames.of(manifest)
-    for engine in manifest.engines:
-        outputs = engine.parity.outputs if engine.parity else ()
-        rows.append(
-            [
-                short(engine.id),
-                engine.backend,
-                _emitted(engine),
-                f"{engine.private_bytes / 1e3:.1f}",
-                f"{engine.flops / 1e9:.3f}",
-                *_latency_cells(engine, latencies),
-                f"{max(o.max_abs for o in outputs):.1e}" if outputs else "-",
-                f"{min(o.min_cosine for o in outputs):.7f}" if outputs else "-",
-            ]
-        )
-    columns = ["engine", "backend", "emitted", "own kB", "GFLOPs", "predicted ms", "measured ms"]
-    return Table([*columns, "parity max abs", "parity cosine"], rows)
+    short = ShortNames.of(manifest)
+    return Table.of(
+        manifest.engines,
+        {
+            "engine": lambda engine: short(engine.id),
+            "backend": lambda engine: engine.backend,
+            "emitted": _emitted,
+            "own kB": lambda engine: f"{engine.private_bytes / 1e3:.1f}",
+            "GFLOPs": lambda engine: f"{engine.flops / 1e9:.3f}",
+            "predicted ms": lambda engine: _latency_cells(engine, latencies)[0],
+            "measured ms": lambda engine: _latency_cells(engine, latencies)[1],
+            "parity max abs": lambda engine: max_abs(engine.parity.outputs if engine.parity else ()),
+            "parity cosine": lambda engine: min_cosine(engine.parity.outputs if engine.parity else ()),
+        },
+    )
+
+
+def max_abs(compared: Iterable[ParityOutput | PlanParity]) -> str:
+    """The worst of ``compared``, a dash where there is none."""
+    return "-" if (worst := max((one.max_abs for one in compared), default=None)) is None else f"{worst:.1e}"
+
+
+def min_cosine(compared: Iterable[ParityOutput | PlanParity]) -> str:
+    """As ``max_abs``."""
+    return "-" if (worst := min((one.min_cosine for one in compared), default=None)) is None else f"{worst:.7f}"
 
 
 def stage_table(build: BuildRecord) -> Table:
     """One row a stage of the compile: what it took on the wall and of the processor."""
     cpu = build.cpu_seconds
-    rows = [
-        [stage, f"{seconds:.1f}", f"{cpu[stage]:.1f}" if stage in cpu else "-"]
-        for stage, seconds in build.seconds.items()
-    ]
-    if cpu:
-        rows.append(["all", f"{sum(build.seconds.values()):.1f}", f"{sum(cpu.values()):.1f}"])
-    return Table(["stage", "seconds", "CPU seconds"], rows)
+    stages = [*build.seconds.items(), *([("all", sum(build.seconds.values()))] if cpu else [])]
+    cpu = {**cpu, "all": sum(cpu.values())}
+    return Table.of(
+        stages,
+        {
+            "stage": lambda stage: stage[0],
+            "seconds": lambda stage: f"{stage[1]:.1f}",
+            "CPU seconds": lambda stage: f"{cpu[stage[0]]:.1f}" if stage[0] in cpu else "-",
+        },
+    )
 
 
 def describe_axes(axes: Iterable[Axis]) -> str:
@@ -301,38 +305,37 @@ def _routing_table(manifest: Manifest) -> Table:
         for engine in manifest.engines
         for routes in (engine.parity.routing if engine.parity else None) or ()
     ]
-    shares = _names(routes.shares for _, routes in judged)
-    rows = [
-        [
-            engine,
-            routes.name,
-            str(routes.made),
-            str(routes.differing),
-            f"{routes.worst_score_gap:.1e}",
-            *(f"{100 * routes.shares[name]:.2f}" if name in routes.shares else "-" for name in shares),
-        ]
-        for engine, routes in judged
-    ]
-    columns = ["engine", "routes", "choices", "not PyTorch's own", "worst score gap"]
-    return Table([*columns, *(f"{name.replace('_', ' ')} %" for name in shares)], rows)
+
+    def share(name: str) -> Callable[[tuple[str, ParityRouting]], str]:
+        return lambda row: f"{100 * row[1].shares[name]:.2f}" if name in row[1].shares else "-"
+
+    return Table.of(
+        judged,
+        {
+            "engine": lambda row: row[0],
+            "routes": lambda row: row[1].name,
+            "choices": lambda row: row[1].made,
+            "not PyTorch's own": lambda row: row[1].differing,
+            "worst score gap": lambda row: f"{row[1].worst_score_gap:.1e}",
+            **{f"{name.replace('_', ' ')} %": share(name) for name in _names(routes.shares for _, routes in judged)},
+        },
+    )
 
 
 def _text_table(manifest: Manifest) -> Table:
     """One row an embedding of each receipt of texts."""
     short = ShortNames.of(manifest)
-    rows = [
-        [
-            f"{short(receipt.submodel)}, {output.name}",
-            receipt.library,
-            ", ".join(receipt.stages),
-            str(len(receipt.cases)),
-            f"{output.max_abs:.1e}",
-            f"{output.min_cosine:.7f}",
-        ]
-        for receipt in manifest.texts
-        for output in receipt.outputs
-    ]
-    return Table(["texts of", "beside", "through", "cases", "parity max abs", "parity cosine"], rows)
+    return Table.of(
+        [(receipt, output) for receipt in manifest.texts for output in receipt.outputs],
+        {
+            "texts of": lambda row: f"{short(row[0].submodel)}, {row[1].name}",
+            "beside": lambda row: row[0].library,
+            "through": lambda row: ", ".join(row[0].stages),
+            "cases": lambda row: len(row[0].cases),
+            "parity max abs": lambda row: max_abs([row[1]]),
+            "parity cosine": lambda row: min_cosine([row[1]]),
+        },
+    )
 
 
 def _details(engine: EngineEntry) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What every protocol of the server shares: limits, a token, errors in one line, metrics and the access log."""
+"""Parts that every protocol of the server shares: limits, a token, errors in one line, metrics and the access log."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ PLAIN = Protocol("http", lambda _kind, text, _status: {"error": text})
 
 
 class Metrics:
-    """What Prometheus reads at ``/metrics``."""
+    """Metrics as Prometheus reads them at ``/metrics``."""
 
     def __init__(self, desk: Desk) -> None:
         self.registry = registry = CollectorRegistry()
@@ -262,7 +262,7 @@ class Service:
                 one.cancel()
 
     def answered(self, request: Request, reply: Reply, terms: Terms) -> None:
-        """What headers, metrics and the access log say of an answer."""
+        """Keeps an answer for headers, metrics and the access log."""
         request.scope.update({"nestforge.reply": reply, "nestforge.terms": terms})
 
     def count(self, model: str, reply: Reply, terms: Terms) -> None:
@@ -276,7 +276,7 @@ class Service:
             self.metrics.late(model).inc()
 
     def problem(self, failure: BaseException, name: str | None) -> Problem:
-        """What a client is told of ``failure``: no path of this host."""
+        """Line for a client on ``failure``: no path of this host."""
         if isinstance(failure, Problem):
             return failure
         text = str(failure)
@@ -324,7 +324,7 @@ class Endpoint:
 
 
 def refused(protocol: Protocol, problem: Problem) -> Response:
-    """What a client hears of ``problem``."""
+    """Answer to a client on ``problem``."""
     status = {**STATUS, **protocol.status}[problem.kind]
     response = JSONResponse(protocol.body(problem.kind, str(problem), status), status)
     if problem.kind == "overloaded":

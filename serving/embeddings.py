@@ -173,7 +173,7 @@ async def output_of(
     texts: Sequence[Text],
     output: str,
 ) -> tuple[Array, int]:
-    """What the model answers as ``output`` to texts, ``[N, D]`` float32, by one submodel, and the tokens of all."""
+    """Answers of the model as ``output`` to texts, ``[N, D]`` float32, by one submodel, and the tokens of all."""
     found, dimensions = stated(request.scope[OWN_HEADERS], document), document.get("dimensions")
     if dimensions is not None and type(dimensions) is not int:
         raise InputError(f"dimensions: expected a whole number, got {dimensions!r:.80}")

@@ -166,7 +166,7 @@ class _Queue:
     def replies(
         self, works: Sequence[tuple[Row, str] | None], run: Run, /
     ) -> Sequence[list[tuple[Row, Piece | InputError]]]:
-        """What a run gives: the first token of a row, whose engine was chosen for a reason, or for None one more of all
+        """Result of a run: the first token of a row, whose engine was chosen for a reason, or for None one more of all
         that are there."""
         (work,), batch, engine = works, self._batch, run.candidate.engine
         assert batch is not None

@@ -45,7 +45,7 @@ async def live(_: Service, __: Request) -> Response:
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """Of the server, or of one model."""
+    """Readiness of the server, or of one model."""
     name = request.path_params.get("model")
     is_ready = service.is_ready and not (name is not None and _served(service, request).is_broken)
     return Response(status_code=200 if is_ready else 503)

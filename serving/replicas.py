@@ -25,7 +25,7 @@ _MISSED = 0.01
 
 
 class Arguments(BaseModel, extra="forbid"):
-    """What ``app`` takes: ``bundles``, by paths that every machine has (with commas between, or a list); replicas of
+    """Arguments of ``app``: ``bundles``, by paths that every machine has (with commas between, or a list); replicas of
     ``threads`` cores each, one more where a replica has more than ``target_ongoing_requests`` on average, or misses
     deadlines; as of ``nestforge serve``, a file with the token, and how long a request without a deadline waits."""
 

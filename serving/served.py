@@ -274,7 +274,7 @@ class Served:
 
 
 class Key(NamedTuple):
-    """Of jobs that may share a run."""
+    """Key of jobs that may share a run."""
 
     served: Served
     asked: Asked

@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """What is served and how; see ``nestforge serve --help``. ``workers`` are the runs at a time, None is as many as
+    """Bundles to serve, and how; see ``nestforge serve --help``. ``workers`` are the runs at a time, None is as many as
     the cores have ``threads`` for; ``maps``: weights are in files that the processes of a host map together."""
 
     bundles: Sequence[Path]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..argument_types import checked, option
 from ..bucket import Bucket
 from ..bundle.entries.engine_entry import EngineEntry
-from ..bundle.open_bundle import Bundle
-from ..errors import SelectionError
+from ..bundle.open_bundle import Bundle, BundleOrPath, bundle_of
+from ..errors import InputError, SelectionError
 from ..profiles.backends import BACKENDS
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..profiles.host_load import OthersLoad
@@ -20,10 +21,12 @@ from ..runtime.engines.latencies import predicted_at
 from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_use
 from ..runtime.engines.memory import engine_needs
 from ..runtime.engines.onnxruntime.mapped_cache import drop_mapped, is_mapped
-from ..runtime.engines.onnxruntime_gpu.provider import Provider
+from ..runtime.engines.onnxruntime_gpu.provider import Provider, provider_named
 from ..runtime.engines.residency import RESIDENCIES, Residency
 from ..runtime.engines.runner import runnable_engines, runner_for
 from ..runtime.inputs.arrays import random_feeds
+from ..runtime.inputs.options import PROGRESS, SUBMODELS
+from ..runtime.load import PROVIDER
 
 if TYPE_CHECKING:
     from ..runtime.engines.onnxruntime.node_times import NodeKind
@@ -83,21 +86,34 @@ class BundleBench:
     engines: tuple[EngineBench, ...]
 
 
-def bench_bundle(
-    bundle: Bundle,
-    submodels: Sequence[str],
-    progress: Progress,
-    provider: Provider | None = None,
-    at: Bucket | None = None,
+@checked
+def bench(
+    bundle: BundleOrPath,
+    submodels: Sequence[str] = SUBMODELS,
+    *,
+    at: Bucket | str | None = option(
+        "Input shape at which engines of a range run, such as 1x128. Default: where the profile's budgets are judged."
+    ),
+    provider: str = PROVIDER,
+    progress: Progress = PROGRESS,
 ) -> BundleBench:
-    """Measures the engines of ``submodels`` (ids or levels; none means all), one at a time, memory in own processes.
+    """Latency and memory of every engine of ``submodels`` in each residency.
 
-    With a ``provider`` engines run there, for which nothing was predicted. Engines that were not in the cache of mapped
-    engines before are not in it afterwards. An engine of a range runs at the shape ``at``, by default the one at which
-    the profile's budgets are judged.
+    As ``nestforge bench``: one engine at a time, memory in own processes. With a ``provider`` engines run there, for
+    which nothing was predicted. Engines that were not in the cache of mapped engines before are not in it afterwards.
 
-    Raises SelectionError for a submodel that the bundle does not have, and a shape that no range has.
+    Raises SelectionError for a submodel or shape that the bundle does not have, InputError for what is no shape.
     """
+    try:
+        shape = Bucket.parse(at) if isinstance(at, str) else at
+    except ValueError as failure:
+        raise InputError(f"at: {failure}") from None
+    return _bench_bundle(bundle_of(bundle), submodels, progress, provider_named(provider), shape)
+
+
+def _bench_bundle(
+    bundle: Bundle, submodels: Sequence[str], progress: Progress, provider: Provider | None, at: Bucket | None
+) -> BundleBench:
     engines = _engines_of(bundle, submodels, provider)
     profile = _profile(bundle)
     shapes = _shapes(bundle, engines, at)
@@ -122,7 +138,7 @@ def profile_nodes(
     bundle: Bundle, submodels: Sequence[str], progress: Progress, at: Bucket | None = None
 ) -> NodeProfile:
     """Which kinds of nodes take the time of the engines of ``submodels`` (ids or levels; none means all), of ranges at
-    the shape ``at`` as in ``bench_bundle``.
+    the shape ``at`` as in ``bench``.
 
     Raises SelectionError for a submodel that the bundle does not have, a shape that no range has, or where no engine is
     ONNX Runtime's.

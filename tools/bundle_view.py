@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-
-import click
 
 from ..bundle.build_record import BuildRecord
 from ..bundle.device_files.measurements import Measurements
 from ..bundle.device_files.plan_index import read_plans
-from ..bundle.device_files.task_index import read_tasks
+from ..bundle.device_files.task_index import TaskEntry, read_tasks
+from ..bundle.entries.engine_entry import ParityOutput
 from ..bundle.entries.task_entry import BASE
 from ..bundle.figures import quality_warnings
 from ..bundle.open_bundle import Bundle
@@ -24,11 +24,14 @@ from ..runtime.summary import (
     detail_tables,
     engine_table,
     latency_warnings,
+    max_abs,
+    min_cosine,
     sizes_of,
     submodel_table,
 )
 from ..runtime.tasks import merged_bytes
-from .console import in_options, print_facts, print_table, say
+from ..tables import Table
+from .console import Block, in_options
 
 # Stages shown of the CPU seconds of a compile; report.md has every stage.
 _STAGES_SHOWN = 5
@@ -63,95 +66,91 @@ def here_facts(bundle: Bundle) -> list[tuple[str, str]]:
     return [*facts, *common_details(bundle.manifest).items(), *_measured_facts(bundle, _here(bundle))]
 
 
-def print_bundle(bundle: Bundle) -> None:
+def bundle_report(bundle: Bundle) -> Iterator[Block]:
     """Facts, submodels, engines with what they decide, plans, and files of a bundle."""
-    print_facts([("bundle", str(bundle.path)), *((name, in_options(value)) for name, value in here_facts(bundle))])
-    click.echo()
-    print_submodels(bundle)
-    click.echo()
-    engines = engine_table(bundle.manifest, measured_build(bundle))
-    print_table(engines.columns, engines.rows)
-    for table in detail_tables(bundle.manifest).values():
-        click.echo()
-        print_table(table.columns, table.rows)
+    facts = [("bundle", str(bundle.path)), *((name, in_options(value)) for name, value in here_facts(bundle))]
+    yield Table.facts(facts)
+    yield from submodels_report(bundle)
+    yield engine_table(bundle.manifest, measured_build(bundle))
+    yield from detail_tables(bundle.manifest).values()
     if _needs_plans(bundle):
-        click.echo()
-        _print_plans(bundle)
+        yield _plans_report(bundle)
     if bundle.manifest.tasks is not None:
-        click.echo()
-        print_tasks(bundle)
-    click.echo()
-    print_table(["file", "bytes"], [[entry.path, f"{entry.bytes:,}"] for entry in bundle.manifest.files])
+        yield tasks_report(bundle)
+    yield files_table(bundle)
 
 
-def print_tasks(bundle: Bundle) -> None:
+def submodels_report(bundle: Bundle) -> Iterator[Block]:
+    """One row a submodel, with its size, quality and latency at the shape of budgets; and which one each label is."""
+    yield submodel_table(bundle.manifest, measured_build(bundle))
+    yield ShortNames.of(bundle.manifest).ids
+
+
+def files_table(bundle: Bundle) -> Table:
+    files = bundle.manifest.files
+    return Table.of(files, {"file": lambda entry: entry.path, "bytes": lambda entry: f"{entry.bytes:,}"})
+
+
+def tasks_report(bundle: Bundle) -> list[Block]:
     """One row a task: what it takes, what its folder states, who answers for it, and the worst parity of those."""
-    rows, short = [], ShortNames.of(bundle.manifest)
-    for task in read_tasks(bundle):
-        outputs = [output for receipt in task.parity for output in receipt.parity.outputs]
-        rows.append(
-            [
-                task.name,
-                f"{task.bytes / 1e6:.2f}",
-                ", ".join(f"{name} {value}" for name, value in task.facts.items()),
-                ", ".join(map(short, task.submodels)),
-                f"{max(output.max_abs for output in outputs):.1e}",
-                f"{min(output.min_cosine for output in outputs):.7f}",
-            ]
+    short, tasks = ShortNames.of(bundle.manifest), read_tasks(bundle)
+
+    def outputs(task: TaskEntry) -> list[ParityOutput]:
+        return [output for receipt in task.parity for output in receipt.parity.outputs]
+
+    report: list[Block] = [
+        Table.of(
+            tasks,
+            {
+                "task": lambda task: task.name,
+                "MB": lambda task: f"{task.bytes / 1e6:.2f}",
+                "states": lambda task: ", ".join(f"{name} {value}" for name, value in task.facts.items()),
+                "submodels": lambda task: ", ".join(map(short, task.submodels)),
+                "parity max abs": lambda task: max_abs(outputs(task)),
+                "parity cosine": lambda task: min_cosine(outputs(task)),
+            },
         )
-    if rows:
-        print_table(["task", "MB", "states", "submodels", "parity max abs", "parity cosine"], rows)
-    else:
-        say("engines take tasks, and there is none yet: nestforge add-task BUNDLE NAME=FOLDER --against MODEL")
+    ]
+    if not tasks:
+        report = ["engines take tasks, and there is none yet: nestforge add-task BUNDLE NAME=FOLDER --against MODEL"]
     if bundle.manifest.tasks is not None and bundle.manifest.tasks.merged:
         held = merged_bytes([bundle.with_merged(BASE)]) / 1e6
-        say(f"one that is merged into weights has engines of its own, {held:.2f} MB with all of them open")
+        report.append(f"one that is merged into weights has engines of its own, {held:.2f} MB with all of them open")
+    return report
 
 
 def _needs_plans(bundle: Bundle) -> bool:
     return any(not BACKENDS[engine.backend].runs_graphs for engine in bundle.manifest.every_engine)
 
 
-def _print_plans(bundle: Bundle) -> None:
+def _plans_report(bundle: Bundle) -> list[Block]:
     """One row a plan, and which graphs have none."""
-    plans = read_plans(bundle)
-    rows = [
-        [
-            plan.graph,
-            str(plan.gpu),
-            f"{plan.bytes / 1e6:.1f}",
-            f"{plan.activation_bytes / 1e6:.1f}",
-            str(sum(plan.layers.values())),
-            f"{plan.parity.max_abs:.1e}",
-            f"{plan.parity.min_cosine:.7f}",
-        ]
-        for plan in plans
-    ]
-    if rows:
-        columns = ["plan of", "for", "MB", "activations MB", "layers", "parity max abs", "parity cosine"]
-        print_table(columns, rows)
+    plans, report = read_plans(bundle), list[Block]()
+    if plans:
+        report.append(
+            Table.of(
+                plans,
+                {
+                    "plan of": lambda plan: plan.graph,
+                    "for": lambda plan: plan.gpu,
+                    "MB": lambda plan: f"{plan.bytes / 1e6:.1f}",
+                    "activations MB": lambda plan: f"{plan.activation_bytes / 1e6:.1f}",
+                    "layers": lambda plan: sum(plan.layers.values()),
+                    "parity max abs": lambda plan: max_abs([plan.parity]),
+                    "parity cosine": lambda plan: min_cosine([plan.parity]),
+                },
+            )
+        )
     graphs = {engine.file for engine in bundle.manifest.every_engine if not BACKENDS[engine.backend].runs_graphs}
     if missing := graphs - {plan.graph for plan in plans}:
-        say(f"{len(missing)} of {len(graphs)} graphs have no plan yet: run `nestforge build` on the device")
+        report.append(f"{len(missing)} of {len(graphs)} graphs have no plan yet: run `nestforge build` on the device")
+    return report
 
 
-def print_cpu_seconds(bundle: Bundle, total: float) -> None:
+def cpu_seconds_line(bundle: Bundle, total: float) -> str:
     """Where the ``total`` CPU seconds of a compile went, the most expensive stages first."""
     stages = sorted(bundle.build.cpu_seconds.items(), key=lambda stage: -stage[1])[:_STAGES_SHOWN]
-    say(f"{total:.0f} CPU seconds, those of {', '.join(f'{stage} {seconds:.0f}' for stage, seconds in stages)}")
-
-
-def print_submodels(bundle: Bundle) -> None:
-    """One row a submodel: size, quality, and the latency at the shape of budgets."""
-    submodels = submodel_table(bundle.manifest, measured_build(bundle))
-    print_table(submodels.columns, submodels.rows, submodels.chosen)
-    click.echo()
-    print_ids(ShortNames.of(bundle.manifest))
-
-
-def print_ids(names: ShortNames) -> None:
-    """Which submodel each label stands for."""
-    print_table(names.ids.columns, names.ids.rows)
+    return f"{total:.0f} CPU seconds, those of {', '.join(f'{stage} {seconds:.0f}' for stage, seconds in stages)}"
 
 
 def measured_build(bundle: Bundle) -> BuildRecord:

@@ -122,7 +122,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _usage_problem(failure: click.UsageError) -> str:
-    """What is wrong, in one line, and where usage is told."""
+    """The mistake, in one line, and where usage is told."""
     problem = " ".join(failure.format_message().split()).rstrip(".")
     return problem if failure.ctx is None else f"{problem}; see {failure.ctx.command_path} --help"
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -22,7 +22,10 @@ import click
 from ..outside import printable
 from ..progress import Bytes, Progress
 from ..strict import finite, unstructure
+from ..tables import Table
 
+# A part of what a command says: a table, facts, a line, or several of these without an empty line between them.
+Block = str | Table | Sequence["Block"]
 # Of a log, about a stage that takes long; what is left of it, once so much is done.
 _SECONDS_BETWEEN_LINES, _LEAST_SHARE_JUDGED = 30.0, 0.05
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%| ±[\d.]+)?|-|")
@@ -40,15 +43,30 @@ def print_json(value: object) -> None:
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
-def show(as_json: bool, data: object, printed: Callable[[], object]) -> None:
-    """``data`` as JSON, or what ``printed`` prints for people."""
+def show(as_json: bool, data: object, report: Callable[[], Iterable[Block]]) -> None:
+    """``data`` as JSON, or for people what ``report`` says of it: its parts with an empty line between two."""
     if as_json:
         print_json(data)
+        return
+    for number, block in enumerate(report()):
+        if number:
+            click.echo()
+        _print_block(block)
+
+
+def _print_block(block: Block) -> None:
+    if isinstance(block, str):
+        say(block)
+    elif not isinstance(block, Table):
+        for part in block:
+            _print_block(part)
+    elif any(block.columns):
+        print_table(block.columns, block.rows, block.chosen)
     else:
-        printed()
+        print_facts(block.rows)
 
 
-def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+def print_facts(facts: Sequence[Sequence[str]]) -> None:
     """Name and value, one a line, values aligned; on a terminal a long value goes on below its beginning."""
     width = max(len(name) for name, _ in facts)
     room = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0

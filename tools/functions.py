@@ -1,4 +1,4 @@
-"""The commands that use a bundle, as functions: what each does between its options and what it prints.
+"""The commands that keep something in a bundle, and search, as functions.
 
 A ``bundle`` is the path of one; where a model answers it may also be a model that is open, and stays so. ``progress``
 is called with a stage, how many of its parts are done, and how many there are.
@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 from ..argument_types import again, checked, option
-from ..bucket import Bucket
 from ..bundle.device_files.measurements import Measurements
 from ..bundle.open_bundle import open_bundle
-from ..errors import InputError
 from ..progress import Progress
 from ..runtime.calibrate.calibrate import calibrate as calibrate_exits
 from ..runtime.calibrate.drafts import DEFAULT_TEXTS
 from ..runtime.calibrate.drafts import calibrate_drafts as measure_drafts
 from ..runtime.calibrate.simulate import parse_budget
-from ..runtime.consistency.measure import Consistency, check_consistency
 from ..runtime.engines.measure import BundleMeasurement, measure_bundle
-from ..runtime.engines.onnxruntime_gpu.provider import provider_named
 from ..runtime.engines.residency import Residency
 from ..runtime.exits.calibration import CalibratedPolicy, Calibration, save_policy
 from ..runtime.exits.policy import Compare, Rule
@@ -36,18 +32,14 @@ from ..runtime.inputs.options import (
     PROMPT,
     PROMPT_NAME,
     SUBMODEL,
-    SUBMODELS,
-    TASK,
     THREADS,
     TRUNCATE,
 )
-from ..runtime.load import PROVIDER, RESIDENCY, opened
+from ..runtime.load import RESIDENCY, opened
 from ..runtime.model import ElasticModel
 from ..runtime.retrieval.index import INDEX_DIMENSIONS, QUERY_MS, Found, Index, K
 from ..runtime.rows import Corpus
 from ..whole_file import require_writable
-from .bundle_bench import BundleBench, bench_bundle
-from .traffic_bench import TrafficBench, bench_traffic
 
 PathOf = str | os.PathLike[str]
 _LARGEST = again(SUBMODEL, help="Submodel, by label or id. Default: the largest.")
@@ -115,72 +107,6 @@ def measure(
     result = measure_bundle(opened, progress, threads=threads, memory_mb=memory_mb, force=force)
     Measurements.save(opened, result.measurement)
     return result
-
-
-@checked
-def bench(
-    bundle: PathOf,
-    submodels: Sequence[str] = SUBMODELS,
-    *,
-    at: Bucket | str | None = option(
-        "Input shape at which engines of a range run, such as 1x128. Default: where the profile's budgets are judged."
-    ),
-    provider: str = PROVIDER,
-    progress: Progress = PROGRESS,
-) -> BundleBench:
-    """Latency and memory of every engine of ``submodels`` in each residency.
-
-    As ``nestforge bench``. Raises SelectionError for a submodel or shape that the bundle does not have, InputError for
-    what is no shape.
-    """
-    try:
-        shape = Bucket.parse(at) if isinstance(at, str) else at
-    except ValueError as failure:
-        raise InputError(f"at: {failure}") from None
-    return bench_bundle(open_bundle(bundle), submodels, progress, provider_named(provider), shape)
-
-
-@checked
-def bench_requests(
-    bundle: PathOf | ElasticModel,
-    submodels: Sequence[str] = SUBMODELS,
-    *,
-    texts: Sequence[str] | None = None,
-    concurrency: int = option("Number of threads that send requests at once.", 1, min=1, max=256, metavar="N"),
-    task: str | None = TASK,
-    progress: Progress = PROGRESS,
-) -> TrafficBench:
-    """Requests from several threads at once, to one of ``submodels`` after the other.
-
-    As ``nestforge bench --text``: each of ``texts`` is one, else random arrays. Raises InputError for texts where the
-    bundle has no tokenizer, SelectionError for a submodel or task that it does not have.
-    """
-    with opened(bundle) as model:
-        return bench_traffic(model, submodels, concurrency, progress, texts, task)
-
-
-@checked
-def consistency(
-    bundle: PathOf,
-    *,
-    text: PathOf | Sequence[str] | None = option("UTF-8 file of texts, one a line.", metavar="FILE"),
-    data: PathOf | None = option(
-        "NPZ file with an array per input, rows first, and perhaps 'labels' of a classifier.", metavar="FILE"
-    ),
-    submodels: Sequence[str] = SUBMODELS,
-    threads: int | None = THREADS,
-    progress: Progress = PROGRESS,
-) -> Consistency:
-    """How much of the universal model ``submodels`` keep on your own data.
-
-    As ``nestforge consistency``: one of ``text``, which may be a list of texts too, and ``data``. Raises InputError for
-    data that do not fit or are too few, SelectionError for what cannot be compared.
-    """
-    lines = Path(text) if isinstance(text, str | os.PathLike) else text
-    rows = None if data is None else Path(data)
-    return check_consistency(
-        open_bundle(bundle), text=lines, data=rows, submodels=submodels, threads=threads, progress=progress
-    )
 
 
 @checked

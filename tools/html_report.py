@@ -12,8 +12,9 @@ from string import Template
 from ..bundle.figures import meanings, present
 from ..bundle.open_bundle import Bundle
 from ..runtime.exits.calibration import Calibration
-from ..runtime.summary import ShortNames, Table, detail_tables, engine_table, stage_table, submodel_table
-from .bundle_view import bundle_warnings, here_facts, measured_build
+from ..runtime.summary import ShortNames, detail_tables, engine_table, stage_table, submodel_table
+from ..tables import Table
+from .bundle_view import bundle_warnings, files_table, here_facts, measured_build
 from .console import in_options
 
 # Columns of the table of submodels, which the picture shows.
@@ -67,30 +68,28 @@ def _section(name: str, bundle: Bundle, submodels: Table, has_facts: bool) -> st
     parts = [] if has_facts else [f"<h2>{escape(name)}</h2>"]
     parts += [f'<p class="warning">{escape(in_options(warning))}</p>' for warning in bundle_warnings(bundle)]
     if has_facts:
-        parts.append(_table(Table(["", ""], _facts(bundle)), "facts"))
+        parts.append(_table(Table.facts(_facts(bundle)), "facts"))
     measured = [entry.quality for entry in manifest.submodels if entry.quality]
     meant = meanings(present(quality.figures for quality in measured))
     parts += ["<h3>Submodels</h3>", _table(submodels), *(f"<p>{escape(line)}</p>" for line in meant)]
     parts.append(_table(ShortNames.of(manifest).ids))
     tables = {"Engines and their parity": engine_table(manifest, build), **detail_tables(manifest)}
+    short = ShortNames.of(manifest)
     if (calibration := Calibration.read(bundle)) is not None:
-        rows = [
-            [
-                ShortNames.of(manifest)(one.submodel),
-                one.name,
-                one.budget,
-                ", ".join(f"{threshold:.4g}" for threshold in one.thresholds),
-                ", ".join(map(str, one.histogram)),
-                f"{one.measured.quality:.4f}",
-                f"{one.measured.costs.p50_latency_ms:.2f}",
-                f"{one.whole.costs.p50_latency_ms:.2f}",
-            ]
-            for one in calibration.policies
-        ]
-        columns = ["submodel", "policy", "budget", "thresholds", "rows left at each exit", "quality", "ms", "ms whole"]
-        tables["Calibrated exits"] = Table(columns, rows)
-    tables["Compile"] = stage_table(build)
-    tables["Files"] = Table(["file", "bytes"], [[entry.path, f"{entry.bytes:,}"] for entry in manifest.files])
+        tables["Calibrated exits"] = Table.of(
+            calibration.policies,
+            {
+                "submodel": lambda one: short(one.submodel),
+                "policy": lambda one: one.name,
+                "budget": lambda one: one.budget,
+                "thresholds": lambda one: ", ".join(f"{threshold:.4g}" for threshold in one.thresholds),
+                "rows left at each exit": lambda one: ", ".join(map(str, one.histogram)),
+                "quality": lambda one: f"{one.measured.quality:.4f}",
+                "ms": lambda one: f"{one.measured.costs.p50_latency_ms:.2f}",
+                "ms whole": lambda one: f"{one.whole.costs.p50_latency_ms:.2f}",
+            },
+        )
+    tables |= {"Compile": stage_table(build), "Files": files_table(bundle)}
     parts += [f"<h3>{escape(heading)}</h3>{_table(table)}" for heading, table in tables.items()]
     return f"<section>{''.join(parts)}</section>"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,15 @@ from time import perf_counter
 
 import numpy as np
 
+from ..argument_types import checked, option
 from ..bucket import Bucket
 from ..errors import SelectionError
 from ..profiles.host_load import OthersLoad
 from ..progress import Progress
 from ..runtime.engines.measure import LatencyStats, latency_stats
 from ..runtime.inputs.arrays import Array, random_feeds
+from ..runtime.inputs.options import PROGRESS, SUBMODELS, TASK
+from ..runtime.load import opened
 from ..runtime.model import ElasticModel
 
 _SECONDS = 2.0  # of requests per submodel, at least
@@ -77,21 +81,35 @@ class TrafficBench:
     submodels: tuple[Traffic, ...]
 
 
-def bench_traffic(
+@checked
+def bench_requests(
+    bundle: str | os.PathLike[str] | ElasticModel,
+    submodels: Sequence[str] = SUBMODELS,
+    *,
+    texts: Sequence[str] | None = None,
+    concurrency: int = option("Number of threads that send requests at once.", 1, min=1, max=256, metavar="N"),
+    task: str | None = TASK,
+    progress: Progress = PROGRESS,
+) -> TrafficBench:
+    """Requests from several threads at once, to one of ``submodels`` after the other.
+
+    As ``nestforge bench --text``. Of more than 1000 ``texts`` as many are drawn, the same each time; every one is sent,
+    in a mixed order, and again until two seconds have passed. A text that is longer than the submodel takes is cut.
+    Without texts random arrays are sent. Raises InputError for texts where the bundle has no tokenizer, SelectionError
+    for a submodel or task that the bundle does not have or cannot run here.
+    """
+    with opened(bundle) as model:
+        return _bench(model, submodels, concurrency, progress, texts, task)
+
+
+def _bench(
     model: ElasticModel,
     submodels: Sequence[str],
     concurrency: int,
     progress: Progress,
-    texts: Sequence[str] | None = None,
-    task: str | None = None,
+    texts: Sequence[str] | None,
+    task: str | None,
 ) -> TrafficBench:
-    """Asks each of ``submodels`` (ids or levels; none means all) from ``concurrency`` threads at once, for ``task`` or
-    for the base.
-
-    Of more than 1000 ``texts`` as many are drawn, the same each time; every one is sent, in a mixed order, and again
-    until two seconds have passed. A text that is longer than the submodel takes is cut. Raises InputError for texts
-    where the bundle has no tokenizer, SelectionError for a submodel that the bundle does not have or cannot run here.
-    """
     manifest = model.bundle.manifest
     resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
     if task is not None:

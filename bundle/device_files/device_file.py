@@ -79,7 +79,7 @@ def this_host() -> MeasuredHost:
 
 @dataclass(frozen=True)
 class DeviceRecord(ABC):
-    """What the file ``name`` holds of the bundle with this manifest.
+    """Content of the file ``name`` of the bundle with this manifest.
 
     ``mend`` says what to do about one that cannot be read, ``lost`` what is not saved where it cannot be written.
     """

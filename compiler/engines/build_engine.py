@@ -100,7 +100,7 @@ class EngineBuilder:
 
     @cached_property
     def engine_references(self) -> EngineReferences:
-        """What engines are held against, by the numbers that they read."""
+        """References that engines are held against, by the numbers that they read."""
         folder, chosen = self.proofs.path, self.templates.rounded
         return EngineReferences(self.references, StoredNumbers(self.universal, self.proofs.weights, folder, chosen))
 

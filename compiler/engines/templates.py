@@ -100,7 +100,7 @@ class Templates:
         return self.known[key]
 
     def traced_for(self, key: TemplateKey) -> list[object]:
-        """What the trace of ``key`` takes from the profile."""
+        """Settings of the profile that the trace of ``key`` takes."""
         whole = self.universal.spec.submodel(dict(key.structure))
         variants = None if key.part else chosen_variants(self.universal.source, whole, key.bucket, self.profile)
         return [BACKENDS[self.profile.backend].own_operators, self.profile.opset, variants]
@@ -130,7 +130,7 @@ class Templates:
         return {name: table for template in self._of_engines() for name, table in template.tables.items()}
 
     def stored_for(self) -> list[object]:
-        """What the weight store of these templates takes from the profile."""
+        """Settings of the profile that the weight store of these templates takes."""
         rounded = {name: sha256(array.tobytes()).hexdigest() for name, array in self.rounded.items()}
         return [sorted(self.weights()), sorted(self.tables()), rounded]
 

@@ -143,7 +143,7 @@ def write_store(
 
 
 def _shards(tensors: Mapping[str, np.ndarray | Unmade]) -> Iterator[dict[str, np.ndarray | Unmade]]:
-    """What each file holds: the tensors in the order of one file, as many as it may have."""
+    """Tensors of each file, in the order of one file, as many as it may have."""
     shard, size = dict[str, np.ndarray | Unmade](), 0
     for name in in_order(tensors):
         if shard and size + tensors[name].nbytes > MOST_BYTES:

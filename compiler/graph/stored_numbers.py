@@ -97,7 +97,7 @@ class StoredNumbers:
             self._made.update({plain + encoding: views[_parameter(plain)] for plain in tensors})
 
     def _numbers(self, name: str, known: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
-        """What rows of the tensor ``name`` stand for, some at a time; ``known`` as that of ``encoded_rows``."""
+        """Values of the rows of the tensor ``name``, some at a time; ``known`` as that of ``encoded_rows``."""
         stored, (plain, encoding), held = self.model.stored(), split_encoding(name), self._stored[name]
         scale = next((self._stored[plain + one] for one in SCALES.get(encoding, ())), None)
         for (rows, data), made in zip(rows_of(stored, name), encoded_rows(stored, name, known), strict=True):

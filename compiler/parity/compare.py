@@ -239,7 +239,7 @@ def within(
 
 @dataclass(frozen=True)
 class _Sums:
-    """What the rule asks of an output and its reference, by place (float64 ``[*shape[:places]]``): sums of squares of
+    """Figures for the rule, of an output and its reference by place (float64 ``[*shape[:places]]``): sums of squares of
     the ``reference``, of what was ``found`` and of the ``difference``, the sum of ``products`` of the first two, and
     the largest difference, ``absolute`` and ``relative``."""
 
@@ -333,7 +333,7 @@ def _blocks(reference: np.ndarray, found: np.ndarray) -> Iterator[tuple[slice, n
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of each row ``[P, N]``; without a library whose threads wait for work in a loop."""
+    """Inner product of each row ``[P, N]``; without a library whose threads wait for work in a loop."""
     return np.asarray(np.einsum("pn,pn->p", one, other))
 
 

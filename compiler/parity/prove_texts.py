@@ -24,7 +24,7 @@ from .reference import Reference, replayed
 
 
 class JudgedTexts(NamedTuple):
-    """What was compared and found, and what is wrong, if anything is."""
+    """Comparison and its figures, and what is wrong, if anything is."""
 
     receipt: TextReceipt
     problem: str | None

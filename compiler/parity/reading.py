@@ -158,7 +158,7 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return room.as_strided(tensor.shape, _strides_in_a_copy(tensor.shape, tensor.stride()))
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What ``_changed`` must know of each number of a part of a parameter, in its shape; None for nothing."""
+        """Marks for ``_changed`` of each number of a part of a parameter, in its shape; None for nothing."""
         raise NotImplementedError
 
     def _changed(

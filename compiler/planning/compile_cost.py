@@ -1,4 +1,4 @@
-"""What a compile takes of the host that it runs on, told before any work: memory, disk, the processor's time.
+"""Cost of a compile on the host that it runs on, told before any work: memory, disk, the processor's time.
 
 Weights are counted in bytes. What else is in memory, and the time, follow a rule that was fitted to whole compiles: of
 random Llamas of 30 to 1,236 million weights and of SmolLM2-135M in int4, one width, `--generate`, 1x1..512, nothing
@@ -46,7 +46,7 @@ _MORE_OF_INTEGERS_A_GFLOP, _MORE_OF_INTEGERS_A_BILLION = 0.03, 60
 
 @dataclass(frozen=True)
 class CompileCost:
-    """What a compile takes of its host. ``memory_mb`` no system can drop; ``mapped_mb`` are pages of files, dropped
+    """Cost of a compile on its host. ``memory_mb`` no system can drop; ``mapped_mb`` are pages of files, dropped
     and read again where memory is short; ``disk_mb`` are written at least; ``cpu_seconds`` leave out timing engines."""
 
     memory_mb: float
@@ -112,7 +112,7 @@ def _gflops(source: ModelSource, profile: DeviceProfile, submodel: Submodel) -> 
 
 
 def _output_bytes(signature: Signature, longest: Bucket) -> int:
-    """What is kept of the outputs of all shapes, and those that an engine makes of the ``longest``."""
+    """Memory of the outputs kept of all shapes, and those that an engine makes of the ``longest``."""
     made = [prod(spec.shape(longest)) for spec in signature.outputs]
     judged = made if signature.mask is not None else [min(numbers, MOST_JUDGED) for numbers in made]
     return _SHAPES * _OUTPUT_BYTES * sum(judged) + 4 * sum(made)

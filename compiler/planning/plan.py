@@ -17,10 +17,10 @@ from ...elastic import Submodel
 from ...errors import PlanError
 from ...exporters.slicing_table import TableRow
 from ...exporters.source import ModelSource
-from ...notebook import as_html
 from ...profiles.budget import LIMITS, BudgetSpec, resolve_limit
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.host_load import load_warning
+from ...tables import as_html
 from .candidate import Candidate, Corrections, candidate_of
 from .compile_cost import CompileCost
 from .levels import Level, letters, rung_labels, unusual

@@ -1,4 +1,4 @@
-"""What a process holds of work that is done, back to the system before more is begun."""
+"""Memory of work that is done goes back to the system before more is begun."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _head(tensors: Mapping[str, np.ndarray | Unmade], metadata: Mapping[str, str
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    """What safetensors calls a type, such as ``BF16``."""
+    """Name of a type in safetensors, such as ``BF16``."""
     name: str = dtype.name.rstrip("0123456789")
     return f"{_LETTERS[name]}{dtype.name.removeprefix(name)}"
 

@@ -28,7 +28,7 @@ from ...runtime.calibrate.measure import time_in_turns
 from ...runtime.inputs.arrays import Array
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
-from ...runtime.summary import Table
+from ...tables import Table
 from ...tools.console import working
 from ...workload import macs
 from ..commands import compile_once, demonstrate, run, show

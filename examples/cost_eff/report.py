@@ -17,7 +17,7 @@ from ...runtime.exits.choice import OFF, RequestedExits
 from ...runtime.exits.policy import ExitPolicy
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
-from ...runtime.summary import Table
+from ...tables import Table
 from .texts import Text
 
 # Thresholds of the sweep, as shares of the largest entropy that there is, ln C.

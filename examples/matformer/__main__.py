@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...bundle.open_bundle import open_bundle
-from ...compiler.write_bundle import markdown
 from ...errors import OutputError
 from ...profiles.budget import BudgetSpec
 from ...profiles.load_profile import dump_profile
 from ...profiles.probe_host import host_profile
-from ...runtime.consistency.measure import check_consistency
+from ...runtime.consistency.measure import consistency
 from ...runtime.load import load
-from ...runtime.summary import Table
+from ...tables import Table
 from ...tools.console import print_table, working
 from ..budget_curve import BudgetPoint, budget_points, draw_curves, points_table
 from ..commands import compile_once, demonstrate, run
@@ -49,14 +48,14 @@ def steps() -> None:
         opened = open_bundle(bundle)
         with working() as progress:
             texts, rows = (FOLDER / file, None) if option == "--text" else (None, FOLDER / file)
-            found = check_consistency(opened, text=texts, data=rows, progress=progress)
+            found = consistency(opened, text=texts, data=rows, progress=progress)
         curves[what] = figure, budget_points(opened, found)
     sections = ["# Eight budgets from one universal model"]
     for what, (figure, points) in curves.items():
         table = points_table(points, figure)
         print(f"\n{what}: budgets in FFN parameters, largest submodel within each\n", flush=True)
         print_table(table.columns, table.rows)
-        sections += [f"## {what}", markdown(table)]
+        sections += [f"## {what}", table.markdown()]
     sections += ["# A nested model writes", *_write()]
     picture, report = FOLDER / "curve.png", FOLDER / "report.md"
     draw_curves(curves, picture)
@@ -90,7 +89,7 @@ def _write() -> list[str]:
     print()
     print_table(accepted.columns, accepted.rows)
     print(f"\n{largest} writes:\n\n{shown}")
-    return [markdown(table), markdown(accepted), f"```\n{shown}\n```"]
+    return [table.markdown(), accepted.markdown(), f"```\n{shown}\n```"]
 
 
 def _write_profile() -> None:

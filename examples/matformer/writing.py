@@ -13,7 +13,7 @@ import numpy as np
 from ...bundle.manifest import Manifest
 from ...runtime.generation.row import GeneratedRow
 from ...runtime.model import ElasticModel
-from ...runtime.summary import Table
+from ...tables import Table
 
 PROMPTS = ("import ", "def test_", "class Error(", "    return self.", "for name in ", "raise ValueError(")
 DRAFTED = 4

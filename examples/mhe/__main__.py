@@ -29,7 +29,7 @@ from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import runner_for
 from ...runtime.inputs.arrays import random_feeds
 from ...runtime.load import load
-from ...runtime.summary import Table
+from ...tables import Table
 from ...tools.console import working
 from ..commands import compile_once, demonstrate, run, show
 from ..training import RECORDS_NAME

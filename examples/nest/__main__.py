@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...bundle.open_bundle import open_bundle
 from ...compiler.nest.nest import RECORD_NAME
-from ...runtime.summary import Table
+from ...tables import Table
 from ...tools.console import print_table
 from ..budget_curve import time_engines
 from ..commands import compile_once, demonstrate, nestforge

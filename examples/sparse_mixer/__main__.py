@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...bucket import Bucket
 from ...bundle.open_bundle import Bundle, open_bundle
-from ...runtime.summary import Table
+from ...tables import Table
 from ...tools.console import working
 from ..commands import compile_once, demonstrate, run, show
 from ..training import RECORDS_NAME

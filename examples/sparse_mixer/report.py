@@ -24,7 +24,7 @@ from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.files import read_npz
-from ...runtime.summary import Table
+from ...tables import Table
 
 _TIMED = 8  # calls of an engine in one turn
 _MOST_BYTES = 2**28

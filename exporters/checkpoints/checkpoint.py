@@ -70,7 +70,7 @@ class Checkpoint:
 
     @property
     def stated_in(self) -> str:
-        """What says which model it is, for messages."""
+        """Name of the model in messages."""
         return str(self.folder / "config.json")
 
     def misfit(self, problem: str) -> CheckpointError:

@@ -1,4 +1,4 @@
-"""What a class of transformers takes, by the parameters of its ``forward`` and what its configuration states of them:
+"""Inputs of a class of transformers, by the parameters of its ``forward`` and what its configuration states of them:
 texts, images, sound and series, the longest text, whether tokens see those behind them."""
 
 from __future__ import annotations

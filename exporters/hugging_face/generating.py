@@ -51,7 +51,7 @@ class State(NamedTuple):
     shape: tuple[int, ...]
 
     def of(self, cache: Any) -> torch.Tensor:
-        """What ``cache`` has of it ``[B, ...]``."""
+        """Its value in ``cache``, ``[B, ...]``."""
         found: torch.Tensor = getattr(cache.layers[self.layer], self.kind)[self.place]
         return found
 
@@ -347,7 +347,7 @@ class RecordedDecoder(torch.nn.Module):
 def asked(
     model: Any, input_ids: torch.Tensor, position_ids: torch.Tensor | None, logits_at: torch.Tensor | None, **more: Any
 ) -> Any:
-    """What ``model`` answers, given what of these its class takes, an encoder-decoder for its decoder."""
+    """Answer of ``model``, given what of these its class takes, an encoder-decoder for its decoder."""
     taken, of = inspect.signature(model.forward).parameters, "decoder_" if is_encoder_decoder(model) else ""
     counts, keeps = f"{of}position_ids" not in taken, "logits_to_keep" in taken
     if position_ids is not None and not counts:

@@ -1,4 +1,4 @@
-"""What a causal class, or a decoder behind an encoder, keeps of each token, found by passes without numbers, and in
+"""Cache of a causal class, or of a decoder behind an encoder, for each token, found by passes without numbers, and in
 which of two forms it generates.
 
 *Fused*: attention goes by transformers' interface, and every token sees those before it, or the last of a window. Then
@@ -125,8 +125,8 @@ def _layer(kept: Kept, window: int | None) -> CachedLayer:
 
 
 def _read(model: Any, kept: Sequence[Kept], sources: Sequence[Cache]) -> tuple[CachedLayer, ...]:
-    """What layers read of a prompt. Raises ExportError for another number of layers than are kept, or other values than
-    keys."""
+    """Sizes of what layers read of a prompt. Raises ExportError for another number of layers than are kept, or other
+    values than keys."""
     read = _crossed(sources)
     if read and ([k.number for k in kept] != [r.number for r in read] or any(r.key != r.value for r in read)):
         raise ExportError(f"layers of {type(model).__name__} do not each keep and read keys and values of one size")

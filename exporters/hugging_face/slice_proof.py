@@ -90,7 +90,7 @@ def prove(module: torch.nn.Module, owner: str, candidate: Candidate, followed: F
 
 
 def _countings(part: torch.nn.Module, candidate: Candidate) -> Iterable[list[Count]]:
-    """What may have to be mended, the least first: nothing, numbers of heads, and widths of all heads too."""
+    """Numbers that may have to be mended, the least first: nothing, numbers of heads, and widths of all heads too."""
     yield []
     if candidate.kind != HEADS:
         return

@@ -1,4 +1,4 @@
-"""What a class of transformers is, found on the class itself: built without weights and run without numbers.
+"""A class of transformers, surveyed on itself: built without weights and run without numbers.
 
 The model is made from its configuration on the meta device and passes run on fake tensors, which have a shape and no
 memory. Of them come its parameters, its outputs with their dimensions, and the operations of a pass.
@@ -231,7 +231,7 @@ def refused(checkpoint: Checkpoint, name: str) -> Iterator[None]:
 
 
 def reason(failure: BaseException) -> str:
-    """What a pass on fake tensors or an export failed at, in words of the user's."""
+    """Failure of a pass on fake tensors or of an export, in words of the user's."""
     kind, said = type(failure).__name__, " ".join(str(failure).split())
     if "DataDependent" in kind or "DynamicOutputShape" in kind:
         return (
@@ -339,7 +339,7 @@ def _dim(sizes: tuple[int, int, int], lengths: tuple[int, int]) -> str | int | N
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """What views of one tensor have in common."""
+    """Key that views of one tensor have in common."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -1,4 +1,4 @@
-"""What a module takes, found on example inputs: names, dimensions, types, and the values of whole numbers."""
+"""Inputs of a module, found on examples: names, dimensions, types, and the values of whole numbers."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _sizes(given: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec]) -> di
 
 
 def _looked_up(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> Lookups:
-    """What a pass does with the whole numbers of its inputs. Raises UnsupportedModelError where the module does not run
+    """Use of the whole numbers of a pass's inputs. Raises UnsupportedModelError where the module does not run
     on shapes alone, InputError where it does at one size alone."""
     name, fake = checkpoint.name, FakeTensorMode(allow_non_fake_inputs=True)
     with survey.refused(checkpoint, name):
@@ -178,7 +178,7 @@ def _looked_up(checkpoint: ModuleInMemory, sizes: Mapping[str, int]) -> Lookups:
 def _passed_elsewhere(
     model: torch.nn.Module, fake: FakeTensorMode, checkpoint: ModuleInMemory, sizes: Mapping[str, int], dim: str
 ) -> Lookups:
-    """What a pass does at another size of ``dim``: one less, or one more where the example has the least. Raises
+    """A pass at another size of ``dim``: one less, or one more where the example has the least. Raises
     InputError where it runs at neither."""
     other = sizes[dim] - 1 if sizes[dim] > 1 else 2
     try:
@@ -334,7 +334,7 @@ def _answers(module: torch.nn.Module, given: Mapping[str, torch.Tensor]) -> bool
 def _row_need(
     module: torch.nn.Module, given: Mapping[str, torch.Tensor], spec: TensorSpec, seen: Lookups
 ) -> RowNeed | None:
-    """What every row of an input must have for the module's answer to be defined, of one that may be a mask: found by
+    """Need of every row of an input for the module's answer to be defined, of one that may be a mask: found by
     asking it, and of one of attention, which over nothing is what each implementation makes of it, by what it reaches.
     Raises InputError for a mask that hides where it is 1."""
     example, masks = given[spec.name], spec.name in seen.masks and spec.name not in seen.rows

@@ -105,7 +105,7 @@ class PlainModule(TransformersModule):
 
 
 def survey_module(checkpoint: ModuleInMemory) -> survey.Survey:
-    """What the module is. Raises UnsupportedModelError, one line, where it does not run on shapes alone."""
+    """Survey of the module. Raises UnsupportedModelError, one line, where it does not run on shapes alone."""
     inputs, name, length = checkpoint.inputs, checkpoint.name, checkpoint.length
     with survey.refused(checkpoint, name), plainly():
         fake = FakeTensorMode(allow_non_fake_inputs=True)

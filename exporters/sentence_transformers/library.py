@@ -62,7 +62,7 @@ def cut_outputs(manifest: Manifest, depth: int | None = None) -> tuple[TensorSpe
 
 
 def asked(ask: Callable[..., Answer], outputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """What ``ask``, a bundle with texts, answers of ``outputs``, the later ones by their ``dimensions``."""
+    """Answers of ``ask``, a bundle with texts, as ``outputs``, the later ones by their ``dimensions``."""
     whole = outputs[0].name
     return {spec.name: ask(dimensions=None if spec.name == whole else spec.dims[1])[whole] for spec in outputs}
 

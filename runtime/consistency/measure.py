@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ...argument_types import checked, option
 from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.figures import cell, heading, present
 from ...bundle.manifest import Quality, SubmodelEntry
-from ...bundle.open_bundle import Bundle
+from ...bundle.open_bundle import Bundle, BundleOrPath, bundle_of
 from ...bundle.roles import compared_outputs, continued_input
 from ...elastic import ElasticSpec
 from ...errors import InputError, SelectionError
-from ...notebook import as_html
 from ...profiles.precision import Precision
-from ...progress import Progress, silent
+from ...progress import Progress
+from ...tables import as_html
 from ..device.threads import threads_or_default
 from ..engines.runner import runnable_engines, runner_for
 from ..inputs.arrays import cut_back
+from ..inputs.options import PROGRESS, SUBMODELS, THREADS
 from ..inputs.text import TextEncoder
 from .samples import Batch, Samples, TextSamples, different_rows, keyed, keyed_texts, read_array_samples
 from .tallies import Tally, tally_for
@@ -84,24 +87,27 @@ class Consistency:
         return as_html(repr(self), (), ["labels", "submodel", *map(heading, names)], rows)
 
 
-def check_consistency(
-    bundle: Bundle,
+@checked
+def consistency(
+    bundle: BundleOrPath,
     *,
-    text: Path | Sequence[str] | None = None,
-    data: Path | None = None,
-    submodels: Sequence[str] = (),
-    threads: int | None = None,
-    progress: Progress = silent,
+    text: str | os.PathLike[str] | Sequence[str] | None = option("UTF-8 file of texts, one a line.", metavar="FILE"),
+    data: str | os.PathLike[str] | None = option(
+        "NPZ file with an array per input, rows first, and perhaps 'labels' of a classifier.", metavar="FILE"
+    ),
+    submodels: Sequence[str] = SUBMODELS,
+    threads: int | None = THREADS,
+    progress: Progress = PROGRESS,
 ) -> Consistency:
-    """Measures ``submodels`` (ids or labels; all of them by default) against the universal model, on this host.
+    """How much of the universal model ``submodels`` keep on your own data.
 
-    Exactly one of ``text``, a UTF-8 file with one text per line, or texts, and ``data``, an NPZ file with an array per
-    input, rows first, and perhaps ``labels``. Everything runs at the bucket with the longest sequence that all have, or
-    have something in the place of. Where there are more than ``MOST_SAMPLES`` different samples, those with the
-    smallest hashes are used.
+    As ``nestforge consistency``: one of ``text``, which may be a list of texts too, and ``data``. Everything runs at
+    the bucket with the longest sequence that all have, or have something in the place of. Where there are more than
+    ``MOST_SAMPLES`` different samples, those with the smallest hashes are used.
     Raises InputError for data that do not fit or are too few, SelectionError for a submodel that the bundle does not
     have, for a bundle without its universal model, and for a model without an output that can be compared.
     """
+    bundle = bundle_of(bundle)
     manifest = bundle.manifest
     compared = compared_outputs(manifest)
     if not compared:
@@ -112,7 +118,8 @@ def check_consistency(
     known = [entry.id for entry in manifest.submodels]
     entries = sorted({e.id: e for e in entries}.values(), key=lambda e: (e.parameters, known.index(e.id)))
     universal, engines = _engines(bundle, entries)
-    samples, given = _samples(bundle, text, data)
+    lines = Path(text) if isinstance(text, str | os.PathLike) else text
+    samples, given = _samples(bundle, lines, None if data is None else Path(data))
     stage = "compare"
     progress(stage, 0, 1)
     report = partial(progress, stage)

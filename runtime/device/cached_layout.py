@@ -1,4 +1,4 @@
-"""What a run of an engine that generates is bound to, arrays of the host that are copied and memory of the device; such
+"""Arrays of the host and memory of the device that a run of an engine that generates is bound to; such
 runs, and runners of them alone."""
 
 from __future__ import annotations

@@ -58,12 +58,12 @@ class RowStates:
 
     @property
     def read(self) -> Mapping[str, Array]:
-        """What a run reads, by the names that engines have for it."""
+        """Inputs of a run, by the names that engines have for them."""
         return {f"{PAST}state_{number}": tensor for number, tensor in enumerate(self.tensors)}
 
     @property
     def written(self) -> Mapping[str, Array]:
-        """What a run writes, by the names that engines have for it."""
+        """Outputs of a run, by the names that engines have for them."""
         return {f"{PRESENT}state_{number}": tensor for number, tensor in enumerate(self.after)}
 
     def stepping(self, call: Callable[[], None], positions: Array) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ import click
 from ...profiles.host_load import is_busy, load_warning
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from ...runtime.summary import ShortNames
-from ..bundle_view import print_ids
-from ..console import print_facts, print_json, print_table, say, show, working
-from ..functions import bench, bench_requests, measure
+from ...tables import Table
+from ..bundle_bench import bench, profile_nodes
+from ..console import Block, say, show, working
+from ..functions import measure
 from ..options import (
     bundle_argument,
     field_options,
@@ -24,11 +25,11 @@ from ..options import (
     path_option,
     read_text_lines,
 )
+from ..traffic_bench import bench_requests
 
 if TYPE_CHECKING:
     from ...bucket import Bucket
-    from ...bundle.device_files.measurements import MeasuredPoint
-    from ...runtime.engines.measure import BundleMeasurement
+    from ...runtime.engines.measure import BundleMeasurement, LatencyStats
     from ..bundle_bench import BundleBench, EngineBench, NodeProfile
     from ..traffic_bench import TrafficBench
 
@@ -101,7 +102,7 @@ def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, p
 
     with working() as progress:
         result = bench(bundle, submodels, at=at, provider=provider, progress=progress)
-    show(as_json, result, lambda: _print_bench(result, provider, ShortNames.of(open_bundle(bundle).manifest)))
+    show(as_json, result, lambda: _bench_report(result, provider, ShortNames.of(open_bundle(bundle).manifest)))
     _warn_of_load([row.others_share for row in result.engines])
 
 
@@ -121,18 +122,17 @@ def _show_traffic(
     with working() as progress, load(bundle, provider=provider, merge=merged) as model:
         result = bench_requests(model, submodels, texts=texts, concurrency=concurrency, task=task, progress=progress)
         names = ShortNames.of(model.bundle.manifest)
-    show(as_json, result, lambda: _print_traffic(result, provider, names))
+    show(as_json, result, lambda: _traffic_report(result, provider, names))
     _warn_of_load([row.others_share for row in result.submodels])
 
 
 def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_json: bool) -> None:
     from ...bundle.open_bundle import open_bundle
-    from ..bundle_bench import profile_nodes
 
     opened = open_bundle(bundle)
     with working() as progress:
         result = profile_nodes(opened, submodels, progress, at)
-    show(as_json, result, lambda: _print_nodes(result, ShortNames.of(opened.manifest)))
+    show(as_json, result, lambda: _nodes_report(result, ShortNames.of(opened.manifest)))
 
 
 def _warn_of_load(shares: Sequence[float | None]) -> None:
@@ -143,18 +143,15 @@ def _warn_of_load(shares: Sequence[float | None]) -> None:
         say(f"\nwarning: {len(busy)} of {len(shares)} rows are noisy: {worst} meanwhile", err=True)
 
 
-def _print_bench(result: BundleBench, provider: str, names: ShortNames) -> None:
+def _bench_report(result: BundleBench, provider: str, names: ShortNames) -> Iterator[Block]:
     where = ("threads", str(result.threads)) if PROVIDERS[provider] is None else ("provider", provider)
-    print_facts([("bundle", result.bundle), ("compiled for", result.profile), where])
-    click.echo()
+    yield Table.facts([("bundle", result.bundle), ("compiled for", result.profile), where])
     rows = [
         [
             names(row.engine),
             str(row.shape),
             row.residency,
-            f"{row.latency_ms.p50:.2f}",
-            f"{row.latency_ms.p95:.2f}",
-            f"{row.latency_ms.p99:.2f}",
+            *_milliseconds(row.latency_ms),
             "-" if row.predicted_ms is None else f"{row.predicted_ms:.2f}",
             "-" if row.error is None else f"{row.error:+.1%}",
             *_memory(row),
@@ -162,15 +159,20 @@ def _print_bench(result: BundleBench, provider: str, names: ShortNames) -> None:
         for row in result.engines
     ]
     memory = ["private MB", "resident MB"] if PROVIDERS[provider] is None else ["on the GPU MB"]
-    print_table(["engine", "at", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
-    click.echo()
-    print_ids(names)
+    yield Table(["engine", "at", "weights", "p50 ms", "p95 ms", "p99 ms", "predicted ms", "error", *memory], rows)
+    yield names.ids
     errors = [abs(row.error) for row in result.engines if row.error is not None]
     if errors:
-        say(f"\nerror of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}")
-        say("a few of these rungs were measured at compile time to correct the predictions; they count here too")
+        yield [
+            f"error of the predictions: median {median(errors):.1%}, worst {max(errors):.1%}",
+            "a few of these rungs were measured at compile time to correct the predictions; they count here too",
+        ]
     elif PROVIDERS[provider] is None and not result.compiled_for_this_host:
-        say(f"\nno predictions to compare: the bundle was compiled for {result.profile}, not for this host")
+        yield f"no predictions to compare: the bundle was compiled for {result.profile}, not for this host"
+
+
+def _milliseconds(stats: LatencyStats) -> list[str]:
+    return [f"{ms:.2f}" for ms in (stats.p50, stats.p95, stats.p99)]
 
 
 def _memory(row: EngineBench) -> list[str]:
@@ -178,49 +180,41 @@ def _memory(row: EngineBench) -> list[str]:
     return [f"{size / 1e6:.1f}" for size in bytes_of]
 
 
-def _print_traffic(result: TrafficBench, provider: str, names: ShortNames) -> None:
+def _traffic_report(result: TrafficBench, provider: str, names: ShortNames) -> Iterator[Block]:
     where = ("threads a run", str(result.threads)) if PROVIDERS[provider] is None else ("provider", provider)
     facts = [("bundle", result.bundle), ("at once", str(result.concurrency)), where]
     lengths = result.lengths
     if lengths is None:
-        print_facts([*facts, ("requests", "random arrays of the engine for the longest row")])
+        yield Table.facts([*facts, ("requests", "random arrays of the engine for the longest row")])
     else:
         drawn = "" if lengths.texts == lengths.found else f" of {lengths.found}, drawn at random"
         tokens = f"median {lengths.median:.0f}, p95 {lengths.p95:.0f}, longest {lengths.longest}"
-        print_facts([*facts, ("requests", f"{lengths.texts} texts{drawn}"), ("tokens", tokens)])
-        click.echo()
+        yield Table.facts([*facts, ("requests", f"{lengths.texts} texts{drawn}"), ("tokens", tokens)])
         bands = [[f"{b.least} to {b.most}", str(b.texts), f"{b.share:.1%}"] for b in lengths.bands]
-        print_table(["tokens", "texts", "share"], bands)
-    click.echo()
+        yield Table(["tokens", "texts", "share"], bands)
     columns = ["submodel", "requests", "per second", "p50 ms", "p95 ms", "p99 ms"]
     rows = [
-        [
-            names(row.submodel),
-            str(row.requests),
-            f"{row.per_second:.1f}",
-            *(f"{ms:.2f}" for ms in (row.latency_ms.p50, row.latency_ms.p95, row.latency_ms.p99)),
-        ]
+        [names(row.submodel), str(row.requests), f"{row.per_second:.1f}", *_milliseconds(row.latency_ms)]
         for row in result.submodels
     ]
-    print_table(columns, rows)
-    click.echo()
-    print_ids(names)
+    yield Table(columns, rows)
+    yield names.ids
     for row in result.submodels:
         if row.truncated:
-            say(f"\n{names(row.submodel)}: {row.truncated} of {row.requests} requests were cut to what it takes")
+            yield f"{names(row.submodel)}: {row.truncated} of {row.requests} requests were cut to what it takes"
 
 
-def _print_nodes(result: NodeProfile, names: ShortNames) -> None:
-    print_facts([("bundle", result.bundle), ("threads", str(result.threads))])
+def _nodes_report(result: NodeProfile, names: ShortNames) -> Iterator[Block]:
+    yield Table.facts([("bundle", result.bundle), ("threads", str(result.threads))])
     for engine in result.engines:
         shown, others = engine.kinds[:_SHOWN_KINDS], engine.kinds[_SHOWN_KINDS:]
         rows = [[each.kind, str(each.nodes), f"{each.ms:.3f}", f"{each.share:.1%}"] for each in shown]
         if others:
             nodes, ms = str(sum(each.nodes for each in others)), sum(each.ms for each in others)
             rows.append([f"{len(others)} other kinds", nodes, f"{ms:.3f}", f"{sum(e.share for e in others):.1%}"])
-        say(f"\n{names(engine.engine)} at {engine.shape}, {engine.runs} runs")
-        print_table(["node", "nodes", "ms a run", "share"], rows)
-    say("\nthe profiler itself takes time at every node: shares count, not milliseconds")
+        table = Table(["node", "nodes", "ms a run", "share"], rows)
+        yield [f"{names(engine.engine)} at {engine.shape}, {engine.runs} runs", table]
+    yield "the profiler itself takes time at every node: shares count, not milliseconds"
 
 
 _MEASURE_EXAMPLES = """\b
@@ -246,24 +240,17 @@ def measure_command(bundle: Path, as_json: bool, **settings: Any) -> None:
 
     with working() as progress:
         result = measure(bundle, progress=progress, **settings)
-    path = bundle / MEASUREMENTS_NAME
-    if as_json:
-        warnings = _warnings(result)
-        print_json(
-            {
-                "path": str(path),
-                "measurement": result.measurement,
-                "left_out": result.left_out,
-                "warnings": warnings,
-            }
-        )
-    else:
-        _print_measure(result, path, ShortNames.of(open_bundle(bundle).manifest))
+    path, warnings = bundle / MEASUREMENTS_NAME, _warnings(result)
+    data = {"path": str(path), "measurement": result.measurement, "left_out": result.left_out, "warnings": warnings}
+    names = ShortNames.of(open_bundle(bundle).manifest)
+    show(as_json, data, lambda: _measure_report(result, path, warnings, names))
 
 
-def _print_measure(result: BundleMeasurement, path: Path, names: ShortNames) -> None:
+def _measure_report(
+    result: BundleMeasurement, path: Path, warnings: Sequence[str], names: ShortNames
+) -> Iterator[Block]:
     measurement = result.measurement
-    print_facts(
+    yield Table.facts(
         [
             ("host", str(measurement.host)),
             ("threads", str(measurement.threads)),
@@ -271,38 +258,23 @@ def _print_measure(result: BundleMeasurement, path: Path, names: ShortNames) -> 
             *((f"left out {engine}", why) for engine, why in result.left_out.items()),
         ]
     )
-    click.echo()
-    rows = [
-        _measure_row(names(each.engine), each.residency, point, f"{point.batch}x{point.sequence}")
-        for each in measurement.engines
-        for point in each.points
-    ]
-    columns = ["engine", "weights", "at", "p50 ms", "p95 ms", "runs", "spread", "again", "others' CPU", "noisy"]
-    print_table(columns, rows)
-    click.echo()
-    print_ids(names)
-    for warning in _warnings(result):
-        say(f"\nwarning: {warning}")
-
-
-def _measure_row(engine: str, residency: str, point: MeasuredPoint, shape: str) -> list[str]:
-    noise = point.noise
-    again = "-" if noise.repeat_ratio is None else f"{noise.repeat_ratio:.3f}x"
-    others = "-" if noise.others_share is None else f"{noise.others_share:.0%}"
-    slow = "-" if point.p95_ms is None else f"{point.p95_ms:.3f}"
-    noisy = "yes" if noise.problem else "no"
-    return [
-        engine,
-        residency,
-        shape,
-        f"{point.p50_ms:.3f}",
-        slow,
-        str(noise.runs),
-        f"{noise.spread:.0%}",
-        again,
-        others,
-        noisy,
-    ]
+    yield Table.of(
+        [(each, point, point.noise) for each in measurement.engines for point in each.points],
+        {
+            "engine": lambda row: names(row[0].engine),
+            "weights": lambda row: row[0].residency,
+            "at": lambda row: f"{row[1].batch}x{row[1].sequence}",
+            "p50 ms": lambda row: f"{row[1].p50_ms:.3f}",
+            "p95 ms": lambda row: "-" if row[1].p95_ms is None else f"{row[1].p95_ms:.3f}",
+            "runs": lambda row: row[2].runs,
+            "spread": lambda row: f"{row[2].spread:.0%}",
+            "again": lambda row: "-" if row[2].repeat_ratio is None else f"{row[2].repeat_ratio:.3f}x",
+            "others' CPU": lambda row: "-" if row[2].others_share is None else f"{row[2].others_share:.0%}",
+            "noisy": lambda row: "yes" if row[2].problem else "no",
+        },
+    )
+    yield names.ids
+    yield from (f"warning: {warning}" for warning in warnings)
 
 
 def _warnings(result: BundleMeasurement) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from ...runtime.calibrate.simulate import parse_budget
 from ...runtime.exits.calibration import CalibratedPolicy, Figures
 from ...runtime.generation.draft_gains import HostDrafts
 from ...runtime.summary import ShortNames
-from ...strict import unstructure
-from ..console import print_facts, print_json, print_table, working
+from ...tables import Table
+from ..console import Block, show, working
 from ..functions import calibrate, calibrate_drafts
 from ..options import bundle_argument, field_options, given_settings, json_option, path_option, read_text_lines
 
@@ -81,10 +82,8 @@ def calibrate_command(
         policy = calibrate(bundle, data, budget, progress=progress, **settings)
     kept, path = Calibration.read(open_bundle(bundle)), bundle / CALIBRATION_NAME
     is_default = kept is not None and kept.defaults.get(policy.submodel) == policy.name
-    if as_json:
-        print_json({"path": str(path), "default": is_default, "policy": unstructure(policy)})
-    else:
-        _print(policy, path, is_default)
+    found = {"path": str(path), "default": is_default, "policy": policy}
+    show(as_json, found, lambda: _policy_report(policy, path, is_default))
 
 
 def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_json: bool) -> None:
@@ -96,31 +95,27 @@ def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_
     with working() as progress:
         found = calibrate_drafts(bundle, texts, submodel=submodel, progress=progress)
     path = bundle / DRAFTS_NAME
-    if as_json:
-        print_json({"path": str(path), "calibration": unstructure(found)})
-    else:
-        _print_drafts(found, path, ShortNames.of(open_bundle(bundle).manifest))
+    names = ShortNames.of(open_bundle(bundle).manifest)
+    show(as_json, {"path": str(path), "calibration": found}, lambda: _drafts_report(found, path, names))
 
 
-def _print_drafts(found: HostDrafts, path: Path, names: ShortNames) -> None:
+def _drafts_report(found: HostDrafts, path: Path, names: ShortNames) -> Iterator[Block]:
     host = f"{found.host}, {found.threads} threads"
-    print_facts([("host", host), ("texts", str(found.texts)), ("kept in", str(path))])
-    click.echo()
+    yield Table.facts([("host", host), ("texts", str(found.texts)), ("kept in", str(path))])
     rows = [
         [names(draft.target), names(draft.draft), f"{draft.judged:.0f}", f"{draft.accepted / draft.judged:.0%}"]
         for draft in found.drafts
         if draft.judged
     ]
-    print_table(["checked by", "draft", "tokens judged", "accepted"], rows)
-    click.echo()
+    yield Table(["checked by", "draft", "tokens judged", "accepted"], rows)
     times = [[names(time.engine), str(time.tokens), f"{time.ms:.3f}"] for time in found.times]
-    print_table(["engine", "tokens of a run", "ms"], times)
+    yield Table(["engine", "tokens of a run", "ms"], times)
 
 
-def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
+def _policy_report(policy: CalibratedPolicy, path: Path, is_default: bool) -> Iterator[Block]:
     common = policy.global_point
     thresholds = ", ".join(f"{value:.4g}" if value >= 0 else "closed" for value in policy.thresholds)
-    print_facts(
+    yield Table.facts(
         [
             ("policy", policy.name + (" (the submodel's default)" if is_default else "")),
             ("submodel", policy.submodel),
@@ -134,7 +129,6 @@ def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
             ("kept in", str(path)),
         ]
     )
-    click.echo()
     rows = [
         _calibrate_row("calibration", "simulated", policy.simulated),
         _calibrate_row("calibration", "measured", policy.measured),
@@ -143,7 +137,7 @@ def _print(policy: CalibratedPolicy, path: Path, is_default: bool) -> None:
     if policy.held_out is not None and policy.held_out_whole is not None:
         rows.append(_calibrate_row("held out", "measured", policy.held_out))
         rows.append(_calibrate_row("held out", "whole engine", policy.held_out_whole))
-    print_table(["rows", "what", "count", "mean ms", "p50", "p95", "p99", "MFLOPs", "quality", "left at exit"], rows)
+    yield Table(["rows", "what", "count", "mean ms", "p50", "p95", "p99", "MFLOPs", "quality", "left at exit"], rows)
 
 
 def _budget(policy: CalibratedPolicy) -> str:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...errors import ParityError
+from ...runtime.consistency.measure import consistency
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
-from ...runtime.summary import ShortNames
-from ..bundle_view import print_ids
-from ..console import let_waiting_threads_sleep, print_facts, print_json, print_table, say, show, working
-from ..functions import consistency
+from ...runtime.summary import ShortNames, max_abs, min_cosine
+from ...tables import Table
+from ..console import Block, let_waiting_threads_sleep, show, working
 from ..options import bundle_argument, field_options, json_option, path_option
 
 if TYPE_CHECKING:
-    from ...bundle.device_files.plan_index import PlanParity
-    from ...compiler.parity.engine_verdict import EngineVerdict
+    from ...compiler.verify import VerifyReport
     from ...runtime.consistency.measure import Consistency
 
 
@@ -63,11 +63,8 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
     from ...runtime.load import verify_bytes  # a device checks bytes without torch
 
     checked = verify_bytes(path)
-    if as_json:
-        counts = {name: getattr(checked, name) for name in _COUNTS}
-        print_json({"bundle": str(checked.bundle.path), **counts, "engines": []})
-    else:
-        say(f"{path}: {checked}")
+    counts = {name: getattr(checked, name) for name in _COUNTS}
+    show(as_json, {"bundle": str(checked.bundle.path), **counts, "engines": []}, lambda: [f"{path}: {checked}"])
 
 
 def _verify_provider(path: Path, provider: str, as_json: bool) -> None:
@@ -79,26 +76,23 @@ def _verify_provider(path: Path, provider: str, as_json: bool) -> None:
     with working() as progress:
         bundle = verify_bytes(path).bundle
         engines = check_on_provider(bundle, runs_on, progress)
-    if as_json:
-        print_json({"bundle": str(bundle.path), "provider": provider, "engines": engines})
-    else:
-        names = ShortNames.of(bundle.manifest)
-        rows = [
-            [names(one.engine), *(["differs", "-", "-"] if one.parity is None else _figures(one.parity))]
-            for one in engines
-        ]
-        print_table(["engine", "parity", "max abs", "min cosine"], rows)
-        click.echo()
-        print_ids(names)
+    names = ShortNames.of(bundle.manifest)
+    table = Table.of(
+        engines,
+        {
+            "engine": lambda one: names(one.engine),
+            "parity": lambda one: "differs" if one.parity is None else "equal",
+            "max abs": lambda one: max_abs([one.parity] if one.parity else ()),
+            "min cosine": lambda one: min_cosine([one.parity] if one.parity else ()),
+        },
+    )
+    data = {"bundle": str(bundle.path), "provider": provider, "engines": engines}
+    show(as_json, data, lambda: [table, names.ids])
     broken = [one for one in engines if one.problem]
     if broken:
         raise ParityError(
             f"bundle {path}: {len(broken)} of {len(engines)} engines differ on provider {provider}: {broken[0].problem}"
         )
-
-
-def _figures(parity: PlanParity) -> list[str]:
-    return ["equal", f"{parity.max_abs:.1e}", f"{parity.min_cosine:.7f}"]
 
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
@@ -108,17 +102,8 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
 
     with working() as progress:
         report = verify_bundle(path, against, progress)
-    if as_json:
-        print_json(report)
-    else:
-        names = ShortNames.of(open_bundle(path).manifest)
-        say(f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash and seal as it was written\n")
-        columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
-        decide = any(verdict.routing for verdict in report.engines)
-        columns += ["choices", "not PyTorch's own", "worst score gap"] if decide else []
-        print_table(columns, [_row(verdict, names)[: len(columns)] for verdict in report.engines])
-        click.echo()
-        print_ids(names)
+    names = ShortNames.of(open_bundle(path).manifest)
+    show(as_json, report, lambda: _parity_report(path, report, names))
     broken = [verdict for verdict in report.engines if verdict.problem]
     if broken:
         raise ParityError(
@@ -127,23 +112,27 @@ def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
         )
 
 
-def _row(verdict: EngineVerdict, names: ShortNames) -> list[str]:
-    """The worst figures over all outputs, and over all routes; dashes where the engine did not get as far as one."""
-    outputs, routing = verdict.outputs, verdict.routing or ()
-    figures, judged = ["-"] * 3, ["-"] * 3
-    if outputs:
-        figures = [
-            f"{max(output.max_abs for output in outputs):.1e}",
-            f"{max(output.max_rel for output in outputs):.1e}",
-            f"{min(output.min_cosine for output in outputs):.7f}",
-        ]
-    if routing:
-        judged = [
-            str(sum(routes.made for routes in routing)),
-            str(sum(routes.differing for routes in routing)),
-            f"{max(routes.worst_score_gap for routes in routing):.1e}",
-        ]
-    return [names(verdict.engine), "differs" if verdict.problem else "equal", *figures, *judged]
+def _parity_report(path: Path, report: VerifyReport, names: ShortNames) -> Iterator[Block]:
+    """The worst figures over all outputs, and over all routes; dashes where an engine did not get as far as one."""
+    yield f"{path}: {report.files} files, {report.bytes / 1e6:.1f} MB, every hash and seal as it was written"
+    rows = []
+    for verdict in report.engines:
+        outputs, routing = verdict.outputs, verdict.routing or ()
+        judged = ["-"] * 3
+        if routing:
+            judged = [
+                str(sum(routes.made for routes in routing)),
+                str(sum(routes.differing for routes in routing)),
+                f"{max(routes.worst_score_gap for routes in routing):.1e}",
+            ]
+        equal = "differs" if verdict.problem else "equal"
+        relative = f"{max(output.max_rel for output in outputs):.1e}" if outputs else "-"
+        rows.append([names(verdict.engine), equal, max_abs(outputs), relative, min_cosine(outputs), *judged])
+    columns = ["engine", "parity", "max abs", "max rel", "min cosine"]
+    if any(verdict.routing for verdict in report.engines):
+        columns += ["choices", "not PyTorch's own", "worst score gap"]
+    yield Table(columns, [row[: len(columns)] for row in rows])
+    yield names.ids
 
 
 _CONSISTENCY_EXAMPLES = """\b
@@ -168,17 +157,17 @@ def consistency_command(bundle: Path, as_json: bool, **settings: Any) -> None:
         raise click.UsageError("expected exactly one of --text and --data")
     with working() as progress:
         found = consistency(bundle, progress=progress, **settings)
-    show(as_json, found, lambda: _print_consistency(found))
+    show(as_json, found, lambda: _consistency_report(found))
 
 
-def _print_consistency(found: Consistency) -> None:
+def _consistency_report(found: Consistency) -> Iterator[Block]:
     from ...bundle.figures import cell, heading, meanings, present
     from ...profiles.precision import TRACED
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
     cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""
     exact = found.universal_precision == TRACED
-    print_facts(
+    yield Table.facts(
         [
             ("bundle", found.bundle),
             ("universal", found.universal if exact else f"{found.universal} ({found.universal_precision})"),
@@ -188,7 +177,6 @@ def _print_consistency(found: Consistency) -> None:
             ("bucket", str(found.bucket)),
         ]
     )
-    click.echo()
     names = present(row.figures for row in found.submodels)
     fewer = any(row.samples != found.samples for row in found.submodels)  # of submodels of a shorter sequence
     rows = [
@@ -200,11 +188,7 @@ def _print_consistency(found: Consistency) -> None:
         ]
         for row in found.submodels
     ]
-    print_table(["submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
-    click.echo()
-    say("±: standard error of so many samples")
-    for line in meanings(names):
-        say(line)
+    yield Table(["submodel", "M params", *(["samples"] if fewer else []), *map(heading, names)], rows)
+    yield ["±: standard error of so many samples", *meanings(names)]
     if not exact:
-        precision = found.universal_precision
-        say(f"\nnote: figures are against the universal model in {precision}, not in float32")
+        yield f"note: figures are against the universal model in {found.universal_precision}, not in float32"

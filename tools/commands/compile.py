@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...bundle.open_bundle import open_bundle
+from ...bundle.open_bundle import Bundle, open_bundle
 from ...profiles.compile_request import JOB_OPTIONS, CompileRequest
 from ...profiles.job_file import save_job
 from ...runtime.summary import ShortNames
-from ..bundle_view import bundle_data, bundle_warnings, print_cpu_seconds, print_ids, print_submodels, print_tasks
-from ..console import (
-    in_options,
-    let_waiting_threads_sleep,
-    print_facts,
-    print_json,
-    print_table,
-    resumable,
-    say,
-    show,
-    working,
-)
+from ...tables import Table
+from ..bundle_view import bundle_data, bundle_warnings, cpu_seconds_line, submodels_report, tasks_report
+from ..console import Block, in_options, let_waiting_threads_sleep, resumable, say, show, working
 from ..options import TASK, bundle_argument, field_options, json_option, model_argument, of_job, path_option
+
+if TYPE_CHECKING:
+    from ...compiler.trial import TrialReport
 
 _COMPILE_EXAMPLES = """\b
 Examples:
@@ -70,7 +65,7 @@ def compile_command(model: Path, save: Path | None, trial: bool, as_json: bool, 
     settings["output"] = Path(settings["output"])
     if save is not None:
         save_job(CompileRequest(model, **settings), save)
-        show(as_json, {"job": str(save)}, lambda: say(f"wrote {save}; nestforge compile {save} runs it"))
+        show(as_json, {"job": str(save)}, lambda: [f"wrote {save}; nestforge compile {save} runs it"])
         return
     let_waiting_threads_sleep()
     if trial:
@@ -84,22 +79,17 @@ def compile_command(model: Path, save: Path | None, trial: bool, as_json: bool, 
         job = prepare(CompileRequest(model, command=("nestforge", *sys.argv[1:]), **settings), clock)
         path = compile_job(job, clock, lambda: say(f"takes {job.cost}", err=True))
     bundle = open_bundle(path)
-    if as_json:
-        print_json(bundle_data(bundle))
-        return
-    print_submodels(bundle)
-    if settings["tasks"]:
-        say("")
-        print_tasks(bundle)
-    for note in bundle.manifest.notes:
-        say(f"\nnote: {in_options(note)}")
-    for warning in bundle_warnings(bundle):
-        say(f"\nwarning: {in_options(warning)}")
-    say("")
-    print_cpu_seconds(bundle, time.process_time())
-    say(f"wrote {path}")
-    if settings["emit_only"]:
-        say(f"on the device: nestforge build {path.name}")
+    show(as_json, bundle_data(bundle), lambda: _compile_report(bundle, path, **settings))
+
+
+def _compile_report(bundle: Bundle, path: Path, tasks: Any, emit_only: bool, **_: Any) -> Iterator[Block]:
+    yield from submodels_report(bundle)
+    if tasks:
+        yield tasks_report(bundle)
+    yield from (f"note: {in_options(note)}" for note in bundle.manifest.notes)
+    yield from (f"warning: {in_options(warning)}" for warning in bundle_warnings(bundle))
+    built = [f"on the device: nestforge build {path.name}"] if emit_only else []
+    yield [cpu_seconds_line(bundle, time.process_time()), f"wrote {path}", *built]
 
 
 def _try(request: CompileRequest, as_json: bool) -> None:
@@ -107,9 +97,10 @@ def _try(request: CompileRequest, as_json: bool) -> None:
 
     with working() as progress:
         report = trial(replace(request, progress=progress))
-    if as_json:
-        print_json(report)
-        return
+    show(as_json, report, lambda: _trial_report(report))
+
+
+def _trial_report(report: TrialReport) -> Iterator[Block]:
     sizes = (f"{name} {small} of {size}" for name, (size, small) in report.changes.items())
     facts = {
         "model": f"{report.model_class} ({report.family}), {report.model}",
@@ -120,10 +111,10 @@ def _try(request: CompileRequest, as_json: bool) -> None:
         "proofs": ", ".join(report.proofs) or "none",
         "not tried": in_options(", ".join(report.untried)),
     }
-    print_facts(list(facts.items()))
-    for line in (*(f"kept whole: {each}" for each in report.kept_whole), *(f"note: {each}" for each in report.notes)):
-        say(f"\n{in_options(line)}")
-    say(f"\nthe road works for this class and these options; it took {report.seconds:.0f} s")
+    yield Table.facts(facts.items())
+    yield from (f"kept whole: {in_options(each)}" for each in report.kept_whole)
+    yield from (f"note: {in_options(each)}" for each in report.notes)
+    yield f"the road works for this class and these options; it took {report.seconds:.0f} s"
 
 
 @click.command("build", epilog="\b\nExamples:\n  nestforge build my.bundle\n  nestforge build my.bundle --json")
@@ -139,25 +130,19 @@ def build_command(bundle: Path, as_json: bool) -> None:
 
     with working() as progress:
         plans = build_plans(bundle, progress)
-    if as_json:
-        print_json(plans)
-        return
     names = ShortNames.of(open_bundle(bundle).manifest)
-    rows = [
-        [
-            names(plan.engine),
-            f"{plan.entry.bytes / 1e6:.1f}",
-            f"{plan.entry.activation_bytes / 1e6:.1f}",
-            str(sum(plan.entry.layers.values())),
-            f"{plan.entry.parity.max_abs:.2g}",
-            "kept" if plan.was_kept else f"{plan.entry.seconds:.0f} s",
-        ]
-        for plan in plans
-    ]
-    print_table(["engine", "plan MB", "activations MB", "layers", "max abs", "built in"], rows)
-    click.echo()
-    print_ids(names)
-    say(f"\nplans for {plans[0].entry.gpu}")
+    table = Table.of(
+        plans,
+        {
+            "engine": lambda plan: names(plan.engine),
+            "plan MB": lambda plan: f"{plan.entry.bytes / 1e6:.1f}",
+            "activations MB": lambda plan: f"{plan.entry.activation_bytes / 1e6:.1f}",
+            "layers": lambda plan: sum(plan.entry.layers.values()),
+            "max abs": lambda plan: f"{plan.entry.parity.max_abs:.2g}",
+            "built in": lambda plan: "kept" if plan.was_kept else f"{plan.entry.seconds:.0f} s",
+        },
+    )
+    show(as_json, plans, lambda: [table, names.ids, f"plans for {plans[0].entry.gpu}"])
 
 
 _ADD_TASK_EXAMPLES = """\b
@@ -187,8 +172,4 @@ def add_task_command(bundle: Path, task: tuple[str, Path], against: Path, as_jso
     with working() as progress:
         path = add_task(bundle, name, folder, against, progress)
     opened = open_bundle(path)
-    if as_json:
-        print_json(bundle_data(opened))
-        return
-    print_tasks(opened)
-    say(f"\nadded {name} to {bundle}")
+    show(as_json, bundle_data(opened), lambda: [tasks_report(opened), f"added {name} to {bundle}"])

@@ -10,7 +10,8 @@ import click
 from ...bundle.open_bundle import open_bundle
 from ...runtime.inputs.options import SUBMODEL, TASK
 from ...runtime.summary import ShortNames
-from ..console import print_facts, print_json, say, working
+from ...tables import Table
+from ..console import show, working
 from ..options import BUCKET, bundle_argument, json_option
 
 _EXAMPLES = """\b
@@ -50,12 +51,9 @@ def _onnx(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
 
     with working() as progress:
         found = export_onnx(bundle, output, progress=progress, **settings)
-    if as_json:
-        print_json(found)
-        return
     manifest = open_bundle(bundle).manifest
     left_out = [name for name, entry in (("early exits", manifest.exits), ("KV cache", manifest.generation)) if entry]
-    print_facts(
+    facts = Table.facts(
         [
             ("submodel", f"{ShortNames.of(manifest)(found.submodel)}, {found.precision}, {found.bucket}"),
             *([("task", found.task)] if found.task else []),
@@ -64,7 +62,7 @@ def _onnx(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
             *([("not in the file", ", ".join(left_out))] if left_out else []),
         ]
     )
-    say(f"\nwrote {', '.join(found.files)}, {found.bytes / 1e6:.1f} MB")
+    show(as_json, found, lambda: [facts, f"wrote {', '.join(found.files)}, {found.bytes / 1e6:.1f} MB"])
 
 
 def _ort_package(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
@@ -72,13 +70,11 @@ def _ort_package(bundle: Path, output: Path, as_json: bool, **settings: Any) -> 
 
     with working() as progress:
         found = export_ort_package(bundle, output, progress=progress, **settings)
-    if as_json:
-        print_json(found)
-        return
     short = ShortNames.of(open_bundle(bundle).manifest)
     size = sum(one.bytes for one in found.components.values())
     names = ", ".join(map(short, found.components))
-    say(f"wrote {found.package} with {names}, {size / 1e6:.1f} MB; ONNX Runtime opened each")
+    said = f"wrote {found.package} with {names}, {size / 1e6:.1f} MB; ONNX Runtime opened each"
+    show(as_json, found, lambda: [said])
 
 
 def _triton(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
@@ -90,10 +86,8 @@ def _triton(bundle: Path, output: Path, as_json: bool, **settings: Any) -> None:
         )
     with working() as progress:
         found = export_triton(bundle, output, progress)
-    if as_json:
-        print_json(found)
-    else:
-        say(f"wrote {found.repository} with model {found.model}; tritonserver --model-repository {found.repository}")
+    said = f"wrote {found.repository} with model {found.model}; tritonserver --model-repository {found.repository}"
+    show(as_json, found, lambda: [said])
 
 
 _FORMS = {"onnx": _onnx, "ortpackage": _ort_package, "triton": _triton}

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ...profiles.farm_file import load_farm
-from ..console import in_options, let_waiting_threads_sleep, print_json, print_table, say, working
+from ...tables import Table
+from ..console import in_options, let_waiting_threads_sleep, say, show, working
 from ..options import json_option
 
 _EXAMPLES = """\b
@@ -51,10 +52,15 @@ def farm_command(file: Path, address: str | None, as_json: bool) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on where this one was") from None
     outcomes.sort(key=lambda one: [*requests].index(one.name))
-    if as_json:
-        print_json(outcomes)
-    else:
-        rows = [[one.bundle, one.state, f"{one.seconds:.0f}" if one.host else "-", one.host or "-"] for one in outcomes]
-        print_table(["bundle", "state", "seconds", "machine"], rows)
+    table = Table.of(
+        outcomes,
+        {
+            "bundle": lambda one: one.bundle,
+            "state": lambda one: one.state,
+            "seconds": lambda one: f"{one.seconds:.0f}" if one.host else "-",
+            "machine": lambda one: one.host or "-",
+        },
+    )
+    show(as_json, outcomes, lambda: [table])
     if any(one.state == "failed" for one in outcomes):
         raise SystemExit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,8 +18,9 @@ from ...profiles.host_load import load_warning
 from ...profiles.load_profile import builtin_profiles, dump_profile
 from ...profiles.probe_host import HostFacts, measured_profile, probe_host
 from ...runtime.engines.runner import opener
+from ...tables import Table
 from ...whole_file import require_new, write_whole
-from ..console import print_facts, print_json, print_table, say, working
+from ..console import Block, print_json, say, show, working
 from ..functions import measure
 from ..options import field_options, json_option, overwrite_option, path_option
 
@@ -58,12 +59,12 @@ def doctor_command(as_json: bool) -> None:
     Backends and whether they load, versions, and the cores and memory that this process may use.
     """
     diagnosis = diagnose()
-    if as_json:
-        print_json(diagnosis)
-        return
+    show(as_json, diagnosis, lambda: _diagnosis_report(diagnosis))
+
+
+def _diagnosis_report(diagnosis: Diagnosis) -> Iterator[Block]:
     host = diagnosis.host
-    missing = [name for name, version in diagnosis.compile_packages.items() if version is None]
-    print_facts(
+    yield Table.facts(
         [
             ("nestforge", f"{diagnosis.nestforge}, Python {diagnosis.python}"),
             ("host", f"{host.cpu}, {host.architecture}, {host.system}"),
@@ -72,14 +73,13 @@ def doctor_command(as_json: bool) -> None:
             ("profiles", ", ".join(diagnosis.profiles)),
         ]
     )
-    click.echo()
     rows = [[b.name, b.version or "-", "yes" if b.runs else "no", b.remark] for b in diagnosis.backends]
-    print_table(["backend", "version", "runs", "remark"], rows)
-    click.echo()
-    rows = [[name, version or "missing"] for name, version in diagnosis.compile_packages.items()]
-    print_table(["to compile", "version"], rows)
-    verdict = f"no, {', '.join(missing)} missing: pip install 'nestforge[compile]'" if missing else "yes"
-    say(f"\ncompiles here: {verdict}")
+    yield Table(["backend", "version", "runs", "remark"], rows)
+    packages = diagnosis.compile_packages
+    yield Table(["to compile", "version"], [[name, version or "missing"] for name, version in packages.items()])
+    missing = ", ".join(name for name, version in packages.items() if version is None)
+    verdict = f"no, {missing} missing: pip install 'nestforge[compile]'" if missing else "yes"
+    yield f"compiles here: {verdict}"
 
 
 def diagnose() -> Diagnosis:

@@ -14,7 +14,8 @@ from ...bucket import Bucket
 from ...errors import InputError
 from ...runtime.inputs.files import read_text_file
 from ...runtime.summary import ShortNames
-from ..console import print_facts, print_json, print_table, say, working
+from ...tables import Table
+from ..console import say, show, working
 from ..options import SHAPE, json_option, path_option
 
 if TYPE_CHECKING:
@@ -120,12 +121,9 @@ def loadtest_command(
     names = ShortNames({}) if manifest is None else ShortNames.of(manifest)
     if picture is not None:
         _draw([point for point in points if point.rate], bound, names, picture)
-    if as_json:
-        print_json({"target": where, "at": str(at), "deadline_ms": bound, "points": points})
-    else:
-        print_facts([("target", where), ("requests of", str(at)), ("deadline", f"{bound:.3g} ms")])
-        click.echo()
-        print_table(_COLUMNS, [_row(point, names) for point in points])
+    facts = Table.facts([("target", where), ("requests of", str(at)), ("deadline", f"{bound:.3g} ms")])
+    data = {"target": where, "at": str(at), "deadline_ms": bound, "points": points}
+    show(as_json, data, lambda: [facts, _points_table(points, names)])
     for point in points:
         for reason in (*point.reasons, *(f"{count} failed: {said}" for said, count in point.failed.items())):
             say(f"{point.scenario}{f' at {point.rate:.0f}/s' if point.rate else ''}: {reason}", err=True)
@@ -133,21 +131,24 @@ def loadtest_command(
         raise SystemExit(1)
 
 
-_COLUMNS = ("scenario", "offered/s", "answered/s", "p50 ms", "p99 ms", "refused", "late", "LoadGen", "answered by")
+def _points_table(points: Sequence[LoadPoint], names: Callable[[str], str]) -> Table:
+    def shares(point: LoadPoint) -> str:
+        return ", ".join(f"{names(one)} {count / point.answered:.0%}" for one, count in point.submodels.items())
 
-
-def _row(point: LoadPoint, names: Callable[[str], str]) -> list[str]:
-    return [
-        point.scenario,
-        f"{point.rate:.1f}" if point.rate else "-",
-        f"{point.per_second:.1f}",
-        f"{point.p50_ms:.2f}",
-        f"{point.p99_ms:.2f}",
-        f"{point.refused / point.requests:.1%}",
-        f"{point.late / max(1, point.answered):.1%}" if point.rate else "-",
-        point.verdict,
-        ", ".join(f"{names(one)} {count / point.answered:.0%}" for one, count in point.submodels.items()) or "-",
-    ]
+    return Table.of(
+        points,
+        {
+            "scenario": lambda point: point.scenario,
+            "offered/s": lambda point: f"{point.rate:.1f}" if point.rate else "-",
+            "answered/s": lambda point: f"{point.per_second:.1f}",
+            "p50 ms": lambda point: f"{point.p50_ms:.2f}",
+            "p99 ms": lambda point: f"{point.p99_ms:.2f}",
+            "refused": lambda point: f"{point.refused / point.requests:.1%}",
+            "late": lambda point: f"{point.late / max(1, point.answered):.1%}" if point.rate else "-",
+            "LoadGen": lambda point: point.verdict,
+            "answered by": lambda point: shares(point) or "-",
+        },
+    )
 
 
 def _draw(points: Sequence[LoadPoint], bound_ms: float, names: Callable[[str], str], path: Path) -> None:

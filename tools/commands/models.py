@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ from ...bundle.open_bundle import open_bundle
 from ...profiles.compile_request import CompileRequest
 from ...runtime.summary import CacheSize, ShortNames, cache_facts, describe_axes
 from ...strict import unstructure
+from ...tables import Table
 from ...whole_file import require_new, write_whole
-from ..bundle_view import bundle_data, print_bundle, print_ids
-from ..console import in_options, print_facts, print_table, say, show, working
+from ..bundle_view import bundle_data, bundle_report
+from ..console import Block, in_options, say, show, working
 from ..options import field_options, given_settings, json_option, model_argument, of_job, path_option
 
 if TYPE_CHECKING:
@@ -52,14 +53,14 @@ def inspect_command(model_or_bundle: Path, as_json: bool, **settings: Any) -> No
         if of_models := [option for option in given_settings().values() if option != "--json"]:
             raise click.UsageError(f"{', '.join(of_models)}: for models; a bundle's are fixed")
         bundle = open_bundle(model_or_bundle)
-        show(as_json, bundle_data(bundle), lambda: print_bundle(bundle))
+        show(as_json, bundle_data(bundle), lambda: bundle_report(bundle))
         return
     from ...compiler.model_view import view_model
 
     model, settings = of_job(model_or_bundle, settings)
     with working():  # the first use of host-cpu measures this host
         view = view_model(CompileRequest(model, **settings))
-    show(as_json, view, lambda: _print_model(view))
+    show(as_json, view, lambda: _model_report(view))
 
 
 _REPORT_EXAMPLES = """\b
@@ -86,8 +87,8 @@ def report_command(bundles: tuple[Path, ...], page: Path) -> None:
     say(f"wrote {page}")
 
 
-def _print_model(view: ModelView) -> None:
-    print_facts(
+def _model_report(view: ModelView) -> Iterator[Block]:
+    yield Table.facts(
         [
             ("model", f"{view.name} ({view.family}), {view.folder}"),
             ("axes", describe_axes(view.axes)),
@@ -100,7 +101,6 @@ def _print_model(view: ModelView) -> None:
             *shared_variants(view.variants),
         ]
     )
-    click.echo()
     labels = list(view.levels[0].flops)
     has_ffn = any(level.ffn for level in view.levels)
     rows = [
@@ -119,13 +119,11 @@ def _print_model(view: ModelView) -> None:
     heads = [f"{unit} {label}" for unit in ("GFLOPs", "GMACs") for label in labels]
     groups = [f"M {name}" for name in view.levels[0].groups]
     sizes = ["M params", "M non-emb.", *(["M FFN"] if has_ffn else []), *groups, "weights MB"]
-    print_table(["submodel", *sizes, *heads], rows)
+    yield Table(["submodel", *sizes, *heads], rows)
     names = ShortNames({level.submodel: level.label for level in view.levels})
-    click.echo()
-    print_ids(names)
-    print_variants(view.variants, names)
-    for remark in (remark for level in view.levels for remark in level.rounding):
-        say(remark)
+    *tables, last = [names.ids, *variant_tables(view.variants, names)]
+    yield from tables
+    yield [last, *(remark for level in view.levels for remark in level.rounding)]
 
 
 _LISTED = 4  # rejected candidates shown per budget
@@ -167,15 +165,15 @@ def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
     show(
         as_json,
         {**unstructure(made), "variants": unstructure(variants_got), "cache": unstructure(cache)},
-        lambda: _print_plan(made, variants_got, device.precisions, cache),
+        lambda: _plan_report(made, variants_got, device.precisions, cache),
     )
 
 
-def _print_plan(
+def _plan_report(
     plan: Plan, variants: tuple[VariantView, ...], precisions: tuple[Precision, ...], cache: Sequence[CacheSize]
-) -> None:
+) -> Iterator[Block]:
     at = plan.budget_bucket
-    print_facts(
+    yield Table.facts(
         [
             ("model", plan.model),
             ("profile", plan.profile),
@@ -186,7 +184,6 @@ def _print_plan(
             *([("compile takes", str(plan.cost))] if plan.cost else []),
         ]
     )
-    click.echo()
     verdicts = {
         budget.name: {budget.submodel: "chosen"} | {rejection.submodel: "no" for rejection in budget.rejected}
         for budget in plan.budgets
@@ -211,21 +208,20 @@ def _print_plan(
     columns = ["submodel", *sizes, "GFLOPs", f"{plan.latency_basis} ms"]
     used = {budget.submodel for budget in plan.budgets}
     chosen = [number for number, candidate in enumerate(plan.candidates) if candidate.id in used]
-    print_table([*columns, *(budget.name for budget in plan.budgets)], rows, chosen)
+    yield Table([*columns, *(budget.name for budget in plan.budgets)], rows, chosen)
     names = ShortNames({candidate.id: candidate.label for candidate in plan.candidates})
-    click.echo()
-    print_ids(names)
-    print_variants(variants, names)
+    yield names.ids
+    yield from variant_tables(variants, names)
     for budget in plan.budgets:
         limits = [f"{f.name} {value:g}" for f in fields(budget.limits) if (value := getattr(budget.limits, f.name))]
-        say(f"\nbudget {budget.name} ({', '.join(limits) or 'no limits'}): {names(budget.submodel)}")
-        say(f"  {budget.reason}")
-        for rejection in budget.rejected[:_LISTED]:
-            say(f"  rejected {names(rejection.submodel)}: {rejection.reason}")
-        if len(budget.rejected) > _LISTED:
-            say(f"  and {len(budget.rejected) - _LISTED} larger ones, listed by --json")
-    for note in plan.notes:
-        say(f"\nnote: {in_options(note)}")
+        more = len(budget.rejected) - _LISTED
+        yield [
+            f"budget {budget.name} ({', '.join(limits) or 'no limits'}): {names(budget.submodel)}",
+            f"  {budget.reason}",
+            *(f"  rejected {names(one.submodel)}: {one.reason}" for one in budget.rejected[:_LISTED]),
+            *([f"  and {more} larger ones, listed by --json"] if more > 0 else []),
+        ]
+    yield from (f"note: {in_options(note)}" for note in plan.notes)
 
 
 def shared_variants(views: Sequence[VariantView]) -> list[tuple[str, str]]:
@@ -234,13 +230,12 @@ def shared_variants(views: Sequence[VariantView]) -> list[tuple[str, str]]:
     return [(f"variant of {computed}", variant) for computed, variant in first.items() if _common(views, computed)]
 
 
-def print_variants(views: Sequence[VariantView], names: ShortNames) -> None:
+def variant_tables(views: Sequence[VariantView], names: ShortNames) -> Iterator[Table]:
     """A table of what has not the same variant everywhere, if there is any."""
     computed = [name for name in views[0].variants if not _common(views, name)] if views else []
     if computed:
-        click.echo()
         rows = [[names(view.submodel), view.bucket, *(view.variants[name] for name in computed)] for view in views]
-        print_table(["submodel", "bucket", *(f"variant of {name}" for name in computed)], rows)
+        yield Table(["submodel", "bucket", *(f"variant of {name}" for name in computed)], rows)
 
 
 def _common(views: Sequence[VariantView], computed: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ from ...profiles.compile_request import CompileRequest
 from ...profiles.nest_request import ConversionSettings, NestRequest
 from ...runtime.summary import ShortNames
 from ...strict import unstructure
-from ..bundle_view import print_ids
-from ..console import print_facts, print_table, resumable, say, show, working
+from ...tables import Table
+from ..console import Block, resumable, show, working
 from ..options import BUDGET, field_options, json_option, model_argument, path_option
 
 if TYPE_CHECKING:
@@ -48,28 +49,27 @@ def nest_command(model: Path, as_json: bool, **settings: Any) -> None:
         from ...compiler.nest.nest import nest
 
         report = nest(model, progress=progress, **settings)
-    show(as_json, {**vars(report), "output": str(report.output)}, lambda: _print_nest(report))
+    show(as_json, {**vars(report), "output": str(report.output)}, lambda: _nest_report(report))
 
 
-def _print_nest(report: NestReport) -> None:
-    columns = ["submodel", "parameters", "cosine, ranked only", "cosine, nested"]
-    print_table(
-        columns,
-        [
-            [level.label, f"{level.parameters:,}", f"{level.ranked:.4f}", f"{level.nested:.4f}"]
-            for level in report.levels
-        ],
+def _nest_report(report: NestReport) -> Iterator[Block]:
+    yield Table.of(
+        report.levels,
+        {
+            "submodel": lambda level: level.label,
+            "parameters": lambda level: f"{level.parameters:,}",
+            "cosine, ranked only": lambda level: f"{level.ranked:.4f}",
+            "cosine, nested": lambda level: f"{level.nested:.4f}",
+        },
     )
-    click.echo()
-    print_ids(ShortNames({level.submodel: level.label for level in report.levels}))
-    click.echo()
-    print_facts(
+    yield ShortNames({level.submodel: level.label for level in report.levels}).ids
+    yield Table.facts(
         [
             ("cosine", f"mean to the original model, {report.held_out} held-out texts"),
             ("trained on", f"{report.texts} texts, {report.steps} steps, {report.seconds:.0f} s, seed {report.seed}"),
         ]
     )
-    say(f"\nwrote {report.output}")
+    yield f"wrote {report.output}"
 
 
 _CONVERT_CODA_EXAMPLES = """\b
@@ -100,13 +100,13 @@ def convert_coda_command(
     from ...compiler.convert_coda import convert_coda
 
     report = convert_coda(model, output, ConversionSettings(**settings), with_decoder, overwrite)
-    show(as_json, {**unstructure(report), "output": str(report.output)}, lambda: _print_convert_coda(report))
+    show(as_json, {**unstructure(report), "output": str(report.output)}, lambda: _conversion_report(report))
 
 
-def _print_convert_coda(report: ConversionReport) -> None:
+def _conversion_report(report: ConversionReport) -> Iterator[Block]:
     config, groups = report.config, report.groups
     added = ", ".join(f"{name} {count:,}" for name, count in groups.items())
-    print_facts(
+    yield Table.facts(
         [
             ("conditional layers", f"{len(config.conditional)} of {config.num_hidden_layers}, router {config.router}"),
             ("reductions", f"{', '.join(map(str, config.offered))}; to be trained at {config.reduction}"),
@@ -116,7 +116,7 @@ def _print_convert_coda(report: ConversionReport) -> None:
             *([("left out", ", ".join(report.left_out))] if report.left_out else []),
         ]
     )
-    say(f"\nwrote {report.output}")
+    yield f"wrote {report.output}"
 
 
 _MIXNMATCH_EXAMPLES = """\b
@@ -161,11 +161,11 @@ def mixnmatch_command(
     request = CompileRequest(model, profile, levels=levels, budgets=dict([budget]))
     with working() as progress:
         compared = compare_assignments(request, text, evaluations=evaluations, seed=seed, progress=progress)
-    show(as_json, compared, lambda: _print_mixnmatch(compared))
+    show(as_json, compared, lambda: _comparison_report(compared))
 
 
-def _print_mixnmatch(compared: Comparison) -> None:
-    print_facts(
+def _comparison_report(compared: Comparison) -> Iterator[Block]:
+    yield Table.facts(
         [
             ("model", compared.model),
             ("budget", f"{compared.metric} <= {compared.limit:,.10g}"),
@@ -176,8 +176,6 @@ def _print_mixnmatch(compared: Comparison) -> None:
             ),
         ]
     )
-    click.echo()
     rows = [[a.way, f"{a.size:,.10g}", f"{a.loss:.4f}"] for a in compared.assignments]
-    print_table(["assignment", compared.metric, "loss"], rows)
-    click.echo()
-    print_table(["assignment", "id"], [[a.way, a.submodel] for a in compared.assignments])
+    yield Table(["assignment", compared.metric, "loss"], rows)
+    yield Table(["assignment", "id"], [[a.way, a.submodel] for a in compared.assignments])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,12 @@ from click.core import ParameterSource
 
 from ...errors import NestforgeError
 from ...profiles.parity_request import SETTINGS, ParityRequest
-from ..console import in_options, let_waiting_threads_sleep, print_facts, print_json, print_table, say, working
+from ...tables import Table
+from ..console import Block, in_options, let_waiting_threads_sleep, say, show, working
 from ..options import EXPORT_NAME, field_options, json_option, once_each, path_option, read_text_lines
 
 if TYPE_CHECKING:
-    from ...parity.check import GraphReport
+    from ...parity.check import ParityReport
 
 _WRONG, _UNJUDGED = 1, 2
 _MOST_INPUT_BYTES = 2**32
@@ -87,26 +89,21 @@ def parity_command(
     except NestforgeError as failure:
         say(f"nestforge: error: {in_options(str(failure))}", err=True)
         raise click.exceptions.Exit(_UNJUDGED) from failure
-    if as_json:
-        print_json(report)
-    else:
-        for graph in report.graphs:
-            _print_graph(graph)
-        for left_out in report.not_checked:
-            say(f"not checked: {left_out}")
-        say(report.line)
+    show(as_json, report, lambda: _parity_report(report))
     if not report.is_right:
         raise click.exceptions.Exit(_WRONG)
 
 
-def _print_graph(graph: GraphReport) -> None:
+def _parity_report(report: ParityReport) -> Iterator[Block]:
     from ...parity.verdict import COLUMNS
 
-    matched = [f"{match.name} is {match.model} ({match.how})" for match in (*graph.inputs, *graph.outputs)]
-    facts = [("export", f"{graph.export} ({graph.kind}, {graph.precision})"), ("matched", "; ".join(matched))]
-    facts += [("not compared", ", ".join(graph.unmatched))] if graph.unmatched else []
-    facts += [("the model refuses", "; ".join(graph.refused))] if graph.refused else []
-    print_facts([*facts, ("rule", graph.rule)])
-    click.echo()
-    print_table(COLUMNS, graph.rows)
-    say(f"\n{graph.fault}\n" if graph.fault is not None else "")
+    for graph in report.graphs:
+        matched = [f"{match.name} is {match.model} ({match.how})" for match in (*graph.inputs, *graph.outputs)]
+        facts = [("export", f"{graph.export} ({graph.kind}, {graph.precision})"), ("matched", "; ".join(matched))]
+        facts += [("not compared", ", ".join(graph.unmatched))] if graph.unmatched else []
+        facts += [("the model refuses", "; ".join(graph.refused))] if graph.refused else []
+        yield Table.facts([*facts, ("rule", graph.rule)])
+        yield Table(COLUMNS, graph.rows)
+        if graph.fault is not None:
+            yield str(graph.fault)
+    yield [*(f"not checked: {left_out}" for left_out in report.not_checked), report.line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +15,13 @@ from ...runtime.inputs.arrays import Array
 from ...runtime.inputs.files import read_array_file
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
-from ...runtime.retrieval.compare import Comparison, compare
+from ...runtime.retrieval.compare import Comparison, SubmodelFigures, compare
 from ...runtime.retrieval.index import MAX_BYTES, Found, Index, index
 from ...runtime.rows import Corpus
 from ...runtime.summary import ShortNames
+from ...tables import Table
 from ...whole_file import require_new
-from ..console import in_options, print_facts, print_json, print_table, say, show, working
+from ..console import Block, in_options, show, working
 from ..functions import search
 from ..options import (
     bundle_argument,
@@ -82,11 +84,8 @@ def index_command(
             built = build(file.feeds, labels=file.labels)
     built.save(output)
     identity = built.identity
-    if as_json:
-        print_json({"path": str(output), "blank": blank, "labels": built.labels is not None, "identity": identity})
-        return
     built_by = ", ".join(f"{identity.submodel}@{engine.bucket.label}" for engine in identity.engines)
-    print_facts(
+    facts = Table.facts(
         [
             ("rows", f"{identity.rows} x {identity.width}, output {identity.output}"),
             *([("left out", f"{blank} blank lines")] if blank else []),
@@ -98,6 +97,8 @@ def index_command(
             ("kept in", str(output)),
         ]
     )
+    found = {"path": str(output), "blank": blank, "labels": built.labels is not None, "identity": identity}
+    show(as_json, found, lambda: [facts])
 
 
 _SHOWN = 100  # characters of a text in a table
@@ -152,12 +153,12 @@ def search_command(
         if compares:
             with working() as progress:
                 comparison = compare(model, opened, queries, k=k, labels=labels, progress=progress, **of_texts)
-            show(as_json, comparison, lambda: _print_comparison(comparison))
+            show(as_json, comparison, lambda: _comparison_report(comparison))
             return
         names = ShortNames.of(model.bundle.manifest)
         found = search(model, opened, queries, k=k, **options, **of_texts)
     shown = list(queries) if isinstance(queries, tuple) else None
-    show(as_json, _found_data(found, shown), lambda: _print_found(found, shown, names))
+    show(as_json, _found_data(found, shown), lambda: _found_report(found, shown, names))
 
 
 def _queries(
@@ -188,8 +189,8 @@ def _found_data(found: Found, queries: list[str] | None) -> dict[str, Any]:
     }
 
 
-def _print_found(found: Found, queries: list[str] | None, names: ShortNames) -> None:
-    print_facts(
+def _found_report(found: Found, queries: list[str] | None, names: ShortNames) -> Iterator[Block]:
+    yield Table.facts(
         [
             ("submodel", names(found.submodel)),
             ("because", in_options(found.reason)),
@@ -200,12 +201,9 @@ def _print_found(found: Found, queries: list[str] | None, names: ShortNames) -> 
         ]
     )
     for row in _found_data(found, queries)["queries"]:
-        say(f"\nquery {_shown(str(row['query']))}")
+        columns = ["row", "cosine", *(["entry"] if found.entries is not None else [])]
         cells = [[str(hit["id"]), f"{hit['score']:.4f}", _shown(hit.get("entry", ""))] for hit in row["hits"]]
-        if found.entries is None:
-            print_table(["row", "cosine"], [line[:2] for line in cells])
-        else:
-            print_table(["row", "cosine", "entry"], cells)
+        yield [f"query {_shown(str(row['query']))}", Table(columns, [line[: len(columns)] for line in cells])]
 
 
 def _shown(text: str) -> str:
@@ -213,25 +211,19 @@ def _shown(text: str) -> str:
     return textwrap.shorten(text, _SHOWN, placeholder="...")
 
 
-def _print_comparison(comparison: Comparison) -> None:
-    k = comparison.k
-    columns = ["submodel", "M params", "params saved", "MFLOPs a query", "FLOPs saved", f"recall@{k}"]
-    columns += ["same nearest", "accuracy", "ms a query"]
+def _comparison_report(comparison: Comparison) -> Iterator[Block]:
     labelled = comparison.submodels[0].accuracy is not None
-    rows = []
-    for each in comparison.submodels:
-        cells = [
-            "/".join(each.labels) or each.submodel,
-            f"{each.parameters / 1e6:.2f}",
-            f"{100 * each.parameters_saved:.1f} %",
-            f"{each.flops / 1e6:.1f}",
-            f"{100 * each.flops_saved:.1f} %",
-            f"{each.recall_at_k:.3f}",
-            f"{100 * each.nearest_agreement:.1f} %",
-            "-" if each.accuracy is None else f"{100 * each.accuracy:.1f} %",
-            f"{each.ms_per_query:.3f}",
-        ]
-        rows.append(cells if labelled else [*cells[:7], cells[8]])
-    print_table(columns if labelled else [*columns[:7], columns[8]], rows)
+    cells: dict[str, Callable[[SubmodelFigures], object]] = {
+        "submodel": lambda each: "/".join(each.labels) or each.submodel,
+        "M params": lambda each: f"{each.parameters / 1e6:.2f}",
+        "params saved": lambda each: f"{100 * each.parameters_saved:.1f} %",
+        "MFLOPs a query": lambda each: f"{each.flops / 1e6:.1f}",
+        "FLOPs saved": lambda each: f"{100 * each.flops_saved:.1f} %",
+        f"recall@{comparison.k}": lambda each: f"{each.recall_at_k:.3f}",
+        "same nearest": lambda each: f"{100 * each.nearest_agreement:.1f} %",
+        **({"accuracy": lambda each: f"{100 * (each.accuracy or 0):.1f} %"} if labelled else {}),
+        "ms a query": lambda each: f"{each.ms_per_query:.3f}",
+    }
+    yield Table.of(comparison.submodels, cells)
     cut = f"; {comparison.truncated} of them truncated" if comparison.truncated else ""
-    say(f"\n{comparison.queries} queries{cut}; recall and nearest rows are compared with the first line's")
+    yield f"{comparison.queries} queries{cut}; recall and nearest rows are compared with the first line's"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,9 @@ from ...runtime.inputs.text import open_tokenizer
 from ...runtime.load import load
 from ...runtime.model import ElasticModel
 from ...runtime.summary import ShortNames
+from ...tables import Table
 from ...whole_file import require_new, write_whole
-from ..console import in_options, print_facts, print_json, print_table, say
+from ..console import Block, in_options, say, show
 from ..options import (
     bundle_argument,
     field_options,
@@ -114,13 +115,10 @@ def run_command(
     if output is not None:
         arrays = answer.outputs
         write_whole(output, lambda stream: np.savez(stream, **arrays), "the answer", new=not overwrite)  # type: ignore[arg-type]
-    if as_json:
-        print_json(
-            {**_answer_data(answer, first_ms), "best": None if best is None else {"what": best[0], "rows": best[1]}}
-        )
-        return
-    _print_answer(answer, best, first_ms, names)
-    if answer.limit is not None and not answer.limit.kept:
+    found = None if best is None else {"what": best[0], "rows": best[1]}
+    data = {**_answer_data(answer, first_ms), "best": found}
+    show(as_json, data, lambda: _answer_report(answer, best, first_ms, names))
+    if not as_json and answer.limit is not None and not answer.limit.kept:
         say(f"\nwarning: {in_options(str(answer.limit))}; {_MENDS[answer.limit.name]}", err=True)
 
 
@@ -160,9 +158,9 @@ def _exits_data(exits: ExitRows) -> dict[str, Any]:
     return {"policy": exits.policy, "rows": rows}
 
 
-def _print_answer(
+def _answer_report(
     answer: Answer, best: tuple[str, list[list[Best]]] | None, first_ms: float | None, names: ShortNames
-) -> None:
+) -> Iterator[Block]:
     timings = answer.timings
     first = f" (first run {first_ms:.2f} ms)" if first_ms is not None and not answer.first_run else ""
     facts = [
@@ -183,25 +181,30 @@ def _print_answer(
         ),
         *([("limit", in_options(str(answer.limit)))] if answer.limit else []),
     ]
-    print_facts(facts)
-    click.echo()
-    rows = []
-    for name, array in answer.outputs.items():
-        values = " ".join(f"{value:.4f}" for value in array.ravel()[:_SHOWN])
-        rows.append([name, str(array.dtype), "x".join(map(str, array.shape)), values])
-    print_table(["output", "dtype", "shape", "first values"], rows)
+    yield Table.facts(facts)
+    yield Table.of(
+        answer.outputs.items(),
+        {
+            "output": lambda output: output[0],
+            "dtype": lambda output: output[1].dtype,
+            "shape": lambda output: "x".join(map(str, output[1].shape)),
+            "first values": lambda output: " ".join(f"{value:.4f}" for value in output[1].ravel()[:_SHOWN]),
+        },
+    )
     if best is not None:
         what, candidates = best
-        click.echo()
         columns = ["row", f"best {what} and logit", *([""] * (len(candidates[0]) - 1))]
-        print_table(columns, [[str(number), *map(str, row)] for number, row in enumerate(candidates)])
+        yield Table(columns, [[str(number), *map(str, row)] for number, row in enumerate(candidates)])
     if answer.exits is not None:
-        click.echo()
-        left = [
-            [str(number), str(row["layer"]), f"{row['entropy']:.4f}", f"{100 * row['flops_share']:.1f} %"]
-            for number, row in enumerate(_exits_data(answer.exits)["rows"])
-        ]
-        print_table(["row", "left after layer", "entropy, nats", "FLOPs of whole engine"], left)
+        yield Table.of(
+            enumerate(_exits_data(answer.exits)["rows"]),
+            {
+                "row": lambda left: left[0],
+                "left after layer": lambda left: left[1]["layer"],
+                "entropy, nats": lambda left: f"{left[1]['entropy']:.4f}",
+                "FLOPs of whole engine": lambda left: f"{100 * left[1]['flops_share']:.1f} %",
+            },
+        )
 
 
 _ANSWERS_SHOWN = 3

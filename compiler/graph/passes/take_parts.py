@@ -1,4 +1,4 @@
-"""What takes apart what was joined reads the parts themselves: parts of a fused layer, which are products of their own,
+"""Nodes that take apart what was joined read the parts: parts of a fused layer, which are products of their own,
 meet in a Concat because the model's class takes them from one value."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from nestforge.compiler.graph.store import recover_order
 from nestforge.errors import SelectionError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal, permute_axis
-from nestforge.runtime.consistency.measure import check_consistency
+from nestforge.runtime.consistency.measure import consistency
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.runtime.summary import submodel_table
 from support.tiny_compile import board
@@ -116,7 +116,7 @@ def test_a_shorter_submodel_is_judged_on_what_fits_it_each_model_at_its_own_sequ
     bundle: Bundle, universal: UniversalModel, folder: Path
 ) -> None:
     """Independent of engines and of the measuring code: one text at a time through the narrowed modules."""
-    report = check_consistency(bundle, text=folder / "texts.txt")
+    report = consistency(bundle, text=folder / "texts.txt")
     samples = {row.submodel: row.samples for row in report.submodels}
     text = bundle.manifest.text
     assert text is not None

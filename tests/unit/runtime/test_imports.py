@@ -36,11 +36,11 @@ from nestforge.runtime.engines.measure import memory_use, measure
 """,
     "compare": """
 import pathlib, tempfile, nestforge
-from nestforge.runtime.consistency.measure import check_consistency
+from nestforge.runtime.consistency.measure import consistency
 with tempfile.TemporaryDirectory() as folder:
     texts = pathlib.Path(folder, "texts.txt")
     texts.write_text("\\n".join("a nest of models " * n + "a" for n in range(20)))
-    assert check_consistency(nestforge.open_bundle(sys.argv[1]), text=texts).submodels[-1].figures["recall_at_10"] == 1
+    assert consistency(nestforge.open_bundle(sys.argv[1]), text=texts).submodels[-1].figures["recall_at_10"] == 1
 """,
 }
 

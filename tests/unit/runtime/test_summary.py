@@ -13,7 +13,6 @@ from nestforge.runtime.generation.cache import Cache
 from nestforge.runtime.summary import (
     CacheSize,
     ShortNames,
-    Table,
     bundle_facts,
     cache_facts,
     cache_sizes,
@@ -26,6 +25,7 @@ from nestforge.runtime.summary import (
     stage_table,
     submodel_table,
 )
+from nestforge.tables import Table
 
 RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, {}, ())
 

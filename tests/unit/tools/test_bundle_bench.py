@@ -19,7 +19,7 @@ from nestforge.runtime.engines.measure import LatencyStats, MemoryUse
 from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.model import ElasticModel
 from nestforge.tools import bundle_bench, traffic_bench
-from nestforge.tools.traffic_bench import Band, bench_traffic, lengths_of
+from nestforge.tools.traffic_bench import Band, bench_requests, lengths_of
 from support.exit_bundles import write_exits_bundle
 from support.tiny_compile import board, save_tiniest
 
@@ -49,7 +49,7 @@ def test_an_engine_of_int4_is_measured_packed_alone(tmp_path: Path, monkeypatch:
         return bundle_bench.EngineBench(engine.id, shape, residency, LatencyStats(1, 1.0, 1.0, 1.0, 0.0), None)
 
     monkeypatch.setattr(bundle_bench, "_bench", bench)
-    bundle_bench.bench_bundle(bundle, [], lambda *_: None)
+    bundle_bench.bench(bundle)
     assert measured.pop(second.id) == ["packed"]
     assert set(map(tuple, measured.values())) == {("shared", "packed", "mapped")}
 
@@ -63,17 +63,17 @@ def test_engines_of_a_range_run_where_budgets_are_judged_or_as_asked(
     compile_bundle(save_tiniest(tmp_path / "model"), device, tmp_path / "b", include="budgets")
     bundle = open_bundle(tmp_path / "b")
 
-    rows = bundle_bench.bench_bundle(bundle, [], lambda *_: None).engines
+    rows = bundle_bench.bench(bundle).engines
     assert {(row.engine, str(row.shape)) for row in rows} == {
         ("ffn32-heads2@b1_2-s1_8", "1x4"),
         ("ffn32-heads2@b4-s8", "4x8"),
     }
-    rows = bundle_bench.bench_bundle(bundle, [], lambda *_: None, at=Bucket(2, 7)).engines
+    rows = bundle_bench.bench(bundle, at=Bucket(2, 7)).engines
     assert {str(row.shape) for row in rows} == {"2x7", "4x8"}
     nodes = bundle_bench.profile_nodes(bundle, [], lambda *_: None, Bucket(2, 7)).engines
     assert [str(each.shape) for each in nodes] == ["2x7", "4x8"]
     with pytest.raises(SelectionError, match=r"^shape 3x8: expected one of a range .*, there is 1\.\.2x1\.\.8$"):
-        bundle_bench.bench_bundle(bundle, [], lambda *_: None, at=Bucket(3, 8))
+        bundle_bench.bench(bundle, at=Bucket(3, 8))
 
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "bundle-texts"  # one bucket, 1x16, and texts of 14 tokens
@@ -84,10 +84,6 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ElasticModel]:
     monkeypatch.setattr(traffic_bench, "_SECONDS", 0.0)
     with nestforge.load(GOLDEN, threads=1) as opened:
         yield opened
-
-
-def quiet(*_: object) -> None:
-    pass
 
 
 def test_lengths_in_bands_that_double() -> None:
@@ -108,7 +104,7 @@ def test_every_text_is_sent_and_cut_where_it_is_too_long(model: ElasticModel, mo
     monkeypatch.setattr(ElasticModel, "__call__", kept)
     texts = [f"{'a ' * n}fox" for n in range(30)]
     events: list[tuple[str, int, int]] = []
-    result = bench_traffic(model, ["50%"], 1, lambda *event: events.append(event), texts)
+    result = bench_requests(model, ["50%"], texts=texts, progress=lambda *event: events.append(event))
     (row,) = result.submodels
     assert (row.submodel, row.requests, row.latency_ms.runs) == ("ffn16-heads1", 30, 30)
     warm_ups, requests = sent[:-30], sent[-30:]
@@ -126,7 +122,7 @@ def test_more_texts_than_are_sent_are_drawn_alike_each_time(
 ) -> None:
     monkeypatch.setattr(traffic_bench, "_MOST_TEXTS", 5)
     texts = [f"{'a ' * n}fox" for n in range(12)]
-    first, second = (bench_traffic(model, ["50%"], 1, quiet, texts).lengths for _ in range(2))
+    first, second = (bench_requests(model, ["50%"], texts=texts).lengths for _ in range(2))
     assert first == second
     assert first is not None
     assert (first.texts, first.found) == (5, 12)
@@ -146,7 +142,7 @@ def test_requests_come_from_as_many_threads_as_were_requested(
         return call(self, inputs, **asked)
 
     monkeypatch.setattr(ElasticModel, "__call__", waits)
-    result = bench_traffic(model, ["100%"], 3, quiet)
+    result = bench_requests(model, ["100%"], concurrency=3)
     assert len(callers) == 3
     assert (result.concurrency, result.threads, result.lengths) == (3, 1, None)
     assert result.submodels[0].requests >= 60
@@ -154,21 +150,21 @@ def test_requests_come_from_as_many_threads_as_were_requested(
 
 def test_every_submodel_is_asked_unless_some_are_named(model: ElasticModel) -> None:
     every = [entry.id for entry in model.bundle.manifest.submodels]
-    assert [row.submodel for row in bench_traffic(model, [], 1, quiet).submodels] == every
-    assert [row.submodel for row in bench_traffic(model, ["100%", every[-1]], 1, quiet).submodels] == [every[-1]]
+    assert [row.submodel for row in bench_requests(model, []).submodels] == every
+    assert [row.submodel for row in bench_requests(model, ["100%", every[-1]]).submodels] == [every[-1]]
     with pytest.raises(nestforge.SelectionError, match="no submodel 'XXL' in this bundle"):
-        bench_traffic(model, ["XXL"], 1, quiet)
+        bench_requests(model, ["XXL"])
 
 
 def test_texts_need_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_bench, "_SECONDS", 0.0)
     with nestforge.load(write_exits_bundle(tmp_path / "b", [Bucket(2, 8)]), threads=1) as model:
-        assert bench_traffic(model, ["depth4"], 1, quiet).submodels[0].requests == 20
+        assert bench_requests(model, ["depth4"]).submodels[0].requests == 20
         with pytest.raises(nestforge.InputError, match="has no tokenizer"):
-            bench_traffic(model, [], 1, quiet, ["a"])
+            bench_requests(model, [], texts=["a"])
 
 
 def test_a_request_that_fails_ends_the_measurement(model: ElasticModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_bench, "_WARM_UPS", 1)
     with pytest.raises(nestforge.InputError, match="half of a surrogate pair"):
-        bench_traffic(model, [], 2, quiet, ["a", "\ud800"])
+        bench_requests(model, [], texts=["a", "\ud800"], concurrency=2)

@@ -17,6 +17,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import ParityOutput
 from nestforge.errors import NestforgeError
 from nestforge.progress import Bytes
+from nestforge.tables import Table
 from nestforge.tools import cli
 from nestforge.tools.console import (
     in_options,
@@ -26,6 +27,7 @@ from nestforge.tools.console import (
     print_on_terminal,
     print_table,
     say,
+    show,
     working,
 )
 
@@ -53,6 +55,14 @@ def test_terminal_table_prints_brackets_as_they_are(
 def test_facts_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     print_facts([("a", "1"), ("long", "2")])
     assert capsys.readouterr().out == "a     1\nlong  2\n"
+
+
+def test_parts_of_a_report_are_set_apart_and_those_of_one_part_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    report = [Table.facts([("a", "1")]), [Table(["name"], [["b"]]), "behind it"], "at the end"]
+    show(False, {}, lambda: report)
+    assert capsys.readouterr().out == "a  1\n\nname\nb\nbehind it\n\nat the end\n"
+    show(True, {"all": 1}, lambda: report)
+    assert json.loads(capsys.readouterr().out) == {"all": 1}
 
 
 def test_json_reads_dataclasses_and_is_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,7 @@ def encoder(tmp_path: Path) -> Path:
 
 def test_every_function_is_a_public_name() -> None:
     own = {name for name, (module, _) in nestforge._HOMES.items() if module == "tools.functions"}
-    assert own == {
-        *("bench", "bench_requests", "calibrate", "calibrate_drafts", "consistency", "measure", "search"),
-    }
+    assert own == {"calibrate", "calibrate_drafts", "measure", "search"}
     assert all(getattr(nestforge, name) is getattr(functions, name) for name in own)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from nestforge.examples.cost_eff.report import exit_report
 from nestforge.examples.cost_eff.texts import Text
-from nestforge.runtime.summary import Table
+from nestforge.tables import Table
 
 BUNDLE = Path(__file__).parents[3] / "golden" / "bundle-exits"
 TEXTS = ["the quick brown fox", "jumps over", "the lazy dog", "fox", "the the the dog", "quick brown dog jumps"]

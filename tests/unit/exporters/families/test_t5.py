@@ -19,7 +19,7 @@ from nestforge.exporters.families.t5 import FAMILY
 from nestforge.exporters.published_slice import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.runtime.consistency.measure import check_consistency
+from nestforge.runtime.consistency.measure import consistency
 from nestforge.runtime.inputs.text import TextEncoder
 from nestforge.tools.commands.run import best_answers
 from nestforge.workload import macs
@@ -248,7 +248,7 @@ def test_a_bundle_of_a_range_answers_pairs_of_texts(tmp_path: Path) -> None:
         assert of_text.outputs["logits"].shape[::2] == (1, 512)
         assert best_answers(loaded.bundle, of_text, [3]) is None, "both sides read the text"
     np.savez(tmp_path / "pairs.npz", input_ids=ids, attention_mask=mask, decoder_input_ids=follows)
-    (found,) = check_consistency(open_bundle(path), data=tmp_path / "pairs.npz").submodels
+    (found,) = consistency(open_bundle(path), data=tmp_path / "pairs.npz").submodels
     loss = torch.nn.functional.cross_entropy(expected[:, :-1].flatten(0, 1), torch.from_numpy(follows[:, 1:]).flatten())
     assert found.figures["loss"] == pytest.approx(loss.item(), abs=1e-4), "of what the decoder continues, all of it"
 

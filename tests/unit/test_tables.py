@@ -1,8 +1,15 @@
 from __future__ import annotations
 
-from nestforge.notebook import as_html
+from nestforge.tables import Table, as_html
 
 HOSTILE = '<script>alert("1")</script>\x1b[2J\n</table>'
+
+
+def test_a_row_an_item_and_a_cell_a_heading() -> None:
+    table = Table.of([1.5, 2.0], {"whole": int, "half | of it": lambda number: f"{number / 2:.2f}"})
+    assert table == Table(["whole", "half | of it"], [["1", "0.75"], ["2", "1.00"]])
+    assert table.markdown() == "| whole | half \\| of it |\n| --- | --- |\n| 1 | 0.75 |\n| 2 | 1.00 |"
+    assert Table.facts([("a", "1")]).markdown() == "|  |  |\n| --- | --- |\n| a | 1 |"
 
 
 def test_text_of_others_is_escaped_wherever_it_stands() -> None:
