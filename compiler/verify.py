@@ -90,21 +90,9 @@ def verify_bundle(path: str | Path, against: Any = None, progress: Progress = si
             orders = recover_order(bundle.weights, universal)
         with clock("parity"), proof_bundle(bundle) as here:
             verdicts = _verify(here, universal, orders, clock)
-    return VerifyReport(
-        bundle=str(bundle.path),
-        files=checked.files,
-        bytes=checked.bytes,
-        against=None
-        if against is None
-        else str(against)
-        if isinstance(against, str | Path)
-        else type(against).__name__,
-        engines=verdicts,
-        policies=checked.policies,
-        plans=checked.plans,
-        measurements=checked.measurements,
-        tasks=checked.tasks,
-    )
+    stated = against if against is None or isinstance(against, str | Path) else type(against).__name__
+    model = None if stated is None else str(stated)
+    return VerifyReport(str(bundle.path), against=model, engines=verdicts, **checked.counts)
 
 
 def require_same_interface(universal: UniversalModel, bundle: Bundle) -> None:
@@ -208,19 +196,12 @@ def judge_task(
 
     Raises ParityError for routes that no model of these shapes can take.
     """
-    yield from _judged_as(bundle, references, task, submodels, clock)
-    tasks = bundle.manifest.tasks
+    bundles, tasks = [bundle], bundle.manifest.tasks
     if tasks is not None and tasks.merged:
-        merged = bundle.with_merged(MergedTask(task.name, tasks.kind, task.arrays))
-        yield from _judged_as(merged, references, task, submodels, clock)
-
-
-def _judged_as(
-    bundle: Bundle, references: EngineReferences, task: TaskTensors, submodels: Collection[str], clock: Clock
-) -> Iterator[JudgedEngine]:
-    """The engines of ``bundle`` that take ``task`` as inputs, or have it in their weights."""
-    for engine in clock.each([one for one in bundle.manifest.every_engine if one.submodel in submodels]):
-        yield from KINDS[engine.kind.name].judge(bundle, references, engine, task)
+        bundles.append(bundle.with_merged(MergedTask(task.name, tasks.kind, task.arrays)))
+    for own in bundles:
+        for engine in clock.each([one for one in own.manifest.every_engine if one.submodel in submodels]):
+            yield from KINDS[engine.kind.name].judge(own, references, engine, task)
 
 
 def with_stored(universal: UniversalModel, task: TaskTensors) -> UniversalModel:

@@ -121,6 +121,12 @@ class CheckedBytes:
     drafts: int = 0
     tasks: int = 0
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """All of these figures by name, as reports have them."""
+        names = ("files", "bytes", "policies", "plans", "measurements", "tasks")
+        return {name: getattr(self, name) for name in names}
+
     def __str__(self) -> str:
         added = (
             (self.policies, "calibrated policies"),

@@ -99,44 +99,33 @@ def bench_requests(
     for a submodel or task that the bundle does not have or cannot run here.
     """
     with opened(bundle) as model:
-        return _bench(model, submodels, concurrency, progress, texts, task)
-
-
-def _bench(
-    model: ElasticModel,
-    submodels: Sequence[str],
-    concurrency: int,
-    progress: Progress,
-    texts: Sequence[str] | None,
-    task: str | None,
-) -> TrafficBench:
-    manifest = model.bundle.manifest
-    resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
-    if task is not None:
-        model.tasks.open(task)  # read before anything is timed
-        resident &= set(model.tasks.entries[task].submodels)
-    requested = [manifest.submodel(name).id for name in submodels]
-    wanted = list(dict.fromkeys(requested)) or [entry.id for entry in manifest.submodels if entry.id in resident]
-    for name in wanted:
-        if name not in resident:
-            of_task = f" for task {task}" if task is not None else ""
-            raise SelectionError(
-                f"bundle {model.bundle.path}: submodel {name} has no engine{of_task} that can run here"
-            )
-    sent: list[str] = []
-    if texts is not None:
-        sent = random.Random(_SEED).sample(list(texts), min(len(texts), _MOST_TEXTS))  # noqa: S311
-    counts = model.token_counts(sent) if sent else []
-    by_length = [text for _, text in sorted(zip(counts, sent, strict=True))]
-    warm_ups = by_length[:: max(1, -(-len(by_length) // _WARM_UPS))]
-    rows = []
-    for index, name in enumerate(wanted):
-        progress("traffic", index, len(wanted))
-        arrays = [] if sent else [_arrays_for(model, name)]
-        rows.append(_traffic(model, name, sent or arrays, warm_ups or arrays, concurrency, task))
-    progress("traffic", len(wanted), len(wanted))
-    lengths = lengths_of(counts, len(texts)) if texts else None
-    return TrafficBench(str(model.bundle.path), concurrency, model.threads, lengths, tuple(rows))
+        manifest = model.bundle.manifest
+        resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
+        if task is not None:
+            model.tasks.open(task)  # read before anything is timed
+            resident &= set(model.tasks.entries[task].submodels)
+        requested = [manifest.submodel(name).id for name in submodels]
+        wanted = list(dict.fromkeys(requested)) or [entry.id for entry in manifest.submodels if entry.id in resident]
+        for name in wanted:
+            if name not in resident:
+                of_task = f" for task {task}" if task is not None else ""
+                raise SelectionError(
+                    f"bundle {model.bundle.path}: submodel {name} has no engine{of_task} that can run here"
+                )
+        sent: list[str] = []
+        if texts is not None:
+            sent = random.Random(_SEED).sample(list(texts), min(len(texts), _MOST_TEXTS))  # noqa: S311
+        counts = model.token_counts(sent) if sent else []
+        by_length = [text for _, text in sorted(zip(counts, sent, strict=True))]
+        warm_ups = by_length[:: max(1, -(-len(by_length) // _WARM_UPS))]
+        rows = []
+        for index, name in enumerate(wanted):
+            progress("traffic", index, len(wanted))
+            arrays = [] if sent else [_arrays_for(model, name)]
+            rows.append(_traffic(model, name, sent or arrays, warm_ups or arrays, concurrency, task))
+        progress("traffic", len(wanted), len(wanted))
+        lengths = lengths_of(counts, len(texts)) if texts else None
+        return TrafficBench(str(model.bundle.path), concurrency, model.threads, lengths, tuple(rows))
 
 
 def lengths_of(counts: Sequence[int], found: int) -> Lengths:

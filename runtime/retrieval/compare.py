@@ -18,7 +18,7 @@ from ..inputs.options import PROGRESS, PROMPT, PROMPT_NAME, TRUNCATE
 from ..load import opened
 from ..model import ElasticModel
 from ..request import Request
-from ..rows import Corpus, Rows, rows_of
+from ..rows import Corpus, rows_of
 from .index import Index, K, checked_labels
 from .search import Encoded, encode, nearest
 
@@ -80,47 +80,35 @@ def compare(
     with opened(bundle) as model:
         own.check(model.bundle)
         rows = rows_of(model, queries, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
-        return _compared(own, model, rows, k, labels, truncate, progress)
-
-
-def _compared(
-    index: Index,
-    model: ElasticModel,
-    rows: Rows,
-    k: int,
-    labels: Array | Sequence[int] | None,
-    truncate: bool,
-    progress: Progress,
-) -> Comparison:
-    manifest = model.bundle.manifest
-    count = len(rows.lengths)
-    wanted = None if labels is None else checked_labels(labels, count)
-    if (wanted is None) != (index.labels is None):
-        lacking = "the list of queries" if wanted is None else index.name
-        raise InputError(f"labels: {lacking} has none; label the corpus and the queries, or neither")
-    spec, width = embedding_output(manifest, index.identity.output), index.identity.width
-    resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
-    universal = manifest.submodel(index.identity.submodel)
-    others = [entry for entry in manifest.submodels if entry.id in resident and entry.id != universal.id]
-    entries = [universal, *sorted(others, key=lambda entry: (-entry.parameters, entry.id))]
-    k = min(k, len(index.embeddings))
-    found: list[SubmodelFigures] = []
-    whole: Encoded | None = None
-    best = np.empty((count, k), np.int64)
-    truncated = 0
-    for number, entry in enumerate(entries):
-        progress("submodels", number, len(entries))
-        request = Request(submodel=entry.id)
-        encode(model, rows.first(_WARM_UP_QUERIES), spec, request, width, truncate=truncate)
-        encoded = encode(model, rows, spec, request, width, truncate=truncate)
-        ids, _ = nearest(index.embeddings, encoded.vectors, k)
-        if whole is None:
-            best, whole = ids, encoded
-        truncated = max(truncated, encoded.truncated)
-        hit = None if wanted is None or index.labels is None else float(np.mean(index.labels[ids[:, 0]] == wanted))
-        found.append(_figures(entry, universal, encoded, whole, ids, best, hit))
-    progress("submodels", len(entries), len(entries))
-    return Comparison(k, count, truncated, tuple(found))
+        manifest = model.bundle.manifest
+        count = len(rows.lengths)
+        wanted = None if labels is None else checked_labels(labels, count)
+        if (wanted is None) != (own.labels is None):
+            lacking = "the list of queries" if wanted is None else own.name
+            raise InputError(f"labels: {lacking} has none; label the corpus and the queries, or neither")
+        spec, width = embedding_output(manifest, own.identity.output), own.identity.width
+        resident = {e.submodel for e in manifest.engines if e.segment is None and e.id in model.residencies}
+        universal = manifest.submodel(own.identity.submodel)
+        others = [entry for entry in manifest.submodels if entry.id in resident and entry.id != universal.id]
+        entries = [universal, *sorted(others, key=lambda entry: (-entry.parameters, entry.id))]
+        k = min(k, len(own.embeddings))
+        found: list[SubmodelFigures] = []
+        whole: Encoded | None = None
+        best = np.empty((count, k), np.int64)
+        truncated = 0
+        for number, entry in enumerate(entries):
+            progress("submodels", number, len(entries))
+            request = Request(submodel=entry.id)
+            encode(model, rows.first(_WARM_UP_QUERIES), spec, request, width, truncate=truncate)
+            encoded = encode(model, rows, spec, request, width, truncate=truncate)
+            ids, _ = nearest(own.embeddings, encoded.vectors, k)
+            if whole is None:
+                best, whole = ids, encoded
+            truncated = max(truncated, encoded.truncated)
+            hit = None if wanted is None or own.labels is None else float(np.mean(own.labels[ids[:, 0]] == wanted))
+            found.append(_figures(entry, universal, encoded, whole, ids, best, hit))
+        progress("submodels", len(entries), len(entries))
+        return Comparison(k, count, truncated, tuple(found))
 
 
 def _figures(

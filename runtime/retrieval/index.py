@@ -44,7 +44,7 @@ from ..inputs.text import require_characters
 from ..load import RESIDENCY, opened
 from ..model import ElasticModel
 from ..request import Request
-from ..rows import Corpus, Rows, rows_of
+from ..rows import Corpus, rows_of
 from .identity import (
     INDEX_SCHEMA_VERSION,
     BuiltBy,
@@ -134,56 +134,44 @@ class Index:
         """
         with opened(bundle, residency) as model:
             rows = rows_of(model, corpus, truncate=truncate, prompt=prompt, prompt_name=prompt_name)
-            return cls._built(model, rows, ids, labels, embedding, dimensions, truncate, progress)
-
-    @classmethod
-    def _built(
-        cls,
-        model: ElasticModel,
-        rows: Rows,
-        ids: Sequence[str] | None,
-        labels: Array | Sequence[int] | None,
-        embedding: str | None,
-        dimensions: int | None,
-        truncate: bool,
-        progress: Progress,
-    ) -> Index:
-        bundle = model.bundle
-        spec = embedding_output(bundle.manifest, embedding)
-        built_by = universal_of(bundle.manifest)
-        width = int(spec.dims[1]) if dimensions is None else required(spec, dimensions, submodel=built_by)
-        universal = built_by.id
-        if ids is not None and rows.texts is not None:
-            raise InputError("ids: texts are kept as they are; ids are for arrays")
-        entries = rows.texts if ids is None else tuple(ids)
-        count = len(rows.lengths)
-        if entries is not None and len(entries) != count:
-            raise InputError(f"ids: expected {count} texts, one a row, got {len(entries)}: {entries!r:.80}")
-        classes = None if labels is None else checked_labels(labels, count)
-        check_size(count, width, entries)
-        encoded = encode(model, rows, spec, Request(submodel=universal), width, truncate=truncate, progress=progress)
-        weights = bundle.manifest.weights_sha256
-        assert weights is not None  # covered() found it equal to the receipts'
-        identity = IndexIdentity(
-            schema_version=INDEX_SCHEMA_VERSION,
-            model=bundle.manifest.name,
-            weights_sha256=weights,
-            configuration=configuration_of(bundle.manifest),
-            output=spec.name,
-            width=width,
-            similarity="cosine",
-            normalisation="l2",
-            ties="lowest row",
-            submodel=universal,
-            engines=tuple(BuiltBy(e.bucket, covered(bundle, e, spec.name)) for e in encoded.engines),
-            rows=count,
-            entries="none" if entries is None else "ids" if rows.texts is None else "texts",
-            labelled=labels is not None,
-            truncated=encoded.truncated,
-            tokenizer_sha256=None if rows.texts is None else tokenizer_sha256(bundle),
-            prompt=rows.prompt or None,
-        )
-        return cls(identity, encoded.vectors, entries, classes)
+            own = model.bundle
+            spec = embedding_output(own.manifest, embedding)
+            built_by = universal_of(own.manifest)
+            width = int(spec.dims[1]) if dimensions is None else required(spec, dimensions, submodel=built_by)
+            universal = built_by.id
+            if ids is not None and rows.texts is not None:
+                raise InputError("ids: texts are kept as they are; ids are for arrays")
+            entries = rows.texts if ids is None else tuple(ids)
+            count = len(rows.lengths)
+            if entries is not None and len(entries) != count:
+                raise InputError(f"ids: expected {count} texts, one a row, got {len(entries)}: {entries!r:.80}")
+            classes = None if labels is None else checked_labels(labels, count)
+            check_size(count, width, entries)
+            encoded = encode(
+                model, rows, spec, Request(submodel=universal), width, truncate=truncate, progress=progress
+            )
+            weights = own.manifest.weights_sha256
+            assert weights is not None  # covered() found it equal to the receipts'
+            identity = IndexIdentity(
+                schema_version=INDEX_SCHEMA_VERSION,
+                model=own.manifest.name,
+                weights_sha256=weights,
+                configuration=configuration_of(own.manifest),
+                output=spec.name,
+                width=width,
+                similarity="cosine",
+                normalisation="l2",
+                ties="lowest row",
+                submodel=universal,
+                engines=tuple(BuiltBy(e.bucket, covered(own, e, spec.name)) for e in encoded.engines),
+                rows=count,
+                entries="none" if entries is None else "ids" if rows.texts is None else "texts",
+                labelled=labels is not None,
+                truncated=encoded.truncated,
+                tokenizer_sha256=None if rows.texts is None else tokenizer_sha256(own),
+                prompt=rows.prompt or None,
+            )
+            return cls(identity, encoded.vectors, entries, classes)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Index:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ...runtime.consistency.measure import Consistency
 
 
-_COUNTS = ("files", "bytes", "policies", "plans", "measurements", "tasks")
-
 _VERIFY_EXAMPLES = """\b
 Examples:
   nestforge verify my.bundle
@@ -63,8 +61,8 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
     from ...runtime.load import verify_bytes  # a device checks bytes without torch
 
     checked = verify_bytes(path)
-    counts = {name: getattr(checked, name) for name in _COUNTS}
-    show(as_json, {"bundle": str(checked.bundle.path), **counts, "engines": []}, lambda: [f"{path}: {checked}"])
+    data = {"bundle": str(checked.bundle.path), **checked.counts, "engines": []}
+    show(as_json, data, lambda: [f"{path}: {checked}"])
 
 
 def _verify_provider(path: Path, provider: str, as_json: bool) -> None:
