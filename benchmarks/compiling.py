@@ -253,7 +253,7 @@ def bench_between() -> list[Row]:
         timed = [Timed(runner, random_feeds(bundle.manifest.inputs, shape), False) for shape in (*known, *asked)]
         measured = dict(zip((*known, *asked), best_of_rounds(timed), strict=True))
     points = (with_measured(LatencyPoint(shape.batch, shape.sequence, 0.0), measured[shape]) for shape in known)
-    predicted = latency_at(Latency(engine.id, 0.0, points=tuple(points)))
+    predicted = latency_at(Latency(engine.id, tuple(points)))
     noise = [measured[shape].noise for shape in asked]
     repeats = [one.repeat_ratio - 1 for one in noise if one.repeat_ratio is not None]
     others = noise[0].others_share

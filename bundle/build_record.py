@@ -64,8 +64,12 @@ def noisy_figures(figures: Iterable[tuple[str, Noise]]) -> str | None:
 
 @dataclass(frozen=True)
 class LatencyPoint:
-    """Predicted and measured time of an engine at one shape of its range, in milliseconds, and the ``noise`` of the
-    latter; see ``Latency``."""
+    """Time of an engine at one shape, in milliseconds, predicted and measured, never mixed: the field name says which.
+
+    ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
+    corrected by a few measured rungs. ``noise`` says how far to trust the measured figures, and is None where there is
+    none.
+    """
 
     batch: int = field(metadata={"min": 1})
     sequence: int = field(metadata={"min": 1})
@@ -83,26 +87,26 @@ def is_grid(sizes: Sequence[tuple[int, int]]) -> bool:
 
 @dataclass(frozen=True)
 class Latency:
-    """Predicted and measured time of one engine, in milliseconds, never mixed: the field name says which.
-
-    ``predicted_ms`` was stated before this engine was measured; for a profile of the compiling host itself it is
-    corrected by a few measured rungs. An engine of a range has ``points``, every batch of some at every sequence of
-    some; its other figures are those of its largest shape. ``noise`` says how far to trust the measured ones, and is
-    None where nothing was measured.
-    """
+    """Times of one engine at its shape or, of a range, at every batch of some at every sequence of some; what was
+    measured is of one ``residency``."""
 
     engine: str
-    predicted_ms: float = field(metadata={"min": 0})
-    measured_p50_ms: float | None = field(default=None, metadata={"min": 0})
-    measured_p95_ms: float | None = field(default=None, metadata={"min": 0})
+    points: tuple[LatencyPoint, ...]
     residency: Residency | None = None
-    points: tuple[LatencyPoint, ...] | None = None
-    noise: Noise | None = None
+
+    @property
+    def largest(self) -> LatencyPoint:
+        """The largest shape."""
+        return max(self.points, key=lambda point: (point.batch, point.sequence))
+
+    @property
+    def is_measured(self) -> bool:
+        return any(point.measured_p50_ms is not None for point in self.points)
 
     @property
     def noises(self) -> tuple[Noise, ...]:
         """Noise of every measured figure of this engine, as far as it is known."""
-        return tuple(one.noise for one in self.points or (self,) if one.noise is not None)
+        return tuple(point.noise for point in self.points if point.noise is not None)
 
 
 @dataclass(frozen=True)

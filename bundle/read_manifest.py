@@ -14,7 +14,7 @@ from ..outside_file import versioned_json
 from ..profiles.backends import BACKENDS
 from ..profiles.precision import PRECISIONS, in_precision
 from ..strict import structure
-from .build_record import BuildRecord, Latency, LatencyPoint, Noise, is_grid
+from .build_record import BuildRecord, is_grid
 from .check_parts import exit_problems, generation_problems, task_problems
 from .entries.engine_entry import EngineEntry, Segment, Whole
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
@@ -58,21 +58,18 @@ def _build_problems(build: BuildRecord, manifest: Manifest) -> Iterable[str]:
     for latency in build.latencies:
         if latency.engine not in engines:
             yield f"latencies: engine {latency.engine[:80]!r} is not in the manifest"
-        where, points = f"latencies of engine {latency.engine}", latency.points or ()
-        for p50, p95, noise in (_measured(latency), *map(_measured, points)):
+        where, points = f"latencies of engine {latency.engine}", latency.points
+        for point in points:
+            p50, p95 = point.measured_p50_ms, point.measured_p95_ms
             if p95 is not None and (p50 is None or p50 > p95):
                 yield f"{where}: measured_p95_ms {p95} below or without measured_p50_ms {p50}"
-            if noise is not None and p50 is None:
+            if point.noise is not None and p50 is None:
                 yield f"{where}: noise without measured_p50_ms"
         sizes = [(point.batch, point.sequence) for point in points]
         measured = [(point.batch, point.sequence) for point in points if point.measured_p50_ms is not None]
-        if latency.points is not None and not (is_grid(sizes) and (is_grid(measured) or not measured)):
+        if not (is_grid(sizes) and (is_grid(measured) or not measured)):
             yield f"{where}: points; expected every batch at every sequence once"
     yield from _repeated("latency of", (f"{one.engine} as {one.residency}" for one in build.latencies))
-
-
-def _measured(one: Latency | LatencyPoint) -> tuple[float | None, float | None, Noise | None]:
-    return one.measured_p50_ms, one.measured_p95_ms, one.noise
 
 
 def is_plain_name(path: str) -> bool:

@@ -160,7 +160,7 @@ def stated_latency(
     """Stated time of one engine at a shape, and its source."""
     if not mine:
         return lambda _: (RunTime(math.inf, math.inf, False), "no latency known")
-    best = min(mine, key=lambda one: (one.measured_p50_ms is None, one.residency != residency))
+    best = min(mine, key=lambda one: (not one.is_measured, one.residency != residency))
     milliseconds = latency_at(best)
     place = "here" if elsewhere is None else f"on {elsewhere}:"
     residence = f" as {best.residency}" if best.residency not in (None, residency) else ""

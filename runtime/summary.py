@@ -116,7 +116,7 @@ def submodel_table(manifest: Manifest, build: BuildRecord) -> Table:
 
 def engine_table(manifest: Manifest, build: BuildRecord) -> Table:
     """One row an engine: how it came about, its costs, and its parity figures (worst over outputs and cases)."""
-    latencies = {latency.engine: latency for latency in build.latencies}
+    latencies = {latency.engine: latency.largest for latency in build.latencies}
     short = ShortNames.of(manifest)
     return Table.of(
         manifest.engines,
@@ -227,19 +227,19 @@ def _budget_at(manifest: Manifest) -> Bucket | None:
     return None
 
 
-def _at(latency: Latency, shape: Bucket) -> Latency | LatencyPoint:
+def _at(latency: Latency, shape: Bucket) -> LatencyPoint:
     """Latency of an engine at the one of its shapes that comes nearest to ``shape``."""
 
     def distance(point: LatencyPoint) -> float:
         return abs(log(point.batch / shape.batch)) + abs(log(point.sequence / shape.sequence))
 
-    return min(latency.points, key=distance) if latency.points else latency
+    return min(latency.points, key=distance)
 
 
-def _size(latencies: Mapping[str, Latency | LatencyPoint], engines: Iterable[EngineEntry]) -> Bucket | None:
+def _size(latencies: Mapping[str, LatencyPoint], engines: Iterable[EngineEntry]) -> Bucket | None:
     """Where the shown latencies of ``engines`` of ranges hold, which may lie beside the shape that was requested."""
-    shown = (latencies.get(engine.id) for engine in engines)
-    return next((Bucket(one.batch, one.sequence) for one in shown if isinstance(one, LatencyPoint)), None)
+    shown = (latencies.get(engine.id) for engine in engines if not engine.bucket.is_static)
+    return next((Bucket(one.batch, one.sequence) for one in shown if one is not None), None)
 
 
 def _exit_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -278,7 +278,7 @@ def _quality_cell(quality: Quality | None, name: str) -> str:
     return cell(quality.figures, name, quality.errors) if quality else "-"
 
 
-def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, Latency | LatencyPoint]) -> tuple[str, str]:
+def _latency_cells(engine: EngineEntry | None, latencies: Mapping[str, LatencyPoint]) -> tuple[str, str]:
     """Predicted and measured p50, or dashes: neither replaces the other. A noisy one is marked."""
     latency = latencies.get(engine.id) if engine else None
     if latency is None:

@@ -115,16 +115,7 @@ def _latency(
     for number, shape in enumerate(measured_shapes(engine.bucket)):
         point = LatencyPoint(shape.batch, shape.sequence, _predicted(builder, engine, shape, corrections))
         points.append(with_measured(point, measured[number]) if measured else point)
-    largest = points[-1]
-    return Latency(
-        engine=engine.id,
-        predicted_ms=largest.predicted_ms,
-        measured_p50_ms=largest.measured_p50_ms,
-        measured_p95_ms=largest.measured_p95_ms,
-        residency=_MEASURED_RESIDENCY if measured else None,
-        points=None if engine.bucket.is_static else tuple(points),
-        noise=largest.noise,
-    )
+    return Latency(engine.id, tuple(points), _MEASURED_RESIDENCY if measured else None)
 
 
 def _predicted(builder: EngineBuilder, engine: EngineEntry, shape: Bucket, corrections: Corrections) -> float:

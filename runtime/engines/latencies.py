@@ -41,8 +41,7 @@ class RunTime:
 
 def latency_at(latency: Latency) -> Callable[[Bucket], RunTime]:
     """The latency of an engine as a function of the shape that it runs at: as measured, else predicted."""
-    alone = LatencyPoint(1, 1, latency.predicted_ms, latency.measured_p50_ms, latency.measured_p95_ms, latency.noise)
-    points = {(point.batch, point.sequence): point for point in latency.points or (alone,)}
+    points = {(point.batch, point.sequence): point for point in latency.points}
     known = {
         size: (point.measured_p50_ms, _slow(point, point.measured_p50_ms))
         for size, point in points.items()
@@ -75,8 +74,6 @@ def _slow(point: LatencyPoint, p50_ms: float) -> float:
 
 def predicted_at(latency: Latency) -> Callable[[Bucket], float]:
     """Predicted latency of an engine in milliseconds, as a function of the shape that it runs at."""
-    if latency.points is None:
-        return lambda _: latency.predicted_ms
     return interpolated({(point.batch, point.sequence): point.predicted_ms for point in latency.points})
 
 
@@ -138,7 +135,7 @@ def host_latencies(bundle: Bundle, threads: int, on_gpu: bool = False) -> HostLa
     elsewhere = measured_elsewhere(bundle.build, on_gpu)
     measurements = Measurements.read(bundle)
     found = None if measurements is None or on_gpu else measurements.of(measuring_host(bundle), threads)
-    measured_here = elsewhere is None and any(one.measured_p50_ms is not None for one in bundle.build.latencies)
+    measured_here = elsewhere is None and any(one.is_measured for one in bundle.build.latencies)
     if found is None or (found.threads != threads and measured_here):
         return HostLatencies(bundle.build.latencies, elsewhere)
     stated: dict[str, Latency] = {}
@@ -166,7 +163,7 @@ def measuring_host(bundle: Bundle) -> MeasuredHost:
 def measured_elsewhere(build: BuildRecord, on_gpu: bool = False) -> str | None:
     """The processor of the build record's measurements, or None where it is this host's or nothing was measured; with
     ``on_gpu`` engines run on none, so that any measurement was made elsewhere."""
-    if all(latency.measured_p50_ms is None for latency in build.latencies):
+    if not any(latency.is_measured for latency in build.latencies):
         return None
     here = probe_host()
     if not on_gpu and (build.host.get("cpu"), build.host.get("architecture")) == (here.cpu, here.architecture):
@@ -176,34 +173,17 @@ def measured_elsewhere(build: BuildRecord, on_gpu: bool = False) -> str | None:
 
 def as_predicted(latency: Latency) -> Latency:
     """``latency`` without what was measured."""
-    points = latency.points and tuple(
-        LatencyPoint(point.batch, point.sequence, point.predicted_ms) for point in latency.points
-    )
-    return Latency(latency.engine, latency.predicted_ms, points=points)
+    points = (LatencyPoint(point.batch, point.sequence, point.predicted_ms) for point in latency.points)
+    return Latency(latency.engine, tuple(points))
 
 
 def _latency(stated: Latency | None, measured: MeasuredEngine) -> Latency:
     """``measured`` beside the prediction in ``stated``, at the same shapes; without one it is not used either."""
-    largest = measured.points[-1]
-    predicted = latency_at(stated or Latency(measured.engine, largest.p50_ms))
-    points = tuple(
+    at = predicted_at(stated) if stated else lambda _: measured.points[-1].p50_ms
+    points = (
         LatencyPoint(
-            point.batch,
-            point.sequence,
-            predicted(Bucket(point.batch, point.sequence)).p50_ms,
-            point.p50_ms,
-            point.p95_ms,
-            point.noise,
+            each.batch, each.sequence, at(Bucket(each.batch, each.sequence)), each.p50_ms, each.p95_ms, each.noise
         )
-        for point in measured.points
+        for each in measured.points
     )
-    last = points[-1]
-    alone = Latency(
-        measured.engine,
-        last.predicted_ms,
-        last.measured_p50_ms,
-        last.measured_p95_ms,
-        measured.residency,
-        noise=last.noise,
-    )
-    return alone if len(points) == 1 else replace(alone, points=points)
+    return Latency(measured.engine, tuple(points), measured.residency)

@@ -54,7 +54,7 @@ def engine_needs(bundle: Bundle, engines: Sequence[EngineEntry]) -> list[EngineN
     spec = manifest.spec
     entries = {entry.id: entry for entry in manifest.submodels}
     submodels = {entry.id: spec.from_kinds(entry.values) for entry in manifest.submodels}
-    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
+    predicted = {latency.engine: latency.largest.predicted_ms for latency in bundle.build.latencies}
     named = [budget.submodel for budget in manifest.budgets]
     behind_encoder = manifest.generation is not None and manifest.generation.encoder is not None
     before = {ENCODER: _ENCODER_LAYERS}

@@ -224,7 +224,7 @@ def _costs(
         residency = pool.residencies.get(engine.id)
         for latency in sorted(known.get(engine.file, ()), key=lambda one: one.residency == residency):
             predicted[bucket] = _cost(as_predicted(latency))
-            if latency.measured_p50_ms is not None:
+            if latency.is_measured:
                 measured[bucket] = _cost(latency)
     for costs in (measured, predicted):
         if len(costs) == len(engines) and all(cost(bucket.largest) > 0 for bucket, cost in costs.items()):

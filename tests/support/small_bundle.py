@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import Latency
 from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.manifest import (
@@ -32,6 +31,7 @@ from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from support.exit_bundles import listed, view, write_exits_bundle, write_exits_manifest, write_store
+from support.latencies import latency
 
 VOCABULARY, HIDDEN, FFN = 16, 16, 32
 PARAMETERS = (VOCABULARY + 1) * HIDDEN  # that do not shrink
@@ -161,12 +161,12 @@ def make_manifest(buckets: Sequence[Bucket] = BUCKETS) -> Manifest:
 
 
 LATENCIES = (
-    Latency("ffn16@b1-s8", 0.5, 0.4, 0.6, "packed"),
-    Latency("ffn32@b1-s8", 1.5, 2.5, 2.9, "packed"),
-    Latency("ffn16@b2-s16", 3.0),
-    Latency("ffn32@b2-s16", 6.0),
-    Latency(f"ffn16@{RANGE.label}", 4.0),
-    Latency(f"ffn32@{RANGE.label}", 8.0),
+    latency("ffn16@b1-s8", 0.5, 0.4, 0.6, "packed"),
+    latency("ffn32@b1-s8", 1.5, 2.5, 2.9, "packed"),
+    latency("ffn16@b2-s16", 3.0),
+    latency("ffn32@b2-s16", 6.0),
+    latency(f"ffn16@{RANGE.label}", 4.0),
+    latency(f"ffn32@{RANGE.label}", 8.0),
 )
 
 

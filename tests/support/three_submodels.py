@@ -10,6 +10,7 @@ from nestforge.bundle.manifest import BudgetEntry, Limits, Manifest, SubmodelEnt
 from nestforge.runtime.dispatcher import Dispatcher
 from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.request import Request
+from support.latencies import latency
 
 MB = 10**6
 SIZES = {"small": 1, "medium": 2, "large": 4}
@@ -43,7 +44,7 @@ def make(manifest: Manifest, sizes: dict[str, int], buckets: tuple[Bucket, ...])
 
 def predicted(manifest: Manifest) -> list[Latency]:
     """1 ms per step of size and 32 tokens."""
-    return [Latency(e.id, SIZES[e.submodel] * e.bucket.tokens / 32) for e in manifest.engines]
+    return [latency(e.id, SIZES[e.submodel] * e.bucket.tokens / 32) for e in manifest.engines]
 
 
 def dispatcher(

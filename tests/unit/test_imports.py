@@ -1,6 +1,6 @@
-"""Imports point one way: a layer imports from itself and from layers before it; neither rooms nor files form a circle.
+"""Imports point one way: a layer imports from itself and from layers before it, and no packages or files form a circle.
 
-A room is a folder's own modules; a folder inside it is a room of its own. The runtime imports nothing that only a
+A package is a folder's own modules; a folder inside it is a package of its own. The runtime imports nothing that only a
 compiling machine has.
 """
 
@@ -55,7 +55,7 @@ def layer_of(module: str) -> int:
     return LAYERS.index(first) if first in LAYERS else -1 if first in BASE else len(LAYERS)
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return (module.removesuffix(".__init__") if module.endswith("__init__") else module.rpartition(".")[0]) or module
 
 
@@ -104,11 +104,11 @@ def test_imports_point_one_way() -> None:
             assert kind != "own" or name or module.startswith("tools.")
 
 
-def test_rooms_form_no_circle() -> None:
+def test_packages_form_no_circle() -> None:
     graph = defaultdict(set)
     for module in FILES:
-        graph[room_of(module)] |= {room_of(name) for kind, name, _ in imports(module) if kind == "own"}
-    TopologicalSorter({room: above - {room} for room, above in graph.items()}).prepare()
+        graph[package_of(module)] |= {package_of(name) for kind, name, _ in imports(module) if kind == "own"}
+    TopologicalSorter({package: above - {package} for package, above in graph.items()}).prepare()
 
 
 def test_files_form_no_circle() -> None:
@@ -143,7 +143,7 @@ def test_what_a_device_may_lack_is_imported_where_it_is_used() -> None:
 def test_families_describe_without_torch() -> None:
     """`nestforge plan` reads headers, and of MHE models a few tensors in numpy: nothing that it loads loads torch."""
     families = "exporters.families"
-    waiting = [m for m in FILES if room_of(m) == families or (m.startswith(families) and m.endswith("family"))]
+    waiting = [m for m in FILES if package_of(m) == families or (m.startswith(families) and m.endswith("family"))]
     assert len(waiting) > 10
     waiting += ["exporters.source", "exporters.tasks"]
     seen = set(waiting)

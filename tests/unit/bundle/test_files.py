@@ -53,7 +53,7 @@ def test_a_hash_is_of_what_is_left_of_the_file(tmp_path: Path, size: int) -> Non
         assert stream_sha256(file) == hashlib.sha256(content[:size]).hexdigest()
 
 
-UNMEASURED = {"engine": "ffn16@b1-s8", "predicted_ms": 1.0, "noise": {"runs": 3, "spread": 0.1}}
+UNMEASURED = {"batch": 1, "sequence": 8, "predicted_ms": 1.0, "noise": {"runs": 3, "spread": 0.1}}
 DATA = {"schema_version": 2, "thresholds": [0.25, 0.5], "name": "ü"}
 Edit = Callable[[dict[str, Any]], object]
 
@@ -91,7 +91,7 @@ def test_what_has_no_seal_at_its_end_is_refused(raw: bytes) -> None:
 
 
 def test_a_build_record_without_a_seal_is_refused(own_bundle: Path) -> None:
-    assert open_bundle(own_bundle).build.latencies[0].measured_p50_ms == 0.4
+    assert open_bundle(own_bundle).build.latencies[0].largest.measured_p50_ms == 0.4
     record = json.loads((own_bundle / BUILD_NAME).read_bytes())
     del record[SEAL]
     (own_bundle / BUILD_NAME).write_bytes(to_json(record))
@@ -111,16 +111,23 @@ def test_a_changed_build_record_is_refused(own_bundle: Path, change: tuple[bytes
         open_bundle(own_bundle)
 
 
+def point_of(build: dict[str, Any]) -> dict[str, Any]:
+    """The first time of the first engine."""
+    found: dict[str, Any] = build["latencies"][0]["points"][0]
+    return found
+
+
 BUILDS: list[tuple[Edit, str]] = [
-    (lambda d: d["latencies"][0].update(predicted_ms=-5), r"latencies\[0\]: predicted_ms: expected at least 0, got -5"),
-    (lambda d: d["latencies"][0].update(measured_p50_ms=-0.1), "measured_p50_ms: expected at least 0, got -0.1"),
-    (lambda d: d["latencies"][0].update(measured_p95_ms=0.3), "measured_p95_ms 0.3 below or without measured_p50_ms"),
+    (lambda d: point_of(d).update(predicted_ms=-5), r"points\[0\]: predicted_ms: expected at least 0, got -5"),
+    (lambda d: point_of(d).update(measured_p50_ms=-0.1), "measured_p50_ms: expected at least 0, got -0.1"),
+    (lambda d: point_of(d).update(measured_p95_ms=0.3), "measured_p95_ms 0.3 below or without measured_p50_ms"),
+    (lambda d: d["latencies"][0].update(points=[]), "points; expected every batch at every sequence once"),
     (lambda d: d["latencies"][0].update(residency="swapped"), "residency: got 'swapped'"),
     (lambda d: d["latencies"][0].update(engine="ffn8@b1-s8"), "engine 'ffn8@b1-s8' is not in the manifest"),
     (lambda d: d["latencies"].append(d["latencies"][0]), "latency of 'ffn16@b1-s8 as packed' stands twice"),
-    (lambda d: d["latencies"][0].update(noise={"runs": 3, "spread": -1}), "noise: spread: expected at least 0, got -1"),
+    (lambda d: point_of(d).update(noise={"runs": 3, "spread": -1}), "noise: spread: expected at least 0, got -1"),
     (
-        lambda d: (d["latencies"][0].clear(), d["latencies"][0].update(UNMEASURED)),
+        lambda d: (point_of(d).clear(), point_of(d).update(UNMEASURED)),
         "latencies of engine ffn16@b1-s8: noise without measured_p50_ms",
     ),
     (lambda d: d.update(seconds={"build": -1}), "seconds.build: expected at least 0, got -1"),

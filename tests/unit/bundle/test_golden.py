@@ -79,7 +79,7 @@ def test_what_a_bundle_says_of_its_exits_and_proofs() -> None:
     assert facts["exits"] == "after layers 1, 3, 4, 3 classes; entropy <= 0.4, 0.3"
     assert facts["proof of decision"].startswith("4 subjects, ")
     assert "proof of load" in facts
-    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
+    predicted = {latency.engine: latency.largest.predicted_ms for latency in bundle.build.latencies}
     table = submodel_table(bundle.manifest, bundle.build)
     for entry, row in zip(bundle.manifest.submodels, table.rows, strict=True):
         assert row[3] == f"{predicted[entry.id + '@b1-s16']:.2f}", "of the whole engine, not of a segment"

@@ -232,5 +232,5 @@ def test_the_table_of_submodels_is_that_of_the_shape_of_budgets(model: ElasticMo
     table = submodel_table(stated, build)
     assert table.columns[3:5] == ["predicted ms at 1x8", "measured ms at 1x8"]
     (points,) = (one.points for one in build.latencies if one.engine == f"{manifest.submodels[-1].id}@b1_4-s1_16")
-    (known,) = (point for point in points or () if (point.batch, point.sequence) == (1, 8))
+    (known,) = (point for point in points if (point.batch, point.sequence) == (1, 8))
     assert table.rows[-1][3] == f"{known.predicted_ms:.2f}"

@@ -93,7 +93,7 @@ def test_the_build_record_names_the_manifest_it_belongs_to(builder: EngineBuilde
     assert [entry["engine"] for entry in record["latencies"]] == [
         engine.id for engine in open_bundle(folder).manifest.engines
     ]
-    assert not any("measured_p50_ms" in entry for entry in record["latencies"])
+    assert "measured_p50_ms" not in (folder / "build.json").read_text()
 
 
 def test_provenance_is_enough_to_make_it_again(builder: EngineBuilder, tiniest: Path) -> None:

@@ -13,6 +13,7 @@ from nestforge.bundle.manifest import Manifest
 from nestforge.errors import InputError
 from nestforge.runtime.candidates import Candidate, Engine, batches, noise_hint, split, stated_latency
 from nestforge.runtime.running_estimate import RunningEstimate
+from support.latencies import latency
 
 BUCKETS = st.lists(st.builds(Bucket, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=5)
 
@@ -78,7 +79,7 @@ NOISY = Noise(3, 0.1, 2.0)
 def engine(manifest: Manifest, noise: Noise | None = None) -> Engine:
     """1 ms per 8 tokens of length, measured at four lengths."""
     points = tuple(LatencyPoint(1, length, 9.0, length / 8, noise=noise) for length in (8, 16, 32, 64))
-    stated = stated_latency([Latency("e", 9.0, 8.0, points=points)], "packed", None)
+    stated = stated_latency([latency("e", 9.0, 8.0, points=points)], "packed", None)
     entry = replace(manifest.engines[0], id="e", bucket=RANGE)
     return Engine(entry, stated, 20.0, RunningEstimate(lambda: None))
 
@@ -122,8 +123,8 @@ def test_the_longest_sequence_within_a_limit_follows_what_runs_take(manifest: Ma
     ("known", "text"),
     [
         ([], "no latency known"),
-        ([Latency("e", 0.0)], "predicted 0 ms"),
-        ([Latency("e", 5e-324)], "predicted 4.94e-324 ms"),
+        ([latency("e", 0.0)], "predicted 0 ms"),
+        ([latency("e", 5e-324)], "predicted 4.94e-324 ms"),
     ],
 )
 def test_runs_of_engines_without_a_figure_are_not_counted(manifest: Manifest, known: list[Latency], text: str) -> None:

@@ -19,6 +19,7 @@ from nestforge.runtime.dispatcher import Dispatcher
 from nestforge.runtime.engines.residency import Residency
 from nestforge.runtime.in_flight import InFlight, LoadEstimate
 from nestforge.runtime.request import Request
+from support.latencies import latency
 from support.three_submodels import BUCKETS, MB, SIZES, dispatcher, make, predicted
 
 
@@ -56,12 +57,12 @@ def test_chooses(three: Manifest, request_: Request, shape: tuple[int, int], eng
 @pytest.mark.parametrize(
     ("latencies", "residency", "reason"),
     [
-        ([Latency("large@b1-s32", 1.0)], "packed", "predicted 1 ms <= 9 ms"),
-        ([Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed")], "packed", "measured here 2 ms <= 9 ms"),
-        ([Latency("large@b1-s32", 1.0, 2.0, 3.0)], "packed", "measured here 2 ms <= 9 ms"),
-        ([Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed")], "shared", "measured here 2 ms as packed <= 9 ms"),
+        ([latency("large@b1-s32", 1.0)], "packed", "predicted 1 ms <= 9 ms"),
+        ([latency("large@b1-s32", 1.0, 2.0, 3.0, "packed")], "packed", "measured here 2 ms <= 9 ms"),
+        ([latency("large@b1-s32", 1.0, 2.0, 3.0)], "packed", "measured here 2 ms <= 9 ms"),
+        ([latency("large@b1-s32", 1.0, 2.0, 3.0, "packed")], "shared", "measured here 2 ms as packed <= 9 ms"),
         (
-            [Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed"), Latency("large@b1-s32", 1.0, 5.0, 6.0, "shared")],
+            [latency("large@b1-s32", 1.0, 2.0, 3.0, "packed"), latency("large@b1-s32", 1.0, 5.0, 6.0, "shared")],
             "shared",
             "measured here 5 ms <= 9 ms",
         ),
@@ -74,7 +75,7 @@ def test_says_how_a_latency_is_known(
 
 
 def test_says_where_a_latency_was_measured_if_not_on_this_host(three: Manifest) -> None:
-    latencies = [Latency("large@b1-s32", 1.0, 2.0, 3.0, "packed"), Latency("medium@b1-s32", 1.0)]
+    latencies = [latency("large@b1-s32", 1.0, 2.0, 3.0, "packed"), latency("medium@b1-s32", 1.0)]
     residencies = dict.fromkeys((engine.id for engine in three.engines), "shared")
     choose = Dispatcher(three, residencies, latencies, elsewhere="Cortex-A76").choose
     assert choose(Request(latency_ms=9), 1, 1).reason == "measured on Cortex-A76: 2 ms as packed <= 9 ms"
@@ -253,7 +254,7 @@ def test_the_choice_is_the_largest_that_fits_in_the_smallest_bucket(
 ) -> None:
     manifest = make(manifest, {f"m{size}": size for size in sizes}, tuple(buckets))
     known = {engine.id: ms for engine, ms in zip(manifest.engines, latencies, strict=False)}
-    chooser = dispatcher(manifest, [Latency(name, ms) for name, ms in known.items()])
+    chooser = dispatcher(manifest, [latency(name, ms) for name, ms in known.items()])
     holding = [b for b in buckets if b.batch >= shape[0] and b.sequence >= shape[1]]
     assume(holding)
     bucket = min(holding, key=lambda b: (b.tokens, b))
@@ -327,7 +328,7 @@ def test_a_deadline_counts_what_is_in_flight(
 
 
 def test_a_deadline_goes_by_the_slow_runs_and_a_latency_limit_by_the_median(three: Manifest) -> None:
-    known = [Latency(f"{name}@b1-s32", size, size, size + 3.0, "packed") for name, size in SIZES.items()]
+    known = [latency(f"{name}@b1-s32", size, size, size + 3.0, "packed") for name, size in SIZES.items()]
     chooser = dispatcher(three, known)
     assert chooser.choose(Request(latency_ms=4), 1, 8).engine.id == "large@b1-s32"
     choice = chooser.choose_in_time(Request(deadline_ms=6), 1, 8, LoadEstimate([], 1))
@@ -394,7 +395,7 @@ def test_the_choice_is_the_largest_that_is_expected_in_time(
     manifest: Manifest, latencies: list[float], remaining: list[float], parallel_runs: float, deadline: float
 ) -> None:
     manifest = make(manifest, {f"m{size}": size for size in (1, 2, 3, 4)}, (Bucket(1, 8),))
-    known = [Latency(engine.id, ms) for engine, ms in zip(manifest.engines, latencies, strict=True)]
+    known = [latency(engine.id, ms) for engine, ms in zip(manifest.engines, latencies, strict=True)]
     load = LoadEstimate(sorted(remaining), parallel_runs)
     finishes = {e.submodel: load.finish_ms(ms) for e, ms in zip(manifest.engines, latencies, strict=True)}
     assume(all(abs(finish - deadline) > 1e-6 for finish in finishes.values()))
@@ -422,7 +423,7 @@ def routed(manifest: Manifest) -> Manifest:
 def test_of_submodels_with_equally_many_parameters_the_larger_choices_win(manifest: Manifest) -> None:
     chooser = dispatcher(routed(manifest), [])
     assert chooser.choose(Request(), 1, 100).engine.submodel == "c100-s128"
-    latencies = [Latency(f"{name}@x", ms) for name, ms in (("c50-s128", 1.0), ("c75-s128", 2.0), ("c100-s128", 9.0))]
+    latencies = [latency(f"{name}@x", ms) for name, ms in (("c50-s128", 1.0), ("c75-s128", 2.0), ("c100-s128", 9.0))]
     within = dispatcher(routed(manifest), latencies).choose(Request(latency_ms=3), 1, 100)
     assert within.engine.submodel == "c75-s128", "75 before 50, which as text would come first"
 
@@ -454,7 +455,7 @@ def test_every_latency_is_looked_at_once(manifest: Manifest) -> None:
             Counted.looks += 1
             return super().__iter__()
 
-    latencies = Counted(Latency(engine.id, 1.0) for engine in manifest.engines)
+    latencies = Counted(latency(engine.id, 1.0) for engine in manifest.engines)
     Dispatcher(manifest, {engine.id: "packed" for engine in manifest.engines}, latencies)
     assert Counted.looks == 1
 

@@ -85,10 +85,10 @@ def figures_times(bundle: Path, factor: float) -> None:
     """The bundle states ``factor`` times what its engines were measured to take."""
 
     def scaled(record: dict[str, Any]) -> None:
-        for latency in record["latencies"]:
+        for point in (point for latency in record["latencies"] for point in latency["points"]):
             for name in ("predicted_ms", "measured_p50_ms", "measured_p95_ms"):
-                if name in latency:
-                    latency[name] *= factor
+                if name in point:
+                    point[name] *= factor
 
     edit_sealed(bundle / "build.json", scaled)
 

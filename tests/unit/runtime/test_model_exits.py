@@ -135,10 +135,10 @@ def test_steps_that_were_cut_are_said(exits_bundle: Path) -> None:
 
 
 def test_a_latency_limit_takes_the_whole_engine_unless_exits_are_requested(own: Path) -> None:
-    from nestforge.bundle.build_record import Latency
+    from support.latencies import latency
 
     bundle = open_bundle(own)
-    latencies = [Latency(engine.id, 0.5) for engine in bundle.manifest.engines if engine.segment is None]
+    latencies = [latency(engine.id, 0.5) for engine in bundle.manifest.engines if engine.segment is None]
     write_exits_manifest(own, bundle.manifest, latencies)
     with nestforge.load(own, threads=1) as model:
         for limit in ({"latency_ms": 1.0}, {"budget": "quick"}):

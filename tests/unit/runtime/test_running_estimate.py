@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import Latency, Noise
+from nestforge.bundle.build_record import Noise
 from nestforge.bundle.manifest import Manifest
 from nestforge.errors import SelectionError
 from nestforge.runtime.in_flight import LoadEstimate
 from nestforge.runtime.request import Request
 from nestforge.runtime.running_estimate import RunningEstimate
+from support.latencies import latency
 from support.three_submodels import BUCKETS, FAST, SIZES, dispatcher, make
 
 AT = Bucket(1, 32)
@@ -181,7 +182,7 @@ def test_figures_that_are_five_times_too_small_correct_themselves(three: Manifes
 
 
 def test_a_deadline_goes_by_what_was_seen_too(three: Manifest) -> None:
-    known = [Latency(f"{name}@b1-s32", size, size, 2.0 * size, "packed") for name, size in SIZES.items()]
+    known = [latency(f"{name}@b1-s32", size, size, 2.0 * size, "packed") for name, size in SIZES.items()]
     chooser = dispatcher(three, known)
     runs(chooser.choose, 5, 0.5, Request(submodel="large"))
     choice = chooser.choose_in_time(Request(deadline_ms=5), 1, 8, LoadEstimate([], 1))
@@ -208,7 +209,7 @@ def test_what_was_chosen_before_a_change_is_not_remembered_after_it(
 
 def test_noisy_figures_are_named_and_what_to_do_where_they_refuse(three: Manifest) -> None:
     noise = Noise(20, 0.4, 1.3, 0.5)
-    known = [Latency(f"{name}@b1-s32", size, size, size, "packed", noise=noise) for name, size in SIZES.items()]
+    known = [latency(f"{name}@b1-s32", size, size, size, "packed", noise=noise) for name, size in SIZES.items()]
     chooser = dispatcher(three, known)
     assert chooser.choose(Request(latency_ms=4), 1, 8).reason == "measured here 4 ms, noisy <= 4 ms"
     with pytest.raises(SelectionError) as refused:

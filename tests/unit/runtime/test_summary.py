@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nestforge.bundle.build_record import BuildRecord, Latency, LatencyPoint, Noise
+from nestforge.bundle.build_record import BuildRecord, LatencyPoint, Noise
 from nestforge.bundle.entries.engine_entry import EngineEntry, ParityRouting, RoutingEntry, Whole
 from nestforge.bundle.entries.generation_entry import CachedLayer
 from nestforge.bundle.manifest import Manifest, Quality
@@ -26,6 +26,7 @@ from nestforge.runtime.summary import (
     submodel_table,
 )
 from nestforge.tables import Table
+from support.latencies import latency
 
 RECORD = BuildRecord(1, "0" * 64, "2026-11-21T00:00:00Z", (), {}, {}, {}, ())
 
@@ -62,10 +63,10 @@ def test_noisy_figures_are_marked_and_warned_of(manifest: Manifest) -> None:
     first, second, third, fourth = (engine.id for engine in manifest.engines)
     points = (LatencyPoint(1, 4, 1.0, 2.0, None, noisy), LatencyPoint(1, 8, 1.0, 3.0, None, quiet))
     latencies = (
-        Latency(first, 1.0, 2.0, noise=quiet),
-        Latency(second, 1.0, 2.0, noise=noisy),
-        Latency(third, 1.0, 3.0, points=points, noise=quiet),
-        Latency(fourth, 1.0),
+        latency(first, 1.0, 2.0, noise=quiet),
+        latency(second, 1.0, 2.0, noise=noisy),
+        latency(third, points=points),
+        latency(fourth, 1.0),
     )
     record = replace(RECORD, latencies=latencies)
     table = engine_table(manifest, record)

@@ -9,13 +9,13 @@ from threading import Event, current_thread
 
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import Latency
 from nestforge.errors import InputError, OverloadError
 from nestforge.runtime.candidates import Candidate
 from nestforge.runtime.request import Request
 from nestforge.serving.desk import Desk
 from nestforge.serving.scheduler import Job, Run
 from nestforge.serving.served import now_ms
+from support.latencies import latency
 from support.small_bundle import make_manifest
 from support.three_submodels import SIZES, dispatcher, make
 
@@ -24,7 +24,7 @@ MANIFEST = make(make_manifest(), SIZES, (Bucket(1, 32),))
 
 def taking(ms: float) -> Sequence[Candidate]:
     """The engine of a request without a limit, whose run takes so long by its figures."""
-    return dispatcher(MANIFEST, [Latency(engine.id, ms) for engine in MANIFEST.engines]).candidates(Request(), 1, 32)
+    return dispatcher(MANIFEST, [latency(engine.id, ms) for engine in MANIFEST.engines]).candidates(Request(), 1, 32)
 
 
 SHORT, LONG = taking(1.0), taking(100.0)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.bundle.build_record import Latency
 from nestforge.errors import NestforgeError, OverloadError
 from nestforge.runtime.request import Request
 from nestforge.serving.scheduler import Job, Run, Scheduler
+from support.latencies import latency
 from support.small_bundle import make_manifest
 from support.three_submodels import SIZES, dispatcher, make
 
@@ -25,7 +25,7 @@ from support.three_submodels import SIZES, dispatcher, make
 MANIFEST = make(make_manifest(), SIZES, (Bucket(1, 32), Bucket(1, 128), Bucket(4, 32)))
 FACTORS = {"b1-s32": 1, "b4-s32": 2, "b1-s128": 4}
 DISPATCHER = dispatcher(
-    MANIFEST, [Latency(e.id, float(SIZES[e.submodel] * FACTORS[e.bucket.label])) for e in MANIFEST.engines]
+    MANIFEST, [latency(e.id, float(SIZES[e.submodel] * FACTORS[e.bucket.label])) for e in MANIFEST.engines]
 )
 TIMED, UNTIMED = Request(deadline_ms=1.0), Request()
 

@@ -67,8 +67,8 @@ def test_another_device_is_predicted_and_never_measured(builder: EngineBuilder, 
     engines = [builder.build(builder.universal.spec.universal(), BUCKET)]
     plan = make_plan(builder.universal.source, builder.profile, levels=steps(builder))
     (latency,) = measure_engines(builder, engines, {}, Clock(silent))
-    assert latency.predicted_ms == plan.candidates[-1].costs[0].predicted_ms
-    assert (latency.measured_p50_ms, latency.measured_p95_ms, latency.residency) == (None, None, None)
+    assert latency.largest.predicted_ms == plan.candidates[-1].costs[0].predicted_ms
+    assert (latency.is_measured, latency.residency) == (False, None)
     assert measured == []
 
 
@@ -145,11 +145,12 @@ def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measu
     engine = here.build(here.universal.spec.parse("ffn8-heads1"), BUCKET)
     (latency,) = measure_engines(here, [engine], corrections, Clock(silent))
     assert latency.engine == engine.id
-    assert latency.predicted_ms == plan.candidates[0].costs[0].corrected_ms
-    assert (latency.measured_p50_ms, latency.measured_p95_ms, latency.residency) == (3.01, 3.01, "packed")
-    assert latency.noise is not None
-    assert latency.noise.runs == 30
-    assert latency.noise.repeat_ratio == pytest.approx(3.05 / 3.01)
+    assert latency.largest.predicted_ms == plan.candidates[0].costs[0].corrected_ms
+    (point,) = latency.points
+    assert (point.measured_p50_ms, point.measured_p95_ms, latency.residency) == (3.01, 3.01, "packed")
+    assert point.noise is not None
+    assert point.noise.runs == 30
+    assert point.noise.repeat_ratio == pytest.approx(3.05 / 3.01)
 
 
 def test_a_rung_that_is_chosen_is_not_timed_again(builder: EngineBuilder, measured: list[str]) -> None:
@@ -161,7 +162,7 @@ def test_a_rung_that_is_chosen_is_not_timed_again(builder: EngineBuilder, measur
     engines = [here.build(submodel, BUCKET) for submodel in (rung, between, universal)]
     latencies = measure_engines(here, engines, corrections, Clock(silent))
     assert measured[first:] == [between.id] * 3
-    medians = [latency.measured_p50_ms for latency in latencies]
+    medians = [latency.largest.measured_p50_ms for latency in latencies]
     assert medians == [3.01, 3.13, 3.04], "rungs have the figures of the four that were timed in turn"
 
 
@@ -189,7 +190,6 @@ def test_of_a_range_a_rung_is_timed_at_every_size_once(
     timed.clear()
     (latency,) = measure_engines(here, [here.build(whole, bucket)], corrections, Clock(silent))
     assert timed == ([] if is_included else [shape for shape in every if shape not in fitted] * 3)
-    assert latency.points is not None
     assert [(point.batch, point.sequence) for point in latency.points] == [(one.batch, one.sequence) for one in every]
     assert [point.measured_p50_ms for point in latency.points] == [one.tokens for one in every]
 

@@ -32,6 +32,7 @@ from support.exit_bundles import (
     shapes_of,
     write_exits_bundle,
 )
+from support.latencies import latency
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def chain(opened: tuple[Bundle, EnginePool]) -> ExitChain:
 def measured(bundle: Bundle, cost: Any) -> list[Latency]:
     """Latencies by ``cost(segment, bucket)``."""
     return [
-        Latency(engine.id, 1.0, float(cost(engine.segment, engine.bucket)))
+        latency(engine.id, 1.0, float(cost(engine.segment, engine.bucket)))
         for engine in bundle.manifest.engines
         if engine.segment
     ]
@@ -214,17 +215,17 @@ def test_a_shallow_submodel_runs_the_segments_that_it_shares(opened: tuple[Bundl
 def test_measured_before_predicted_before_tokens_and_by_file(opened: tuple[Bundle, EnginePool]) -> None:
     bundle, pool = opened
     mine = [engine for engine in bundle.manifest.engines if engine.segment == "to1" and engine.submodel == "depth2"]
-    filled_up = [Latency(engine.id, 10.0 + engine.bucket.batch) for engine in mine]
+    filled_up = [latency(engine.id, 10.0 + engine.bucket.batch) for engine in mine]
 
     def plan(latencies: list[Latency]) -> list[int]:
         return [bucket.batch for bucket in ExitChain(bundle, "depth4", pool, latencies).batch_plan(0, 6, 16)]
 
     assert plan([]) == [4, 1, 1]
     assert plan(filled_up) == [8]  # measured for another submodel that has the file
-    assert plan([replace(latency, measured_p50_ms=1.0, predicted_ms=99.0) for latency in filled_up]) == [8]
+    assert plan([latency(one.engine, 99.0, 1.0) for one in filled_up]) == [8]
     assert plan(filled_up[:-1]) == [4, 1, 1]  # one is unknown: all by tokens
-    other = [Latency(engine.id, 1.0, float(engine.bucket.batch), residency="packed") for engine in mine]
-    here = [Latency(engine.id, 1.0, 10.0 + engine.bucket.batch, residency="shared") for engine in mine]
+    other = [latency(engine.id, 1.0, float(engine.bucket.batch), residency="packed") for engine in mine]
+    here = [latency(engine.id, 1.0, 10.0 + engine.bucket.batch, residency="shared") for engine in mine]
     assert plan([*here, *other]) == [8]
     assert plan(other) == [4, 1, 1]
 

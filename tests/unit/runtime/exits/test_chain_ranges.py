@@ -17,6 +17,7 @@ from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.chain import ExitChain
 from nestforge.runtime.exits.policy import ExitPolicy, closed
 from support.exit_bundles import LEVELS, check_exits, every_exit, open_chain, requests, shapes_of, write_exits_bundle
+from support.latencies import latency
 
 RANGE = Bucket(8, 16, 1, 1)
 BUNDLES = {
@@ -60,8 +61,7 @@ def measured(bundle: Bundle, costs: Iterator[int]) -> list[Latency]:
                 for batch in sorted({least.batch, most.batch})
                 for sequence in sorted({least.sequence, most.sequence})
             ]
-            points = None if most.is_static else tuple(corners)
-            found.append(Latency(engine.id, 1.0, corners[-1].measured_p50_ms, points=points))
+            found.append(latency(engine.id, points=corners))
     return found
 
 
@@ -131,13 +131,13 @@ def test_the_cheapest_of_range_and_buckets_runs_by_what_was_measured(
     bundle, _ = opened["beside buckets"]
     feeds = requests([7])
     slow = [
-        Latency(engine.id, 1.0, 9.0 if engine.bucket == RANGE else 1.0)
+        latency(engine.id, 1.0, 9.0 if engine.bucket == RANGE else 1.0)
         for engine in bundle.manifest.engines
         if engine.segment
     ]
     assert shapes_of(chain_of(opened["beside buckets"], slow), feeds, closed(3)) == ["1x8"] * 3
     assert shapes_of(chain_of(opened["beside buckets"]), feeds, closed(3)) == ["1x7"] * 3
-    unknown = [latency for latency in slow if not latency.engine.endswith("@b1-s8")]
+    unknown = [one for one in slow if not one.engine.endswith("@b1-s8")]
     assert shapes_of(chain_of(opened["beside buckets"], unknown), feeds, closed(3)) == ["1x7"] * 3, "by tokens again"
 
 
@@ -173,9 +173,7 @@ def test_rows_move_for_a_saving_alone(opened: dict[str, tuple[Bundle, EnginePool
     assert 0 < stays < 4
     for most, shapes in ((1.01, "4x8"), (8.0, f"{stays}x8")):
         corners = tuple(LatencyPoint(batch, n, 1.0, most if batch == 8 else 1.0) for batch in (1, 8) for n in (1, 16))
-        latencies = [
-            Latency(engine.id, 1.0, most, points=corners) for engine in bundle.manifest.engines if engine.segment
-        ]
+        latencies = [latency(engine.id, points=corners) for engine in bundle.manifest.engines if engine.segment]
         assert shapes_of(chain_of(opened["free"], latencies), feeds, policy)[1] == shapes
 
 

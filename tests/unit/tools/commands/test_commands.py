@@ -262,7 +262,7 @@ def test_bench_puts_predicted_beside_measured(compiled: Any, monkeypatch: pytest
 
     monkeypatch.setattr(bundle_bench, "is_this_host", lambda profile: profile.buckets == (Bucket(1, 8),))
     rows = {(row["engine"], row["residency"]): row for row in json_of("bench", compiled.bundle)["engines"]}
-    predicted = {latency.engine: latency.predicted_ms for latency in bundle.build.latencies}
+    predicted = {latency.engine: latency.largest.predicted_ms for latency in bundle.build.latencies}
     for (engine, residency), row in rows.items():
         assert row.get("predicted_ms") == (predicted[engine] if residency == "packed" else None)
         assert row.get("error") == (predicted[engine] / 2.0 - 1 if residency == "packed" else None)
