@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import pytest
 from nestforge.bundle.entries.engine_entry import ParityOutput, ParityRouting
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.parity.engine_verdict import EngineVerdict
+from nestforge.compiler.verify import VerifyReport
 from nestforge.runtime.summary import ShortNames
-from nestforge.tools.commands.checks import _row
+from nestforge.tables import Table
+from nestforge.tools.commands.checks import _parity_report
 from support.commands import error_of, json_of, nestforge, shown, usage_of
 from support.sealing import edit_manifest, edit_sealed
 
@@ -100,20 +102,22 @@ OUTPUTS = (ParityOutput("a", 1e-6, 2e-5, 0.9999999, 1e-7, 0.0, 0.0), ParityOutpu
 DECISIONS = (ParityRouting("routes.1", 40, 1, 2e-7, {}), ParityRouting("routes.2", 40, 2, 0.0, {}))
 
 
+def rows(*verdicts: EngineVerdict) -> Sequence[Sequence[str]]:
+    report = VerifyReport("b", 1, 1, "m", verdicts)
+    _, table, _ids = _parity_report(Path("b"), report, NAMES)
+    assert isinstance(table, Table)
+    return table.rows
+
+
 def test_a_row_has_the_worst_of_everything() -> None:
-    assert _row(EngineVerdict("ffn8@b1-s8", OUTPUTS, None, DECISIONS), NAMES) == [
-        "S@b1-s8",
-        "equal",
-        "3.0e-06",
-        "2.0e-05",
-        "0.9999999",
-        "80",
-        "3",
-        "2.0e-07",
+    assert rows(EngineVerdict("ffn8@b1-s8", OUTPUTS, None, DECISIONS)) == [
+        ["S@b1-s8", "equal", "3.0e-06", "2.0e-05", "0.9999999", "80", "3", "2.0e-07"]
     ]
 
 
 def test_a_row_has_dashes_for_what_there_is_not() -> None:
-    assert _row(EngineVerdict("e", OUTPUTS), NAMES)[5:] == ["-", "-", "-"]
     broken = EngineVerdict("e", (), "decision routes.1: expected 0..31, got 132")
-    assert _row(broken, NAMES) == ["e", "differs", *["-"] * 6]
+    _, without, first = rows(EngineVerdict("d", OUTPUTS, None, DECISIONS), EngineVerdict("e", OUTPUTS), broken)
+    assert without[5:] == ["-", "-", "-"]
+    assert first == ["e", "differs", *["-"] * 6]
+    assert len(rows(broken)[0]) == 5, "no columns of routes where no engine has some"

@@ -15,7 +15,7 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.runtime import load
 from nestforge.runtime.answer import Answer, Timings
 from nestforge.runtime.inputs.files import read_npz
-from nestforge.tools import bundle_bench, functions
+from nestforge.tools import bundle_bench
 from nestforge.tools.commands.run import Best, best_answers
 from support.commands import error_of, json_of, nestforge, shown, usage_of
 from support.exit_bundles import every_exit, requests, write_exits_bundle
@@ -229,7 +229,7 @@ def inputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (load, functions):
+    for module in (load, bundle_bench):
         monkeypatch.setattr(module, "provider_named", lambda name: None if name == "cpu" else host_provider())
 
 
