@@ -1,5 +1,5 @@
 """Texts to classes as text-embeddings-inference has it: ``/predict``, of texts or of pairs, and ``/rerank``, of a model
-that scores a query and a text together."""
+that scores a query and a text together; and ``/``, which its clients ask without saying what the model does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..bundle.roles import embedding_of
 from ..errors import InputError
 from ..integrations.text_classifier import SCORES, checked_labels, class_output
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Text
 from .app import Handler, Service
-from .embeddings import flag, named, output_of, texts_of
+from .embeddings import flag, named, output_of, tei_embed, texts_of
 from .served import Served
 
 
@@ -39,18 +40,30 @@ async def predict(service: Service, request: Request) -> Response:
     return await service.desk.aside(scores.size, shown)
 
 
+async def root(service: Service, request: Request) -> Response:
+    """What the model does: vectors, else scores of texts beside a query, else classes."""
+    served = named(service, request)
+    if embedding_of(served.model.bundle.manifest) is not None:
+        return await tei_embed(service, request)
+    return await (rerank if _classes(served) == 1 else predict)(service, request)
+
+
 async def rerank(service: Service, request: Request) -> Response:
     document = await service.document(request)
     served, query = named(service, request), document.get("query")
     if not isinstance(query, str):
         raise InputError(f"query: expected a text, got {query!r:.80}")
     texts, shows = texts_of("texts", document.get("texts")), flag(document, "return_text", False)
-    classes = int(class_output(served.model.bundle.manifest, f"model {served.name}").dims[1])
-    if classes != 1:
+    if (classes := _classes(served)) != 1:
         raise InputError(f"model {served.name}: scores {classes} classes; a model that reranks scores one")
     scores = (await _scores(service, request, served, document, [(query, text) for text in texts]))[:, 0].tolist()
     found = [{"index": at, "score": scores[at]} for at in sorted(range(len(texts)), key=lambda at: -scores[at])]
     return JSONResponse([{**one, "text": texts[one["index"]]} if shows else one for one in found])
+
+
+def _classes(served: Served) -> int:
+    """Raises InputError for a model that does not classify."""
+    return int(class_output(served.model.bundle.manifest, f"model {served.name}").dims[1])
 
 
 def _text(given: Any) -> Text:
@@ -75,4 +88,4 @@ async def _scores(
     return SCORES["sigmoid" if logits.shape[1] == 1 else "softmax"](logits)
 
 
-ROUTES: list[tuple[str, str, Handler]] = [("POST", "predict", predict), ("POST", "rerank", rerank)]
+ROUTES: list[tuple[str, str, Handler]] = [("POST", "", root), ("POST", "/predict", predict), ("POST", "/rerank", rerank)]

@@ -180,7 +180,9 @@ async def output_of(
     prompt_name = document.get("prompt_name")
     if prompt_name is not None and not isinstance(prompt_name, str):
         raise InputError(f"prompt_name: expected a name, got {prompt_name!r:.80}")
-    truncate = flag(document, "truncate", False)
+    truncate, side = flag(document, "truncate", False), document.get("truncation_direction")
+    if side is not None and str(side).lower() != "right":
+        raise InputError(f"truncation_direction: expected right, for the end of a text is cut, got {side!r:.80}")
     letters = service.letters("input", ("".join(text) for text in texts))
     with service.counted(request, served):
         encoded = await service.desk.aside(letters, served.encoded, texts, found, truncate, prompt_name)
@@ -195,8 +197,8 @@ OPENAI_ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/models/{model}", openai_models),
 ]
 TEI_ROUTES: list[tuple[str, str, Handler]] = [
-    ("POST", "embed", tei_embed),
-    ("POST", "similarity", tei_similarity),
-    ("POST", "tokenize", tei_tokenize),
-    ("GET", "info", tei_info),
+    ("POST", "/embed", tei_embed),
+    ("POST", "/similarity", tei_similarity),
+    ("POST", "/tokenize", tei_tokenize),
+    ("GET", "/info", tei_info),
 ]

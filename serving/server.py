@@ -212,7 +212,7 @@ def application(service: Service, token: str | None, log: AccessLog) -> Guard:
         (embeddings.OPENAI, embeddings.OPENAI_ROUTES),
         (embeddings.OPENAI, completions.ROUTES),
         *(
-            (embeddings.TEI, [(method, f"{before}/{end}", handler)])
+            (embeddings.TEI, [(method, f"{before}{end}" or "/", handler)])
             for before in ("", "/models/{model}")
             for method, end, handler in (*embeddings.TEI_ROUTES, *classes.ROUTES)
         ),

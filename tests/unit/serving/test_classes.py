@@ -93,6 +93,27 @@ def test_texts_by_how_they_answer_a_query(server: Running, folders: dict[str, Pa
     assert server.ask("POST", "/models/reranker/rerank", {**long, "truncate": True})[0] == 200
 
 
+def test_without_a_route_a_model_does_what_it_can(server: Running) -> None:
+    own = {"query": QUERY, "texts": TEXTS}
+    for before, body, route in (("", {"inputs": QUERY}, "predict"), ("/models/reranker", own, "rerank")):
+        expected = server.ask("POST", f"{before}/{route}", body)
+        found = server.ask("POST", before or "/", body)
+        assert (found[0], found[2]) == (200, expected[2])
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param({}, id="llama-index-0.6.0"),
+        pytest.param({"raw_scores": False, "truncate": True, "truncation_direction": "Right"}, id="haystack-3.1.0"),
+    ],
+)
+def test_requests_that_rerankers_clients_were_seen_to_send(server: Running, own: dict[str, Any]) -> None:
+    status, _, found = server.ask("POST", "/models/reranker/rerank", {"query": QUERY, "texts": TEXTS, **own})
+    assert status == 200, found
+    assert sorted(one["index"] for one in found) == [*range(len(TEXTS))]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [

@@ -130,6 +130,36 @@ def test_the_routes_of_text_embeddings_inference(server: Running, tiny_bundle: P
     assert (status, said["error_type"]) == (422, "validation")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "unit"),
+    [
+        pytest.param("/", {"inputs": TEXTS}, True, id="huggingface_hub-1.33.0"),
+        pytest.param("/models/tiny", {"inputs": TEXTS[0]}, True, id="huggingface_hub-1.33.0-one"),
+        pytest.param("/", {"inputs": TEXTS, "truncate": True}, True, id="langchain-huggingface-1.2.3"),
+        pytest.param("/embed", {"inputs": TEXTS, "truncate": True}, True, id="llama-index-0.6.0"),
+        pytest.param("/", {"inputs": TEXTS, "normalize": False, "truncate": True}, False, id="haystack-3.1.0"),
+    ],
+)
+def test_requests_that_clients_of_text_embeddings_inference_were_seen_to_send(
+    server: Running, tiny_bundle: Path, path: str, body: dict[str, Any], unit: bool
+) -> None:
+    with nestforge.load(tiny_bundle) as model:
+        expected = model(body["inputs"])["total"]
+    if unit:
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    status, _, found = server.ask("POST", path, body)
+    assert status == 200, found
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_only_the_end_of_a_text_is_cut(server: Running) -> None:
+    long = {"inputs": "nest " * 99, "truncate": True}
+    assert server.ask("POST", "/", {**long, "truncation_direction": "Right"})[0] == 200
+    status, _, said = server.ask("POST", "/", {**long, "truncation_direction": "left"})
+    assert status == 422
+    assert said["error"] == "truncation_direction: expected right, for the end of a text is cut, got 'left'"
+
+
 def test_rows_say_where_they_left(server: Running, exits_bundle: Path) -> None:
     with nestforge.load(exits_bundle) as model:
         specs = {spec.name: spec for spec in model.inputs}
