@@ -242,14 +242,15 @@ def reason(failure: BaseException) -> str:
 
 
 def faked(model: Any, fake: FakeTensorMode) -> Any:
-    """A copy in eval mode whose parameters and buffers are fake tensors on the processor; ties stay."""
+    """A copy in eval mode whose tensors are fake ones on the processor; ties stay."""
     memo: dict[int, object] = {}
     with fake:
         for parameter in model.parameters():
             made = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
             memo[id(parameter)] = torch.nn.Parameter(made, requires_grad=False)
-        for buffer in model.buffers():
-            memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+        plain = [each for part in model.modules() for each in vars(part).values() if _is_tensor(each)]
+        for tensor in (*model.buffers(), *plain):
+            memo[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         return copy.deepcopy(model, memo).eval().requires_grad_(False)
 
 

@@ -20,6 +20,7 @@ from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
+from .asserts import without_asserts
 from .distances import look_up_distances
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
 from .nothing_left import nothing_left
@@ -62,7 +63,8 @@ class TransformersModule(torch.nn.Module):
         own = {name: tensor for name, tensor in inputs.items() if name != POOLING_MASK}
         if self.given is not None:
             own = self.given(own)
-        with one_sequence_a_row() if torch.compiler.is_exporting() else nullcontext(), nothing_left(self.model):
+        one = one_sequence_a_row() if torch.compiler.is_exporting() else nullcontext()
+        with one, nothing_left(self.model), without_asserts(self.model):
             result = dict(self.model(**own))
         if self.found is not None:
             result |= self.found(result)

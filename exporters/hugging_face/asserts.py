@@ -1,0 +1,45 @@
+"""Passes without numbers and traces leave out what classes of transformers assert."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+
+
+@contextmanager
+def without_asserts(model: torch.nn.Module) -> Iterator[None]:
+    """Within it ``forward`` of the parts of ``model`` asserts nothing while a pass has no numbers: XLM asserts of the
+    lengths of texts, which no graph could. PyTorch's own passes with numbers do."""
+    classes = {type(part) for part in model.modules()} if detect_fake_mode() is not None else set()
+    forwards: list[Callable[..., Any]] = [inspect.unwrap(cls.forward) for cls in classes]
+    stripped = [(forward, forward.__code__, code) for forward in forwards if (code := _stripped(forward)) is not None]
+    for forward, _, code in stripped:
+        forward.__code__ = code  # decorators around it stay
+    try:
+        yield
+    finally:
+        for forward, own, _ in stripped:
+            forward.__code__ = own
+
+
+@cache
+def _stripped(forward: Callable[..., Any]) -> CodeType | None:
+    """The code of ``forward`` without asserts; None where it has none, or is not of a model of transformers."""
+    module = sys.modules[forward.__module__]
+    if not module.__name__.startswith("transformers.models.") or "assert " not in inspect.getsource(forward):
+        return None
+    own: CodeType = forward.__code__
+    whole = [compile(inspect.getsource(module), own.co_filename, "exec", optimize=1)]
+    for code in whole:  # which grows by what each holds
+        if (code.co_qualname, code.co_firstlineno) == (own.co_qualname, own.co_firstlineno):
+            return code
+        whole += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return None
