@@ -33,11 +33,12 @@ def without_asserts(model: torch.nn.Module) -> Iterator[None]:
 @cache
 def _stripped(forward: Callable[..., Any]) -> CodeType | None:
     """The code of ``forward`` without asserts; None where it has none, or is not of a model of transformers."""
-    module = sys.modules[forward.__module__]
-    if not module.__name__.startswith("transformers.models.") or "assert " not in inspect.getsource(forward):
+    if not inspect.isfunction(forward) or not forward.__module__.startswith("transformers.models."):
+        return None
+    if "assert " not in inspect.getsource(forward):
         return None
     own: CodeType = forward.__code__
-    whole = [compile(inspect.getsource(module), own.co_filename, "exec", optimize=1)]
+    whole = [compile(inspect.getsource(sys.modules[forward.__module__]), own.co_filename, "exec", optimize=1)]
     for code in whole:  # which grows by what each holds
         if (code.co_qualname, code.co_firstlineno) == (own.co_qualname, own.co_firstlineno):
             return code

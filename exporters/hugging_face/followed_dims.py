@@ -49,9 +49,9 @@ def follow(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     for name, part in module.named_modules():
         part.register_forward_pre_hook(_recorder(found, name), with_kwargs=True)
     failed = library_errors(lambda said: ExportError(f"cannot be followed by shapes alone: {said}"))
-    with failed, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), caches_unused(), mode, without_asserts(module):
-        with _Follower(noted):
-            outputs = module(*args, **kwargs)
+    asserted, math = without_asserts(module), sdpa_kernel(SDPBackend.MATH)
+    with failed, torch.no_grad(), math, caches_unused(), mode, asserted, _Follower(noted):
+        outputs = module(*args, **kwargs)
     for tensor in _tensors(outputs):
         block(noted.dims(tensor), "an output of the model has it")
     found.answers = [tuple(tensor.shape) for tensor in _tensors(outputs)]
