@@ -155,8 +155,7 @@ def _write(part: str, lines: Sequence[str]) -> None:
 
 
 def _title(found: Mapping[str, Found]) -> str:
-    versions = {one["code"] for one in found.values()}
     latest = list(found.values())[-1]["code"] if found else ""
     older = sum(one["code"] != latest for one in found.values())
-    said = f" ({len(versions)} versions of the code; {older} of {len(found)} classes by earlier ones)" if older else ""
+    said = f" ({older} of {len(found)} classes by earlier versions of the code)" if older else ""
     return f"transformers {offline_transformers().__version__}{said}"

@@ -56,8 +56,9 @@ def read(checkpoint: Checkpoint) -> Architecture:
     pools = not checkpoint.has_weights or any(".pooler." in f".{name}" for name in checkpoint.tensors)
     among_choices = offline_transformers().models.auto.modeling_auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
     given = single_choices if checkpoint.architecture in among_choices else corners_in_order
-    # T5's kin have no head to tie where config.json says so, and transformers asks whether its numbers are the table's.
-    untied = checkpoint.config.get("tie_word_embeddings") is False
+    # T5's kin have no head to tie where config.json says so, and transformers asks whether its numbers are the table's,
+    # whatever config.json says.
+    untied = checkpoint.config.get("tie_word_embeddings") is False or "shared.weight" in checkpoint.tensors
     untied &= not checkpoint.has_weights or "lm_head.weight" in checkpoint.tensors
     loading = Loading(without_pooler=not pools, given=given, surveyed=True, untied=untied)
     found = survey.survey(checkpoint, loading)

@@ -40,7 +40,7 @@ def _stripped(forward: Callable[..., Any]) -> CodeType | None:
     own: CodeType = forward.__code__
     whole = [compile(inspect.getsource(sys.modules[forward.__module__]), own.co_filename, "exec", optimize=1)]
     for code in whole:  # which grows by what each holds
-        if (code.co_qualname, code.co_firstlineno) == (own.co_qualname, own.co_firstlineno):
+        if (code.co_name, code.co_firstlineno) == (own.co_name, own.co_firstlineno):
             return code
         whole += [each for each in code.co_consts if isinstance(each, CodeType)]
     return None

@@ -314,3 +314,20 @@ def test_what_no_engine_computes_is_refused_early(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(stated))
     with pytest.raises(CheckpointError, match="alibi: Falcon multiplies it in bfloat16"):
         open_source(open_checkpoint(tmp_path, untrained=True))
+
+
+def test_a_head_of_its_own_is_one_whatever_the_configuration_says(tmp_path: Path) -> None:
+    """As transformers 5 saves mT5."""
+    import transformers
+
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    model = transformers.MT5ForConditionalGeneration(transformers.MT5Config(**sizes)).eval()
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(64, 16))
+    model.save_pretrained(tmp_path / "m")
+    source = open_source(tmp_path / "m")
+    assert (source.checkpoint.config["tie_word_embeddings"], source.shapes["lm_head.weight"]) == (True, (64, 16))
+    ids = torch.tensor([[5, 9, 3, 7]])
+    with torch.no_grad():
+        expected = model(input_ids=ids, decoder_input_ids=ids).logits
+    found = load_universal(source).module(ids, torch.ones_like(ids), ids)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
