@@ -21,8 +21,8 @@ from ..profiles.compile_request import CompileRequest
 from ..profiles.precision import highest_first
 from ..progress import Progress, silent
 from .examples.corpus import read_corpus
-from .examples.held_out_loss import HeldOutLoss
 from .examples.rank_axes import rank_axes
+from .examples.texts import HeldOutLoss
 from .job import resolve
 from .planning.candidate import figures_of
 from .planning.levels import PROMOTION_ORDERS, Level

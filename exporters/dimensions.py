@@ -3,21 +3,28 @@ folder says (no torch here)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from ..bundle.roles import Interface, embedding_of, embedding_output
 from ..elastic import Pairs
 from ..errors import CheckpointError, InputError
+from ..outside_file import read_file
+from ..profiles.strict_yaml import parse_yaml
 from ..strict import structure
-from .checkpoints.card import CARD, read_card
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.config import known_keys
 from .sentence_transformers.modules import SENTENCE, Normalize
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature
 
-# Of sentence-transformers, as its cards have them.
+# The model card, whose first lines state something of the model between two of _LIMIT.
+CARD = "README.md"
+_LIMIT = "---"
+_MAX_CARD_BYTES = 2**24
+# Losses of sentence-transformers, as its cards name them.
 _LOSSES = ("AdaptiveLayerLoss", "Matryoshka2dLoss")
 
 
@@ -108,3 +115,23 @@ def _stated(checkpoint: Checkpoint) -> _Matryoshka:
     structure(_Matryoshka, own, str(checkpoint.folder / CARD), CheckpointError)
     where = str(checkpoint.folder / "config.json")
     return structure(_Matryoshka, {**own, **known_keys(_Matryoshka, config)}, where, CheckpointError)
+
+
+def read_card(folder: Path, keys: Collection[str]) -> Mapping[str, Any]:
+    """Those of ``keys`` that stand between two lines ``---`` at the start of a card; none where there is no card, or it
+    begins otherwise. The other keys, which may be results of benchmarks in thousands of lines, are not read. Raises
+    CheckpointError for values that are no YAML."""
+    path = folder / CARD
+    if not path.is_file():
+        return {}
+    lines = read_file(path, _MAX_CARD_BYTES, CheckpointError).decode(errors="replace").splitlines()
+    if lines[:1] != [_LIMIT] or _LIMIT not in lines[1:]:
+        return {}
+    wanted, is_wanted = list[str](), False
+    for line in lines[1 : lines.index(_LIMIT, 1)]:
+        if line[:1] not in (" ", "-", "", "#"):  # a key, behind which its value is indented, or a list
+            is_wanted = line.partition(":")[0] in keys
+        if is_wanted:
+            wanted.append(line)
+    found = parse_yaml("\n".join(wanted), path, CheckpointError)
+    return found if isinstance(found, dict) else {}

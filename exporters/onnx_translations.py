@@ -1,14 +1,17 @@
-"""ONNX forms of the torch operations that torch.onnx has none for, and of our own."""
+"""ONNX forms of the torch operations that torch.onnx has none for, or a wrong one, and of our own. Complex tensors are
+real ones ``[..., 2]`` there: the real part of each number and its imaginary one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
+from onnxscript.function_libs.torch_lib.ops.common import merge_dims
+from onnxscript.function_libs.torch_lib.ops.core import aten_mul_complex
 from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
 
 
@@ -145,9 +148,37 @@ def one_hot(places: torch.Tensor, tokens: int) -> torch.Tensor:
     return (places[..., None] == torch.arange(tokens)).float()
 
 
+def complex_product(x: Any, other: Any) -> Any:
+    """The translation of ``aten.mul`` by another complex tensor, or by a real number."""
+    if isinstance(other, (int, float)):
+        return op.Mul(x, op.Constant(value=ir.tensor(float(other), dtype=ir.DataType.FLOAT)))
+    return aten_mul_complex(x, other)
+
+
+def complex_unsqueeze(x: Any, dim: int) -> Any:
+    """The translation of ``aten.unsqueeze``."""
+    return op.Unsqueeze(x, op.Constant(value_ints=[dim if dim >= 0 else dim - 1]))
+
+
+def complex_expand(x: Any, size: Sequence[Any], implicit: bool = False) -> Any:  # noqa: ARG001  (as torch has it)
+    """The translation of ``aten.expand``, for which -1 is a dimension as it is."""
+    return op.Expand(x, merge_dims([*(1 if isinstance(dim, int) and dim == -1 else dim for dim in size), 2]))
+
+
+def complex_copy(x: Any, **_: Any) -> Any:
+    """The translation of ``aten._to_copy`` to complex numbers of the same size, whatever the device."""
+    return op.Identity(x)
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attention_to_onnx,
     torch.ops.prims.erf_inv.default: erf_inv,
     torch.ops.nestforge.add_rows.default: add_rows_to_onnx,
     torch.ops.nestforge.top_places.default: top_places_to_onnx,
+}
+COMPLEX_TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.mul.Tensor: complex_product,
+    torch.ops.aten.unsqueeze.default: complex_unsqueeze,
+    torch.ops.aten.expand.default: complex_expand,
+    torch.ops.aten._to_copy.default: complex_copy,
 }

@@ -36,10 +36,9 @@ from .checkpoints.checkpoint import MODULES_FILE, Checkpoint, text_part
 from .checkpoints.generation_defaults import GenerationDefaults, read_generation_defaults
 from .checkpoints.hub import open_named
 from .checkpoints.tokenizer_file import tokenizer_content
-from .depth import with_depth, with_left_out
+from .depth import outermost_products, with_depth, with_left_out
 from .dimensions import read_depths, with_dimensions
 from .family import PREFIX, Family, family_of, preset_checkpoint
-from .outermost import outermost_products
 from .parts import CachedSpec, Exits, Part, chosen_exits
 from .sentence_transformers.read_modules import SentenceModules
 from .signature import Signature

@@ -28,10 +28,9 @@ from torch.onnx._internal.fx.passes import type_promotion
 from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ..errors import ExportError
-from .complex_translations import COMPLEX_TRANSLATIONS
 from .equal_layers import shortened
 from .frozen_dims import branching_dims, frozen_dims
-from .onnx_translations import TRANSLATIONS
+from .onnx_translations import COMPLEX_TRANSLATIONS, TRANSLATIONS
 from .repeated_layers import NAME_SCOPES, repeat_layers
 from .signature import Interface
 from .traced_alone import traced_alone

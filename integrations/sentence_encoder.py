@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import numpy as np
 
 from ..errors import InputError
 from ..optional import needed
@@ -29,8 +24,7 @@ from .embedder import (
     of_each_text,
     quantised,
 )
-from .process_pool import ProcessPool
-from .text_model import listed, progress
+from .text_model import listed
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 # As in sentence-transformers, every model has these; the model's own take their place.
@@ -83,8 +77,8 @@ class SentenceEncoder(Embedder):
         device: Any = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
-        pool: ProcessPool | None = None,
-        chunk_size: int | None = None,
+        pool: ThisProcess | None = None,
+        chunk_size: int | None = None,  # noqa: ARG002  (as the library has it)
         *,
         sentences: str | Iterable[str] | None = None,
         **options: Any,
@@ -99,11 +93,11 @@ class SentenceEncoder(Embedder):
         its numbers (``quantised``). The result is an array; with ``convert_to_tensor`` a tensor, without
         ``convert_to_numpy`` a list of tensors, both on the processor. With the ``output_value`` token_embeddings it is
         a list of a tensor ``[tokens, T]`` for each text, with None a list of a dict of everything known of it.
-        ``pool``, or a list as ``device``, encodes in several processes, ``chunk_size`` texts at a time.
+        ``pool``, a list as ``device`` and ``chunk_size`` change nothing (``ThisProcess``).
         ``show_progress_bar`` draws a bar on stderr, by default where that logger's level is INFO or DEBUG.
         ``sentences`` is the older name of ``inputs``; of further ``options`` a ``task`` changes nothing.
 
-        Raises InputError for what is no text, for an unknown option or value, and a single ``device`` other than cpu:
+        Raises InputError for what is no text, for an unknown option or value, and a ``device`` other than cpu:
         where engines run is said when the bundle is loaded.
         """
         if (inputs is None) == (sentences is None):
@@ -111,6 +105,9 @@ class SentenceEncoder(Embedder):
         texts, single = listed(sentences if inputs is None else inputs)
         _require("output_value", output_value, (*OUTPUT_VALUES, None))
         _require("precision", precision, (*PRECISIONS, None))
+        _require_here(device)
+        if not isinstance(pool, ThisProcess | None):
+            raise InputError(f"pool: expected one of start_multi_process_pool, got {type(pool).__name__}")
         _refuse_options(options)
         if show_progress_bar is None:
             show_progress_bar = logging.getLogger("nestforge").getEffectiveLevel() in (logging.INFO, logging.DEBUG)
@@ -119,11 +116,7 @@ class SentenceEncoder(Embedder):
         named = prompt_name if prompt is None else None
         width = self._width(truncate_dim)
         request = TextRequest(output_value, width, normalize_embeddings, batch_size, prompt, named)
-        with self._pool_of(pool, device) as used:
-            if used is None:
-                found = self.inferred(texts, request, show_progress_bar)
-            else:
-                found = self._inferred_in(used, texts, chunk_size, show_progress_bar, request)
+        found = self.inferred(texts, request, show_progress_bar)
         if output_value == SENTENCE_EMBEDDING:
             return converted(quantised(found, precision), single, convert_to_numpy, convert_to_tensor)
         rows = of_each_text(found, precision)
@@ -156,7 +149,7 @@ class SentenceEncoder(Embedder):
     def encode_multi_process(
         self,
         sentences: list[str],
-        pool: ProcessPool,
+        pool: ThisProcess,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
@@ -166,20 +159,15 @@ class SentenceEncoder(Embedder):
         """The older name of ``encode`` with a ``pool``."""
         return self.encode(sentences, prompt_name, prompt, batch_size, pool=pool, chunk_size=chunk_size, **options)
 
-    def start_multi_process_pool(self, target_devices: list[Any] | None = None) -> ProcessPool:
-        """Processes that open the bundle for themselves, with this submodel: one for each of ``target_devices``, all of
-        them cpu; None: for each core, at most 4. Raises InputError, so for a model that was opened elsewhere."""
-        if not self._opened_here:
-            raise InputError(
-                "start_multi_process_pool: its processes open the bundle themselves; give SentenceEncoder the bundle's "
-                "folder in place of a model that is open"
-            )
-        return ProcessPool(self.model.bundle.path.resolve(), partial(Embedder, submodel=self.submodel), target_devices)
+    def start_multi_process_pool(self, target_devices: list[Any] | None = None) -> ThisProcess:
+        """A pool for ``encode``, which starts no process. Raises InputError for one of ``target_devices`` that is not
+        cpu."""
+        _require_here(target_devices)
+        return ThisProcess()
 
     @staticmethod
-    def stop_multi_process_pool(pool: ProcessPool) -> None:
-        """Ends the processes of ``pool``."""
-        pool.stop()
+    def stop_multi_process_pool(pool: ThisProcess) -> None:
+        """Nothing is to be stopped."""
 
     def evaluate(self, evaluator: Any, output_path: str | None = None) -> Any:
         """The figures of a sentence-transformers ``evaluator``, which it also writes to the folder ``output_path``."""
@@ -213,33 +201,6 @@ class SentenceEncoder(Embedder):
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(absent(type(self).__name__, name))
 
-    @contextmanager
-    def _pool_of(self, pool: ProcessPool | None, device: Any) -> Iterator[ProcessPool | None]:
-        """The pool in which ``encode`` runs; None for this process."""
-        if pool is not None:
-            if not isinstance(pool, ProcessPool):
-                raise InputError(f"pool: expected one of start_multi_process_pool, got {type(pool).__name__}")
-            yield pool
-        elif isinstance(device, list):
-            own = self.start_multi_process_pool(device)
-            try:
-                yield own
-            finally:
-                own.stop()
-        else:
-            where = "; the engines run where the bundle was loaded: nestforge.load(bundle, provider=...)"
-            _require("device", device if device is None else str(device), (None, "cpu"), where)
-            yield None
-
-    def _inferred_in(
-        self, pool: ProcessPool, texts: list[Any], chunk_size: int | None, shown: bool, request: TextRequest
-    ) -> Any:
-        with progress(shown, len(texts)) as advance:
-            parts = list(pool.parts(texts, chunk_size, request, advance))
-        self._count(sum(part.cut for part in parts), len(texts))
-        found = [self.inferred([], request), *(part.found for part in parts)]
-        return np.concatenate(found) if request.output_value == SENTENCE_EMBEDDING else list(chain.from_iterable(found))
-
     def _similar(self, kind: str, embeddings1: Any, embeddings2: Any) -> Any:
         library = needed(
             "sentence_transformers.util", "similarity", "sentence-transformers", "compare the arrays with numpy"
@@ -247,6 +208,11 @@ class SentenceEncoder(Embedder):
         function = getattr(library.SimilarityFunction, kind)(self.similarity_fn_name)
         with library_errors(lambda said: InputError(f"similarity: expected embeddings, rows of one width: {said}")):
             return function(embeddings1, embeddings2)
+
+
+class ThisProcess:
+    """The place of a pool of processes, by which sentence-transformers uses several devices. Engines use all cores that
+    they are given, so that further processes, which share those, would gain nothing."""
 
 
 class EvaluationResults:
@@ -265,6 +231,12 @@ def _require(name: str, value: object, allowed: tuple[object, ...], why: str = "
     if value not in allowed:
         expected = " or ".join(repr(each) for each in allowed)
         raise InputError(f"{name} {value!r:.80}: expected {expected}{why}")
+
+
+def _require_here(device: Any) -> None:
+    where = "; the engines run where the bundle was loaded: nestforge.load(bundle, provider=...)"
+    for each in device if isinstance(device, list) else [device]:
+        _require("device", each if each is None else str(each), (None, "cpu"), where)
 
 
 def _refuse_options(options: Mapping[str, Any]) -> None:

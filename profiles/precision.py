@@ -53,7 +53,7 @@ class PrecisionSpec:
     """One precision that engines may have.
 
     Weights of products are stored in ``encoding``, those whose inputs shrink, and the outermost ones
-    (exporters/outermost.py), in ``wider``, tables in ``tables`` (None: as the others), and what is too small for a
+    (exporters/depth.py), in ``wider``, tables in ``tables`` (None: as the others), and what is too small for a
     product to gain by it in ``small``. ``backends`` run it.
     ``arithmetic`` is the type that it computes in: of ``integer`` the products alone, whose activations are rounded by
     a scale.

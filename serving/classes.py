@@ -88,4 +88,8 @@ async def _scores(
     return SCORES["sigmoid" if logits.shape[1] == 1 else "softmax"](logits)
 
 
-ROUTES: list[tuple[str, str, Handler]] = [("POST", "", root), ("POST", "/predict", predict), ("POST", "/rerank", rerank)]
+ROUTES: list[tuple[str, str, Handler]] = [
+    ("POST", "", root),
+    ("POST", "/predict", predict),
+    ("POST", "/rerank", rerank),
+]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from ...bundle.entries.tensor_spec import Role, TensorSpec
 from ...bundle.roles import Interface, compared_outputs
@@ -32,6 +33,9 @@ LONGEST = 64
 _BATCHES_SORTED_TOGETHER = 16
 # Texts embedded at once.
 _EMBEDDED = 25
+# Texts of a batch whose loss is taken, and tokens of each: long texts cost time quadratically and tell two submodels
+# apart no better.
+_LOSS_BATCH, _LOSS_TOKENS = 16, 128
 
 
 def training_texts(path: Path) -> list[str]:
@@ -100,7 +104,7 @@ def mean_cosines(
     cosines = []
     for submodel in clock.each(submodels):
         found = embeddings(model.source, model.narrow(submodel), texts)
-        cosines.append(float(torch.nn.functional.cosine_similarity(found, reference, dim=-1).mean()))
+        cosines.append(float(functional.cosine_similarity(found, reference, dim=-1).mean()))
     return cosines
 
 
@@ -126,6 +130,51 @@ def compared_first(source: ModelSource) -> tuple[Role | None, TensorSpec]:
     signature = source.signature
     compared = compared_outputs(Interface(signature.inputs, signature.outputs, signature.text))
     return next(iter(compared.items()), (None, signature.outputs[-1]))
+
+
+class HeldOutLoss:
+    """The loss of submodels of ``model`` on ``texts``; lower is better.
+
+    For a model that predicts the next token: nats per token. For every other model: 1 - mean cosine of its compared
+    output (bundle/roles.py) to the universal model's, averaged over the tokens of a text.
+    """
+
+    def __init__(self, model: UniversalModel, texts: Sequence[str]) -> None:
+        """Raises CheckpointError for a model without a tokenizer, or without an output to compare."""
+        self._model, self._texts = model, TextBatches.of(model.source, texts, _LOSS_TOKENS)
+        self._role, self._output = compared_first(model.source)
+        if self._role is None:
+            raise CheckpointError(f"{model.source.checkpoint.folder}: no output by which submodels could be compared")
+        self._reference = None if self._of_tokens else embeddings(model.source, model.module, self._texts)
+
+    @property
+    def unit(self) -> str:
+        """Name of the number."""
+        return "nats per token" if self._of_tokens else f"1 - cosine of {self._output.name} to the universal model's"
+
+    def __call__(self, submodel: Submodel) -> float:
+        module = self._model.narrow(submodel)
+        if self._reference is None:
+            return self._nats(module)
+        found = embeddings(self._model.source, module, self._texts)
+        return float((1 - functional.cosine_similarity(found, self._reference)).clamp(min=0).mean())
+
+    @property
+    def _of_tokens(self) -> bool:
+        return self._role == "next_tokens"
+
+    @torch.no_grad()
+    def _nats(self, module: torch.nn.Module) -> float:
+        """Mean loss over the tokens of every text but its first."""
+        signature = self._model.source.signature
+        assert signature.text is not None
+        ids = [spec.name for spec in signature.inputs].index(signature.text.continued)
+        place, total, count = signature.outputs.index(self._output), 0.0, 0.0
+        for batch in self._texts.once(_LOSS_BATCH):
+            logits, counted = module(*batch.inputs)[place][:, :-1], batch.weights[:, 1:]  # [B, S - 1, V], [B, S - 1]
+            each = functional.cross_entropy(logits.transpose(1, 2), batch.inputs[ids][:, 1:], reduction="none")
+            total, count = total + float((each * counted).sum()), count + float(counted.sum())
+        return total / max(1.0, count)
 
 
 @lru_cache(maxsize=1)

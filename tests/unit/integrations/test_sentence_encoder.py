@@ -220,8 +220,9 @@ def test_the_librarys_evaluators_find_what_they_find_on_its_own_model(encoder: S
         ("a", {"pool": 3}, "pool: expected one of start_multi_process_pool, got int"),
         (
             "a",
-            {"device": ["cuda:0"]},
-            "target_devices: expected 'cpu' once for each process, got ['cuda:0']; processes share no GPU",
+            {"device": ["cpu", "cuda:0"]},
+            "device 'cuda:0': expected None or 'cpu'; the engines run where the bundle was loaded: "
+            "nestforge.load(bundle, provider=...)",
         ),
         (
             "a",
@@ -283,6 +284,20 @@ def test_what_a_bundle_has_not_is_refused_with_the_reason(encoder: SentenceEncod
     assert not hasattr(encoder, "tokenizer")
     with pytest.raises(nestforge.InputError, match="max_seq_length 8: texts are cut to 12 tokens here; for fewer"):
         encoder.max_seq_length = 8
+
+
+def test_a_pool_of_processes_is_this_process(encoder: SentenceEncoder) -> None:
+    pool = encoder.start_multi_process_pool(["cpu", torch.device("cpu")])
+    expected = encoder.encode(["a dog", "the"])
+    for found in (
+        encoder.encode(["a dog", "the"], pool=pool, chunk_size=1),
+        encoder.encode_multi_process(["a dog", "the"], pool),
+        encoder.encode(["a dog", "the"], device=["cpu", "cpu"]),
+    ):
+        np.testing.assert_array_equal(found, expected)
+    encoder.stop_multi_process_pool(pool)
+    with pytest.raises(nestforge.InputError, match="device 'cuda:0': expected None or 'cpu'"):
+        encoder.start_multi_process_pool(["cuda:0"])
 
 
 def test_every_public_method_of_the_library_is_here_or_refused_with_a_reason(

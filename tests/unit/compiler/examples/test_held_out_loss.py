@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nestforge.compiler.examples.held_out_loss import HeldOutLoss
+from nestforge.compiler.examples.texts import HeldOutLoss
 from nestforge.errors import CheckpointError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal

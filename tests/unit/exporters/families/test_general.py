@@ -18,7 +18,7 @@ from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.job import stated_source
 from nestforge.compiler.nest.distill import blocks_of
 from nestforge.compiler.parity.cases import parity_cases
-from nestforge.compiler.parity.prove_padding import prove_padding
+from nestforge.compiler.parity.prove import prove_padding
 from nestforge.compiler.parity.references import References
 from nestforge.elastic import Axis
 from nestforge.errors import CheckpointError, InputError, ParityError

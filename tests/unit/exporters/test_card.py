@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nestforge.errors import CheckpointError
-from nestforge.exporters.checkpoints.card import read_card
+from nestforge.exporters.dimensions import read_card
 
 KEY = "matryoshka_layers"
 
