@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, wherever their writer is stopped, and locks between processes.
 
 A writer fills a file beside the destination, waits until it has reached the disk, and gives it its name in one step.
-Until then it holds a lock on that file. What a killed writer left has none; the next writer in the folder removes it.
+Until then it holds a lock on that file. Files of killed writers have none; the next writer in the folder removes them.
 The system drops locks with the process that holds them, however it ends.
 """
 

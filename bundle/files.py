@@ -1,7 +1,7 @@
 """Files of a bundle and beside it: regular ones with their identity, sealed ones, and those of this user alone.
 
 The build record, calibrations and lists of plans are written where they are used, after the manifest and one without
-the other, so that no manifest can list them. What vouches for each is in it: its seal, the SHA-256 of its own content
+the other, so that no manifest can list them. Each vouches for itself: by its seal, the SHA-256 of its own content
 as its last field (docs/bundle-format.md, section 2.11). Between a file and a seal elsewhere an interruption would leave
 a bundle that does not open. Private folders hold what the runtime trusts without checking its meaning.
 """

@@ -1,7 +1,7 @@
 """Opening a bundle: schema, names, sizes and, on request, every byte; docs/bundle-format.md holds the rules.
 
 A bundle may come from anywhere, so nothing outside its folder is touched and nothing is read before its size is known.
-What is opened later comes from the files that were opened here, or is refused.
+Later openings read the files that were opened here, or are refused.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ STEP_TOKENS = 9
 
 @dataclass(frozen=True)
 class ShapeProfile:
-    """``bucket``, and within it the shape ``tuned``, which kernels must be fastest at; they take all others too. Of a
-    static bucket both are its one shape. A dimension that the caller chooses is ``most[name]`` at most, and
+    """``bucket``, and within it the shape ``tuned``, which kernels must be fastest at; they take all others too. Both
+    are the one shape of a static bucket. A dimension that the caller chooses is ``most[name]`` at most, and
     ``usual[name]``, or 1, where kernels must be fastest."""
 
     bucket: Bucket

@@ -49,7 +49,7 @@ def add_task(
     """Adds the task in ``folder`` to ``bundle`` under ``name``, and returns the bundle's path; ``against`` is the model
     folder of the bundle's base, for PyTorch's side of the gate.
 
-    What the bundle has stays untouched: its manifest, engines and tasks. Where anything is refused nothing is added.
+    The bundle's manifest, engines and tasks stay untouched. Where anything is refused nothing is added.
     Raises BundleError, CheckpointError for another base or a folder that is none of its tasks, InputError for a name
     that is taken, ParityError where an engine with the task's tensors does not equal PyTorch, OutputError.
     """

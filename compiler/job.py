@@ -79,7 +79,7 @@ class Job:
 
     @cached_property
     def cost(self) -> CompileCost:
-        """What the compile takes, with the budgets that can be judged by now. Raises PlanError if one is not kept."""
+        """Cost of the compile, with the budgets that can be judged by now. Raises PlanError if one is not kept."""
         made = validate_budgets(self.source, self.profile, self.levels, self.submodels)
         return compile_cost(self.source, self.profile, self.chosen(self.source.spec, made))
 

@@ -40,8 +40,8 @@ class LevelView:
 @dataclass(frozen=True)
 class ModelView:
     """A model as ``--json`` prints it; the levels' widths are multiples of ``width_multiple``, as the profile asks, and
-    ``variants`` are the variants that a compile for it takes. Of several ``precisions`` the levels are in the
-    highest. ``cache`` is stated of a model that can generate, ``kept_whole`` of one whose axes were found: what
+    ``variants`` are the variants that a compile for it takes. The levels are in the highest of
+    ``precisions``. ``cache`` is stated of a model that can generate, ``kept_whole`` of one whose axes were found: what
     else was, and why it cannot shrink; ``left_out`` says which inputs and outputs of its class engines do not have."""
 
     kind: str

@@ -1,4 +1,4 @@
-"""What a compiled result follows from: its source's files, the tools, the device and the job's options."""
+"""Origin of a compiled result: its source's files, the tools, the device and the job's options."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def keys_of(job: Job) -> JobKeys:
 
 
 def provenance_of(source: ModelSource, profile: DeviceProfile, options: JobOptions) -> Provenance:
-    """What the manifest states of these."""
+    """Origin of a bundle, as its manifest states it."""
     tools, files = tool_versions(profile.backend), source_entries(source)
     return Provenance(tools, files, profile_data(profile), options, source.checkpoint.hub)
 

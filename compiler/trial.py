@@ -1,7 +1,7 @@
 """A structural trial: a compile of a model like the user's of two layers, or one of each kind, and narrow widths, which
 is thrown away.
 
-What fails by the model's class, by its configuration or by the options, fails there too, within seconds; nothing is
+A compile that fails by the model's class, its configuration or the options fails there too, within seconds; nothing is
 said of the weights, of sizes and of times.
 """
 
@@ -45,7 +45,7 @@ _OF_SIZES = (
 
 @dataclass(frozen=True)
 class TrialReport:
-    """What of a model's structure went through: ``changes`` are its sizes by name, before and after, ``kept_whole``
+    """Findings of a trial: ``changes`` are its sizes by name, before and after, ``kept_whole``
     what cannot shrink and why, ``untried`` what the trial leaves open."""
 
     model: str

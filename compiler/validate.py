@@ -43,7 +43,7 @@ def _task_problems(source: ModelSource, profile: DeviceProfile, request: Compile
         return
     if "tasks" not in BACKENDS[profile.backend].kinds:
         yield f"task: engines with tasks are for onnxruntime, profile {profile.name} is for {profile.backend}"
-    if profile.precisions != ("fp32",):
+    if profile.precisions != (TRACED,):
         yield f"task: engines with tasks are in fp32, requested {', '.join(profile.precisions)}"
     if source.exits is not None:
         yield f"task: {source.name} has exits, and segments take no tasks; compile it without `tasks`"
@@ -113,7 +113,7 @@ def validate_backend(profile: DeviceProfile, emit_only: bool) -> None:
 def validate_budgets(
     source: ModelSource, profile: DeviceProfile, levels: Sequence[Level], submodels: Sequence[Submodel]
 ) -> Plan:
-    """Whether submodels keep the budgets, and which do. What is not known yet is judged later: a latency on this host
+    """Submodels that keep the budgets. Limits that cannot be judged yet are judged later: a latency on this host
     once rungs were measured, memory in other precisions than the traced one once graphs say which weights stay in it.
     Raises PlanError."""
     budgets, memory_mb = profile.budgets, profile.memory_mb

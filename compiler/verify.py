@@ -75,7 +75,7 @@ def verify_bundle(path: str | Path, against: Any = None, progress: Progress = si
     """Checks every byte of a bundle, and with ``against`` (its model folder, or the torch.nn.Module that it was made
     of) every engine against PyTorch.
 
-    Of an engine for TensorRT that is its graph, in ONNX Runtime; `nestforge build` checks plans against their graphs.
+    An engine for TensorRT is checked as its graph, in ONNX Runtime; `nestforge build` checks plans against graphs.
     Raises BundleError if a file is damaged, CheckpointError if the bundle was not made from that model.
     """
     clock = Clock(progress)

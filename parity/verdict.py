@@ -1,9 +1,9 @@
 """Whether an export's answers are the model's, by the gate's rule (compiler/parity/compare.py) and its evidence.
 
-The reference is PyTorch in float64. What may differ is measured on the same inputs: an export in fp32 by what PyTorch's
-own float32 is off by, one of lower precision by what PyTorch is off by when it rounds as that precision does
-(simulated.py). Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck, passes
-with moved weights tell.
+The reference is PyTorch in float64. The allowed difference is measured on the same inputs: of an export in fp32 by what
+PyTorch's own float32 is off by, of one of lower precision by what PyTorch is off by when it rounds as that precision
+does (simulated.py). Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck,
+passes with moved weights tell.
 """
 
 from __future__ import annotations

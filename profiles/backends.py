@@ -1,7 +1,7 @@
 """The table of back ends: what each takes, builds and needs, in one entry.
 
-What runs an engine is in the module of the runtime that an entry names (``Opener`` in runtime/engines/runner.py), and
-what finishes a graph in one of the compiler: neither is imported before it is requested, and a device has no compiler.
+The module of the runtime that an entry names (``Opener`` in runtime/engines/runner.py) runs engines, and one of the
+compiler finishes graphs: neither is imported before it is requested, and a device has no compiler.
 Which precisions a back end runs is stated by those (precision.py).
 """
 

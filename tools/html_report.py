@@ -1,5 +1,5 @@
-"""Bundles as one self-contained HTML page: no other file, no network. What is shown are the facts and tables that
-``inspect`` prints, with a picture of quality over latency and memory."""
+"""Bundles as one self-contained HTML page: no other file, no network: the facts and tables that ``inspect`` prints,
+with a picture of quality over latency and memory."""
 
 from __future__ import annotations
 

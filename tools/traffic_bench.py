@@ -93,7 +93,7 @@ def bench_requests(
 ) -> TrafficBench:
     """Requests from several threads at once, to one of ``submodels`` after the other.
 
-    As ``nestforge bench --text``. Of more than 1000 ``texts`` as many are drawn, the same each time; every one is sent,
+    As ``nestforge bench --text``. 1000 ``texts`` at most are drawn, the same each time; every one is sent,
     in a mixed order, and again until two seconds have passed. A text that is longer than the submodel takes is cut.
     Without texts random arrays are sent. Raises InputError for texts where the bundle has no tokenizer, SelectionError
     for a submodel or task that the bundle does not have or cannot run here.

@@ -45,7 +45,7 @@ class ParityOutput:
 class ParityRouting:
     """One tensor of routes over all parity cases, judged by the PyTorch submodel that was made to take them.
 
-    Of ``made`` single choices ``differing`` are not PyTorch's own; ``worst_score_gap`` is by how much the worst of them
+    ``differing`` of ``made`` single choices are not PyTorch's own; ``worst_score_gap`` is by how much the worst of them
     is worse, in units of the score that decides. ``shares`` are means over the cases.
     """
 
@@ -60,7 +60,7 @@ class ParityRouting:
 class ParityReceipt:
     """Proof that an engine equals the PyTorch submodel: the rule and its limits, the cases and the worst figures.
 
-    Of an engine with ``routing`` PyTorch took the engine's routes; their score gaps are at most ``atol``.
+    With ``routing`` PyTorch took the engine's routes; their score gaps are at most ``atol``.
     """
 
     reference: str

@@ -31,8 +31,8 @@ PROMPT_TOKENS = 512
 @dataclass(frozen=True)
 class CachedLayer:
     """A layer's share of the cache for each token: keys and values of ``heads`` heads of ``size`` numbers. Its tokens
-    see the last ``window`` ones, themselves included, or all before them. Of a submodel without the layer (``of``) no
-    heads are left."""
+    see the last ``window`` ones, themselves included, or all before them. No heads are left in a
+    submodel without the layer (``of``)."""
 
     heads: int = field(metadata={"min": 1})
     size: int = field(metadata={"min": 1})

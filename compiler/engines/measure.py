@@ -91,8 +91,8 @@ def measure_engines(
 ) -> tuple[Latency, ...]:
     """Predicted latency of every engine, and beside it the measured one if the profile is of this host.
 
-    Engines of one file are one engine, and a rung is the engine that it became: each is timed once. What a step on a
-    cache takes depends on the text, and is measured as the model generates.
+    Engines of one file are one engine, and a rung is the engine that it became: each is timed once. The time of a
+    step on a cache depends on the text, and is measured as the model generates.
     """
     engines = [engine for engine in engines if isinstance(engine.kind, Whole | Segment)]
     measured: dict[str, list[Measured]] = {}
@@ -167,7 +167,7 @@ def _measured_rungs(
 
 
 def _measured(builder: EngineBuilder, pairs: Sequence[tuple[EngineEntry, Bucket]]) -> list[Measured]:
-    """Each engine at a shape. What was not timed before is timed now, all in turn; a rung that is chosen was, and an
+    """Each engine at a shape. Those that were not timed before are timed now, all in turn; a chosen rung was, and an
     interrupted compile goes on with the figures that it has."""
     keys = [f"latency-{engine.file}-{shape.label}" for engine, shape in pairs]
     left = [pair for pair, key in zip(pairs, keys, strict=True) if not builder.stage.has(key)]
@@ -203,7 +203,7 @@ def measure_quality(
     Measured at the bucket with the longest sequence, to which texts are truncated for both models alike. A submodel of
     a shorter sequence runs at its own, the universal model at the bucket's, on the samples that fit the shorter: the
     requests that it may answer; it has no quality if none fits. The universal model computes in float32, in an engine
-    of the bundle or in ``fp32``. What an earlier run measured is kept.
+    of the bundle or in ``fp32``. Figures of an earlier run are kept.
     """
     samples = samples_of(corpus, "held_out", builder.universal.source.encoder)
     if samples is None:

@@ -1,7 +1,7 @@
 """The segments of one submodel at one bucket: emitted, run on the state that the one before returned, compared; and
 verified as written, as the runtime chains them.
 
-What they must equal is one pass of the PyTorch submodel that nothing cuts: the state, the logits and the entropy at
+They must equal one pass of the PyTorch submodel that nothing cuts: the state, the logits and the entropy at
 every exit. Errors of a segment therefore reach the ones behind it, as they do on a device.
 """
 

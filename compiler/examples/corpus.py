@@ -81,8 +81,8 @@ def samples_of(
 def read_corpus(path: Path) -> Corpus:
     """Reads a UTF-8 file with one text per line; blank and repeated lines are dropped.
 
-    A text's own hash decides its part (about one in five is held out), so adding lines moves no other. Of each part
-    the texts with the smallest hashes are used, a sample spread over the whole file.
+    A text's own hash decides its part (about one in five is held out), so adding lines moves no other. The texts
+    with the smallest hashes in each part are used, a sample spread over the whole file.
     Raises CheckpointError for a missing, oversized or undecodable file, or too few texts.
     """
     keyed = keyed_texts(path, CheckpointError)

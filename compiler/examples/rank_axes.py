@@ -40,7 +40,7 @@ def rank_axes(
     """Orders the model's axes in place: not at all if it was trained nested, ``keeps_order`` or no axis has weights, by
     first-order Taylor importance on the calibration texts or rows if there are any, else by weight magnitude.
 
-    What was permuted is written into the bundle.
+    The permutation is written into the bundle.
     Raises CheckpointError if texts are given and the model has no tokenizer, InputError if texts or rows do not fit it.
     """
     if isinstance(corpus, Corpus) and model.source.encoder is None:

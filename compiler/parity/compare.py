@@ -1,6 +1,6 @@
 """The parity gate: an engine must equal the PyTorch submodel, output by output, case by case.
 
-What it is held against is the submodel in float64. Rule, of the difference ``d = engine - reference`` of one output:
+The reference is the submodel in float64. Rule, of the difference ``d = engine - reference`` of one output:
 
 1. per element ``|d| <= atol * scale + rtol * |reference|``,
 2. ``rms(d) <= rms limit * scale`` of every part: in fp32 a tenth of ``atol``, since small errors everywhere are a

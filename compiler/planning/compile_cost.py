@@ -1,6 +1,6 @@
 """Cost of a compile on the host that it runs on, told before any work: memory, disk, the processor's time.
 
-Weights are counted in bytes. What else is in memory, and the time, follow a rule that was fitted to whole compiles: of
+Weights are counted in bytes. Other memory, and the time, follow a rule that was fitted to whole compiles: of
 random Llamas of 30 to 1,236 million weights and of SmolLM2-135M in int4, one width, `--generate`, 1x1..512, nothing
 timed, on an AMD EPYC (Zen 4) of two cores. Ranking, exits' segments and merged engines are not counted, nor what
 chooses 4 bits on examples.

@@ -4,7 +4,7 @@ The ladder climbs from one level to the next, layer by layer. A rung mixes two a
 rise with the least slope that its size allows. The promotion order says which ``k`` of ``l`` layers have the larger
 level:
 
-- ``increasing``: the last ``k``. What nested training favours most, and the default.
+- ``increasing``: the last ``k``; the default, and the order that nested training favours most.
 - ``decreasing``: the first ``k``.
 - ``up-down``: the ``k`` in the middle, so that widths rise and then fall; of two middles the later one.
 - ``down-up``: the first ``k // 2`` and the rest of the ``k`` at the end, so that widths fall and then rise.

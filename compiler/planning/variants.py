@@ -17,7 +17,7 @@ from ...exporters.architecture import EVERY_VARIANT
 from ...exporters.source import ModelSource
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import PRECISIONS
+from ...profiles.precision import PRECISIONS, TRACED
 from ...strict import nearest
 from ...workload import Op
 from .cost_model import predict
@@ -26,7 +26,7 @@ from .cost_model import predict
 def chosen_variants(source: ModelSource, submodel: Submodel, bucket: Bucket, profile: DeviceProfile) -> dict[str, str]:
     """Variant of each computation that engines of ``submodel`` at ``bucket`` get on the device of ``profile``.
 
-    Of equal costs the first listed wins. Raises PlanError for a variant that the profile asks for and that does not
+    The first listed of equal costs wins. Raises PlanError for a variant that the profile asks for and that does not
     exist, or does not hold for this model or on this device.
     """
     widest = source.spec.submodel(dict(submodel.structure))
@@ -95,7 +95,7 @@ def variant_views(source: ModelSource, submodels: Iterable[Submodel], device: De
 
 def _left_out(source: ModelSource, wanted: Mapping[str, str], profile: DeviceProfile) -> frozenset[str]:
     """The variants that engines of ``profile`` cannot have; raises PlanError where one of them is requested."""
-    if BACKENDS[profile.backend].own_operators and profile.precisions == ("fp32",):
+    if BACKENDS[profile.backend].own_operators and profile.precisions == (TRACED,):
         return frozenset()
     other = not BACKENDS[profile.backend].own_operators
     given = f"backend {profile.backend}" if other else f"precision {', '.join(profile.precisions)}"

@@ -1,6 +1,6 @@
 """A cache that stays between turns, with the tokens whose keys and values it holds.
 
-What a prompt has in common with what is there already is not computed again: only the tokens behind it are, and they
+A prompt's beginning that the session has already is not computed again: only the tokens behind it are, and they
 overwrite what lay at their places. The keys of a token are those of the submodel that computed it; another submodel
 continues them where it has no more heads in any layer, of one size, of which it then reads the first. Of layers with a
 window the cache has the last tokens alone: a text that is continued far before its end is computed again, and so is

@@ -1,7 +1,7 @@
 """Text of a row as its tokens come, in pieces that later tokens cannot change, up to where it stops: at an end id, or
 before a stop string, which no piece given out may have begun.
 
-What one token says depends on its neighbours: a letter may be spread over several tokens, the first word of a text has
+The text of a token depends on its neighbours: a letter may be spread over several tokens, the first word of a text has
 no space before it. So a few tokens before the new one are decoded with it, and what they gave already is left out.
 Held back are
 

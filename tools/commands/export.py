@@ -37,7 +37,7 @@ def export_command(bundle: Path, form: str, output: Path, as_json: bool, **setti
     """Write a bundle, or a submodel, for another platform.
 
     onnx: one submodel as one ONNX file for anyone's ONNX Runtime, its weights inside, or above 2 GB in one file beside
-    it. What was written is asked and compared with the bundle's engine before it gets its name.
+    it. The written file is asked and compared with the bundle's engine before it gets its name.
 
     ortpackage: submodels as components of a package that ONNX Runtime 1.31 opens, each file as of onnx.
 
