@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nestforge.exporters.outermost import outermost_products
+from nestforge.exporters.depth import outermost_products
 
 
 def decoder(layers: int, prefix: str = "model.layers") -> dict[str, tuple[int, ...]]:
