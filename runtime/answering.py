@@ -19,10 +19,10 @@ from .answer import Answer, ExitRows, Limit, Padding, RowRun, Timings
 from .candidates import Choice
 from .engines.onnxruntime_gpu.provider import Provider
 from .engines.pool import EnginePool
-from .exits.choice import OFF, ExitChoice, ExitChooser, OpenExits
+from .exits.choice import OFF, ExitChoice, ExitChooser, OpenExits, RequestedExits
 from .exits.drift import Drift
 from .inputs.arrays import Array, InputChecker, cut_back
-from .request import RequestContext
+from .request import Request, RequestContext
 from .tasks import Tasks
 
 
@@ -79,7 +79,7 @@ class Answering:
             reasons.append(f"task {context.task_name} is merged into its weights")
         if self._provider is not None:
             reasons.append(f"by ONNX Runtime's provider {self._provider.name}")
-        exit_choice = self._exit_choice(context, engine)
+        exit_choice = self.exit_choice(context.request, engine, context.exits)
         if exit_choice is not None:
             reasons.append(exit_choice.reason)
         opened = None if exit_choice is None else exit_choice.open
@@ -125,12 +125,13 @@ class Answering:
 
     def leaves_early(self, context: RequestContext, choice: Choice) -> bool:
         """Whether the segments of a chain would answer, whose runs say nothing of the figures of whole engines."""
-        exit_choice = self._exit_choice(context, choice.engine)
+        exit_choice = self.exit_choice(context.request, choice.engine, context.exits)
         return exit_choice is not None and exit_choice.open is not None
 
-    def _exit_choice(self, context: RequestContext, engine: EngineEntry) -> ExitChoice | None:
+    def exit_choice(
+        self, request: Request, engine: EngineEntry, exits: RequestedExits | None = None
+    ) -> ExitChoice | None:
         """Which exits are open, or None for a model that has none. Raises SelectionError where they cannot be had."""
-        request, exits = context.request, context.exits
         if self._exits is not None:
             limited = request.is_timed or request.budget in self._latency_budgets
             return self._exits.choose(exits, engine.submodel, limited)
@@ -195,10 +196,8 @@ def run_chain(context: RequestContext, whole: EngineEntry, pool: EnginePool, exi
     """
     chain = exits.chain
     dispatched = perf_counter()
-    run = chain.answer(context.feeds, context.shape, exits.policy)
+    run = exits.answer(context.feeds, context.shape)
     ended = perf_counter()
-    if exits.monitor is not None:
-        exits.monitor.add(run.index)
     largest = run.buckets[0]
     engine = chain.engine(0, largest)
     share = run.flops / max(1, whole.row_flops(context.shape.sequence))

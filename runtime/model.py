@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ..argument_types import checked, option, stated
+from ..bundle.entries.engine_entry import EngineEntry
 from ..bundle.entries.tensor_spec import TensorSpec
 from ..bundle.manifest import BudgetEntry
 from ..bundle.open_bundle import Bundle
@@ -28,7 +29,7 @@ from .engines.memory import MemoryCap
 from .engines.onnxruntime_gpu.provider import Provider
 from .engines.pool import EnginePool
 from .engines.residency import Residency
-from .exits.choice import RequestedExits
+from .exits.choice import ExitChoice, RequestedExits
 from .exits.drift import Drift
 from .generation.generator import Generator
 from .generation.session import Session
@@ -218,6 +219,11 @@ class ElasticModel:
         Dispatcher.candidates. Raises as a call does."""
         cut = None if dimensions is None else cut_to(self.bundle.manifest, dimensions)
         return self._dispatcher_for(request, task, cut).candidates(request, batch, sequence, lengths)
+
+    def exits_of(self, request: Request, engine: EngineEntry) -> ExitChoice | None:
+        """Which exits such a request may leave at where the submodel of ``engine`` answers it; None for a model without
+        any. Raises as a call does."""
+        return self._answering.exit_choice(request, engine)
 
     def longest_sequence(self, batch: int, submodel: str | None = None) -> int:
         """The longest sequence that any engine takes for ``batch`` rows, or any of ``submodel`` if it takes so many.

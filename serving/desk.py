@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ..errors import OverloadError
-from .scheduler import Job, Run, Scheduler
+from .scheduler import Further, Job, Run, Scheduler
 from .served import now_ms, options
 
 _Given = TypeVar("_Given", contravariant=True)
@@ -30,7 +30,7 @@ def own_part(most: int, clients: Iterable[str], client: str) -> int:
 class Answers(Protocol[_Given, _Found]):
     """What makes runs, each for the work of its jobs, on a thread of the desk's."""
 
-    def replies(self, works: Sequence[_Given], run: Run, /) -> Sequence[_Found]: ...
+    def replies(self, works: Sequence[_Given], run: Run, /) -> Sequence[_Found | Further]: ...
 
 
 class Desk:
@@ -63,10 +63,20 @@ class Desk:
             self._run_here(loop, served, work, run, future)
             return future
         late = loop.call_later(max(0.0, job.due - now_ms()) / 1e3, self._start, loop)
-        self._asked[job] = (served, work, future, late)
-        future.add_done_callback(lambda done: self._forget(job, done.cancelled()))
+        self._keep(job, served, work, future, late)
         self._start(loop)
         return future
+
+    def _keep(
+        self,
+        job: Job,
+        served: Answers[_Given, _Found],
+        work: _Given,
+        future: asyncio.Future[_Found],
+        late: asyncio.TimerHandle,
+    ) -> None:
+        self._asked[job] = (served, work, future, late)
+        future.add_done_callback(lambda done: self._forget(job, done.cancelled()))
 
     def _short_run(self, job: Job) -> Run | None:
         """The run of ``job``, which came last, where it may be made here. A step of what goes on never is: it would be
@@ -87,7 +97,9 @@ class Desk:
     ) -> None:
         self._held_since = now_ms()
         try:
-            future.set_result(served.replies([work], run)[0])
+            (reply,) = served.replies([work], run)
+            assert not isinstance(reply, Further)  # nothing that waits could share the rest
+            future.set_result(reply)
         except Exception as failure:  # noqa: BLE001  (who asked hears of it)
             future.set_exception(failure)
         finally:
@@ -98,6 +110,8 @@ class Desk:
         self._held_since = None
 
     def _forget(self, job: Job, is_cancelled: bool) -> None:
+        if job not in self._asked:  # another goes on with it
+            return
         self._asked.pop(job)[3].cancel()
         if is_cancelled:
             self.scheduler.cancel(job)
@@ -144,5 +158,9 @@ class Desk:
                 continue
             if isinstance(found, BaseException):
                 asked[2].set_exception(found)
+            elif isinstance(one := found[number], Further):
+                del self._asked[job]
+                self.scheduler.submit(one.job, now_ms())
+                self._keep(one.job, asked[0], one.work, *asked[2:])
             else:
-                asked[2].set_result(found[number])
+                asked[2].set_result(one)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import OverloadError
 from ..runtime.candidates import Candidate, next_larger
@@ -36,6 +36,8 @@ _DEADLINES_SMALL = 5.0
 _UNLEARNT = 0.99
 # Jobs in a row that do not fit a run before no more are looked at.
 _MISFITS = 4
+# Beside its engines, what a run costs that stops on its way, and begins again.
+_MS_STOP = 0.3
 # A run takes what it is stated to take, or a little less than two of them.
 _ROUNDING = 1e-6
 
@@ -49,7 +51,8 @@ class Job:
     whose key is None runs alone. It came at ``arrived`` and is ``due`` (milliseconds); ``timed`` is one whose request
     stated that. ``alone`` are the engines that may answer it, the largest submodel first, one where its request leaves
     no choice. One that ``continues`` what was admitted is never refused, late or not. One that others wait for has its
-    place as if it were due ``within`` so many milliseconds."""
+    place as if it were due ``within`` so many milliseconds. Jobs with a key of ``after`` may come to where it stands,
+    and then share its runs."""
 
     key: Hashable
     rows: int
@@ -61,15 +64,25 @@ class Job:
     timed: bool = False
     continues: bool = False
     within: float | None = None
+    after: tuple[Hashable, ...] = ()
 
 
 @dataclass(eq=False, frozen=True)
 class Run:
-    """Jobs that one run answers, by ``candidate``, and how it was chosen."""
+    """Jobs that one run answers, by ``candidate``, and how it was chosen. Asked on its way with a job of what is left,
+    by the time, it ``stops`` where further runs take that with others."""
 
     jobs: tuple[Job, ...]
     candidate: Candidate
     reason: str
+    stops: Callable[[Job, float], bool] = lambda _job, _now: False
+
+
+class Further(NamedTuple):
+    """The result of a run that has not answered its request: a job that goes on with it, and its work."""
+
+    job: Job
+    work: Any
 
 
 class _Waiting(NamedTuple):
@@ -163,33 +176,42 @@ class Scheduler:
         """The run to start now; None where nothing waits, or all workers have one.
 
         It is of the first job and of those behind it that share its key, as long as together they take no longer than
-        one after the other. Of its submodels the largest answers with which all in the run are in time, and no more of
-        those behind it late, if it answered them too, than with the one that takes least; that one while jobs are
-        refused.
+        one after the other; a job on its way may give way to those that come to where it stands. Of its submodels the
+        largest answers with which all in the run are in time, and no more of those behind it late, if it answered them
+        too, than with the one that takes least; that one while jobs are refused.
         """
         if not self._waiting or self.running >= self._workers:
             return None
-        head = self._waiting[0].job
-        together, candidate = self._together(self._waiting, now, None)
+        queue = self._given_way(now)
+        head = queue[0].job
+        together, candidate = self._together(queue, now, None)
         reason = ""
         if len(head.alone) > 1:
             submodels: Iterable[str] = ()
             if not self._refused_lately(head, now):
                 submodels = dict.fromkeys(one.engine.submodel for one in head.alone)
-                bar = self._late(_without(self._waiting, together), now, now + candidate.p95_ms)
+                bar = self._late(_without(queue, together), now, now + candidate.p95_ms)
             for submodel in submodels:
-                jobs, one = self._together(self._waiting, now, submodel)
+                jobs, one = self._together(queue, now, submodel)
                 ends = now + one.p95_ms
                 if all(ends <= self._planned(entry) for entry in jobs) and (
-                    self._late(_without(self._waiting, jobs), now, ends, submodel) <= bar
+                    self._late(_without(queue, jobs), now, ends, submodel) <= bar
                 ):
                     together, candidate = jobs, one
                     break
             reason = self._reason(head, candidate, now)
-        run = Run(tuple(entry.job for entry in together), candidate, reason)
+        run = Run(tuple(entry.job for entry in together), candidate, reason, self.stops)
         self._waiting = _without(self._waiting, together)
         self._running[run] = now + candidate.p95_ms
         return run
+
+    def stops(self, job: Job, now: float) -> bool:
+        """Whether ``job``, which is left of a run, should wait: for those that come to where it stands, or to go on
+        with one that stands there. Asked on the thread of the run, while the queue may change."""
+        queue = [_Waiting(now + (job.within or 0.0), 0, job), *self._waiting]
+        return len(queue) > 1 and (
+            len(self._together(queue, now, None)[0]) > 1 or self._catching_up(queue, now) is not None
+        )
 
     def end(self, run: Run, now: float) -> None:
         """The run has ended, or failed."""
@@ -202,6 +224,39 @@ class Scheduler:
         off = min(ms, 2 * self._to_send + _MS_ODD) - self._sending
         self._sending += _NEW * off
         self._deviation += _NEW * (abs(off) - self._deviation)
+
+    def _given_way(self, now: float) -> _Queue:
+        """The queue, with the first job that may come to where its head stands before it, if that gives way; and so on
+        with that."""
+        queue: _Queue = self._waiting
+        while behind := self._catching_up(queue, now):
+            queue = [behind, *_without(queue, [behind])]
+        return queue
+
+    def _catching_up(self, queue: _Queue, now: float) -> _Waiting | None:
+        """Who the head of ``queue`` gives way to: the next one, if it comes to where the head stands while that may
+        wait, and all that wait are answered sooner on average where one run then takes both. Jobs of others are never
+        overtaken."""
+        head = queue[0]
+        behind = next((entry for entry in queue if entry.job.key != head.job.key), None)
+        if behind is None or behind.job.key not in head.job.after:
+            return None
+        here, candidate = self._together(queue, now, None)
+        coming, whole = self._together([behind, *_without(queue, [behind])], now, None)
+        (rows, steps), (more, most) = _size(here), _size(coming)
+        steps, comes_ms = max(steps, most), whole.p95_ms
+        if rest := self._options(head.job.key, more, most):
+            comes_ms -= _least(rest).p95_ms
+        while more > behind.job.rows and not self._options(head.job.key, rows + more, steps):
+            more -= 1  # some leave before
+        rest, both = self._options(head.job.key, more, most), self._options(head.job.key, rows + more, steps)
+        if not rest or not both:
+            return None
+        joined_ms = comes_ms + _MS_STOP + _least(both).p95_ms
+        apart_ms = candidate.p95_ms + comes_ms + _least(rest).p95_ms
+        others, _ = _size(queue)
+        saved = (others - rows) * (apart_ms - joined_ms) - rows * (joined_ms - candidate.p95_ms)
+        return behind if saved > 0.0 and now + comes_ms <= head.order else None
 
     def _has_its_share(self, job: Job, behind: float, now: float) -> bool:
         """Whether the client's jobs before this one, and this, take more of its time than clients may have each."""
@@ -338,6 +393,12 @@ def _of(candidates: Sequence[Candidate], submodel: str | None) -> Candidate | No
     """The engine of ``submodel``, or of any, that takes least; None where there is none."""
     own = [one for one in candidates if submodel is None or one.engine.submodel == submodel]
     return _least(own) if own else None
+
+
+def _size(entries: Iterable[_Waiting]) -> tuple[int, int]:
+    """Their rows together, and the most steps."""
+    jobs = [entry.job for entry in entries]
+    return sum(job.rows for job in jobs), max(job.steps for job in jobs)
 
 
 def _without(entries: _Queue, together: _Queue) -> list[_Waiting]:

@@ -18,12 +18,13 @@ from ..bundle.roles import embedding_output
 from ..errors import InputError, NestforgeError
 from ..runtime.candidates import Candidate
 from ..runtime.exits.calibration import Calibration
-from ..runtime.exits.choice import OFF
+from ..runtime.exits.choice import OFF, ExitChoice
 from ..runtime.inputs.arrays import Array, InputChecker, random_feeds
 from ..runtime.inputs.text import Encoded, Text
 from ..runtime.model import ElasticModel
 from ..runtime.request import Request
-from .scheduler import Job, Run
+from .leaving import Going, go_on
+from .scheduler import Further, Job, Run
 
 _LIMITS, _NAMES = ("latency_ms", "deadline_ms", "memory_mb"), ("budget", "submodel", "task")
 HEADERS = {name: f"nestforge-{name.replace('_', '-')}" for name in (*_LIMITS, *_NAMES)}
@@ -33,6 +34,12 @@ _WARM_UPS, _WARM_UP_PROMPT = 4, 8
 _MOST_WRITTEN = 1 << 16
 _MOST_REMEMBERED = 256
 _INCOMPLETE = "\ufffd"
+# For how many times what all segments take a request that stopped between two may wait for rows of others.
+_WAITS = 1.0
+# Runs of less are not stopped, which would take longer than it saves.
+_MS_JOINED = 3.0
+# Rows are joined where a run of twice as many takes at most so much of two runs: with less the queue is not asked.
+_WORTH_JOINING = 0.9
 # Stands for any deadline where only that there is one counts.
 _SOME_MS = 1.0
 
@@ -70,13 +77,15 @@ class Asked(NamedTuple):
 @dataclass(eq=False, frozen=True)
 class Work:
     """A request: its choice, its arrays, and the ``deadline_ms`` that it stated; of texts the ``lengths`` of its rows
-    without padding. One that ``is_part`` of another is answered by the submodel that its job has."""
+    without padding. One that ``is_part`` of another is answered by the submodel that its job has. One that stopped on
+    its way is ``going`` on."""
 
     asked: Asked
     deadline_ms: float | None
     feeds: Mapping[str, Array]
     lengths: Sequence[int] | None = None
     is_part: bool = False
+    going: Going | None = None
 
 
 @dataclass(eq=False, frozen=True)
@@ -186,15 +195,17 @@ class Served:
         key = Key(self, work.asked) if self._shares else None
         return Job(key, shape.batch, shape.sequence, terms.client, terms.arrived, terms.due, alone, terms.is_timed)
 
-    def together(self, asked: Asked, rows: int, steps: int) -> Sequence[Candidate]:
-        """The engines that take so many rows of several requests in one run. What no bucket holds is not looked up:
-        its figures in several runs cost more than many a run, and the queue asks at every arrival."""
+    def together(self, asked: Asked, rows: int, steps: int, segment: int = 0) -> Sequence[Candidate]:
+        """The engines that take so many rows of several requests in one run, from a segment on by its number. What no
+        bucket holds is not looked up: its figures in several runs cost more than many a run, and the queue asks at
+        every arrival."""
         if not any(bucket.batch >= rows and bucket.sequence >= steps for bucket in self._buckets):
             return ()
         try:
-            return self.candidates(asked, rows, steps)
+            found = self.candidates(asked, rows, steps)
         except NestforgeError:
             return ()
+        return found if segment == 0 else [self._from(segment, asked, one, rows, steps) for one in found]
 
     def candidates(
         self, asked: Asked, rows: int, steps: int, lengths: Sequence[int] | None = None
@@ -205,9 +216,13 @@ class Served:
             return [replace(one, p95_ms=0.0) if one.p95_ms == math.inf else one for one in found]
         return found
 
-    def replies(self, works: Sequence[Work], run: Run) -> list[Reply]:
-        """The answers to requests that share ``run``. Raises as a call of the model does."""
+    def replies(self, works: Sequence[Work], run: Run) -> Sequence[Reply | Further]:
+        """The answers to requests that share ``run``, or what is left of those whose rows stopped on their way. Raises
+        as a call of the model does."""
         asked, feeds = works[0].asked, works[0].feeds
+        exits = self._exits(asked, run.candidate)
+        if exits is not None and (works[0].going is not None or run.candidate.p95_ms >= _MS_JOINED):
+            return self._go_on(works, run, exits)
         # Where rows leave early, the model makes all runs itself: one of them says nothing of where others left.
         if run.candidate.runs is not None and self._shares and self.model.bundle.manifest.exits is None:
             return [self._first(works[0], run)]
@@ -237,6 +252,71 @@ class Served:
             start += job.rows
         return found
 
+    def _exits(self, asked: Asked, candidate: Candidate) -> ExitChoice | None:
+        """The exits between which rows of several requests may stop; None where all of a run ends at once."""
+        if not self._shares or self.model.bundle.manifest.exits is None or candidate.runs is not None:
+            return None
+        if asked.task is not None or asked.dimensions is not None:
+            return None
+        found = self.model.exits_of(asked.request, candidate.engine)
+        return found if found is not None and found.open is not None and found.open.chain.may_stop else None
+
+    def _from(self, segment: int, asked: Asked, one: Candidate, rows: int, steps: int) -> Candidate:
+        """Figures of ``one`` for rows that go on at a segment."""
+        exits = self._exits(asked, one)
+        assert exits is not None
+        assert exits.open is not None
+        return replace(one, p95_ms=one.p95_ms * exits.open.chain.share(segment, rows, steps))
+
+    def _go_on(self, works: Sequence[Work], run: Run, exits: ExitChoice) -> list[Reply | Further]:
+        """Results of a run from where its requests stand: it stops on its way where others may share the rest."""
+        assert exits.open is not None
+        asked, steps = works[0].asked, max(job.steps for job in run.jobs)
+        given = [
+            work.going
+            or Going(
+                job.rows,
+                np.arange(job.rows),
+                self.checker.filled(work.feeds, Bucket(job.rows, steps)),
+                f"{self.model.choose(job.rows, steps, **asked.request._asdict()).reason}; {exits.reason}",
+            )
+            for work, job in zip(works, run.jobs, strict=True)
+        ]
+        # Fewer rows may leave another choice, and states are of one submodel.
+        own = Asked(Request(submodel=run.candidate.engine.submodel))
+        ends = [one.until for one in given if one.until is not None]
+        until = min(ends, default=now_ms() + _WAITS * run.candidate.p95_ms)
+
+        def left(segment: int, shape: Bucket, of: Job) -> Job:
+            new, *_ = (*of.after, of.key)
+            return replace(
+                of,
+                key=Key(self, own, segment),
+                rows=shape.batch,
+                steps=shape.sequence,
+                alone=self.together(own, shape.batch, shape.sequence, segment),
+                continues=True,
+                within=max(0.0, until - now_ms()),
+                after=(new, *(Key(self, own, before) for before in range(1, segment))),
+            )
+
+        def stop(segment: int, rows: int, longest: int) -> bool:
+            alone, twice = (self.together(own, count, longest) for count in (rows, 2 * rows))
+            if alone and twice and twice[0].p95_ms > _WORTH_JOINING * 2 * alone[0].p95_ms:
+                return False
+            return run.stops(left(segment, Bucket(rows, longest), run.jobs[0]), now_ms())
+
+        found, ended = go_on(exits.open, given, stop), now_ms()
+        return [
+            Further(
+                left(one.segment, one.shape, job),
+                replace(work, asked=own, feeds={}, going=replace(one, until=one.until or until)),
+            )
+            if len(one.rows)
+            else Reply(one.outputs, run.candidate.engine.submodel, one.reason, one.layers, len(works), ended)
+            for work, job, one in zip(works, run.jobs, found, strict=True)
+        ]
+
     def parts(self, work: Work, whole: Candidate) -> Iterator[tuple[Array, Work, Candidate]]:
         """The runs of a request that takes several: the numbers of its rows, and each as a request of its own."""
         assert whole.runs is not None
@@ -248,6 +328,7 @@ class Served:
         """The first run of several, so that those of others may run before the next."""
         _, part, one = next(self.parts(work, run.candidate))
         (reply,), (job,) = self.replies([part], replace(run, candidate=one)), run.jobs
+        assert isinstance(reply, Reply)
         reason = run.reason
         if not reason:
             limits = work.asked.request._asdict()
@@ -274,13 +355,14 @@ class Served:
 
 
 class Key(NamedTuple):
-    """Key of jobs that may share a run."""
+    """Key of jobs that may share a run: of one choice, before one segment of a chain of exits."""
 
     served: Served
     asked: Asked
+    segment: int = 0
 
 
 def options(key: Hashable, rows: int, steps: int) -> Sequence[Candidate]:
     """The scheduler's options: none where no engine takes so many."""
     assert isinstance(key, Key)
-    return key.served.together(key.asked, rows, steps)
+    return key.served.together(key.asked, rows, steps, key.segment)

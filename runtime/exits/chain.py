@@ -55,12 +55,26 @@ class SegmentRun:
 
 
 @dataclass(frozen=True, eq=False)
+class Rest:
+    """Rows that stopped between two segments: ``rows`` [n] are their numbers in the request, ``feeds`` what segment
+    number ``segment`` takes of them, by name, as long as the longest. With others that stopped there they may go on."""
+
+    segment: int
+    rows: Array
+    feeds: Mapping[str, Array]
+
+
+# Whether so many rows of up to so many steps stop before a segment, by its number, in place of going on.
+Stop = Callable[[int, int, int], bool]
+
+
+@dataclass(frozen=True, eq=False)
 class ChainRun:
     """Answers by row, owned by the caller: ``logits`` [B, C] and ``entropy`` [B] (float32) of the exit that answered.
 
     ``index`` [B] says which (from 0), ``layer`` [B] how many layers ran, ``flops`` [B] what the row cost: its share of
     every engine that it went through (int64 each; ``EngineEntry.row_flops``). The first segment ran at the shapes
-    ``buckets``; opening engines took ``open_ms``.
+    ``buckets``; opening engines took ``open_ms``. Rows of the ``rest``, if any stopped, have no answer yet.
     """
 
     logits: Array
@@ -70,6 +84,7 @@ class ChainRun:
     flops: Array
     buckets: tuple[Bucket, ...]
     open_ms: float
+    rest: Rest | None = None
 
 
 class ExitChain:
@@ -99,10 +114,13 @@ class ExitChain:
         self._inputs = InputChecker(manifest.inputs)
         self._buckets = self._segments[0].buckets
         self._check_fits, self._flops_of = remembered(self._require_fit), remembered(self._row_flops)
+        self.share = remembered(self._share)
         self._idle: list[Workspace] = []
         self._idle_lock = Lock()
         self._kept = _MAX_IDLE_WORKSPACES
         on_device = self._segments[0].device_source is not None
+        # States of rows that stop are held on the host, and those of several requests are brought to one length.
+        self.may_stop = self.entry.trims and not on_device
         self._turns: AbstractContextManager[object] = (
             BoundedSemaphore(_MAX_IDLE_WORKSPACES) if on_device else nullcontext()
         )
@@ -138,8 +156,11 @@ class ExitChain:
         shape: Bucket,
         policy: ExitPolicy,
         watch: Callable[[SegmentRun], None] | None = None,
+        first: int = 0,
+        stop: Stop | None = None,
     ) -> ChainRun:
-        """As ``run``, on inputs of this ``shape`` that have been checked."""
+        """As ``run``, on inputs of this ``shape`` that have been checked, or on the ``feeds`` of rows that stopped
+        before segment number ``first``; ``stop`` is asked after each segment."""
         check_count(policy.thresholds, self.exits)
         self._check_fits(shape)
         with self._turns:
@@ -149,11 +170,11 @@ class ExitChain:
             if workspace is None:
                 started = perf_counter()
                 # Only an open engine is known to have the shapes for which memory is taken.
-                self._segments[0].runner(self.batch_plan(0, shape.batch, shape.sequence)[0])
+                self._segments[first].runner(self.batch_plan(first, shape.batch, shape.sequence)[0])
                 opened_ms = 1e3 * (perf_counter() - started)
                 workspace = self._new_workspace()
             try:
-                return self._walk(workspace, feeds, shape, policy, watch, opened_ms)
+                return self._walk(workspace, feeds, shape, policy, watch, opened_ms, first, stop)
             finally:
                 with self._idle_lock:
                     is_kept = len(self._idle) < self._kept
@@ -181,8 +202,10 @@ class ExitChain:
         policy: ExitPolicy,
         watch: Callable[[SegmentRun], None] | None,
         opened_ms: float,
+        begin: int,
+        stop: Stop | None,
     ) -> ChainRun:
-        batch = shape.batch
+        batch, rest = shape.batch, None
         mask = feeds[self.entry.mask]
         lengths = _lengths(mask) if self.entry.trims else [shape.sequence] * batch
         longest = max(lengths)
@@ -191,13 +214,13 @@ class ExitChain:
 
         rows = list(range(batch))  # number in the request of the row at each position
         live = rows  # positions of the rows that have not left
-        moved = 0  # the segment that first ran on the rows as they lie now
-        plan = first = self._plan(self._segments[0].planner, batch, longest)
+        moved = begin  # the segment that first ran on the rows as they lie now
+        plan = first = self._plan(self._segments[begin].planner, batch, longest)
         source = 0
         workspace.open_ms = opened_ms
         started = perf_counter()
-        workspace.fill(feeds, plan)
-        for number, segment in enumerate(self._segments):
+        workspace.fill(feeds, plan, is_begun=begin > 0)
+        for number, segment in enumerate(self._segments[begin:], begin):
             is_last = number == self.exits - 1
             step = workspace.step(number, segment.entry, plan, source, not is_last or bool(watch), segment.runner)
             for call in step.calls:
@@ -215,7 +238,7 @@ class ExitChain:
             leaves = [is_last] * len(live)
             if not is_last:
                 leaves = policy.leavers(number, [certain[place] for place in live])
-                if not any(leaves):
+                if stop is None and not any(leaves):
                     continue
             gone = [place for place, is_out in zip(live, leaves, strict=True) if is_out]
             cost = self._flops_of(moved, number, plan)
@@ -228,6 +251,14 @@ class ExitChain:
 
             stays = [place for place, is_out in zip(live, leaves, strict=True) if not is_out]
             longest = max([lengths[rows[place]] for place in stays])
+            if stop is not None and stop(number + 1, len(stays), longest):
+                assert step.state is not None  # this is not the last segment
+                for place in stays:
+                    flops[rows[place]] += cost[place]
+                here = np.array([rows[place] for place in stays])
+                state = step.state()[stays, :longest]
+                rest = Rest(number + 1, here, {self.entry.state_in: state, self.entry.mask: mask[here, :longest]})
+                break
             planner = self._segments[number + 1].planner
             fewer = self._plan(planner, len(stays), longest)
             live = stays
@@ -247,6 +278,7 @@ class ExitChain:
             np.array(flops, np.int64),
             first.buckets,
             workspace.open_ms,
+            rest,
         )
 
     def _require_fit(self, shape: Bucket) -> None:
@@ -265,6 +297,11 @@ class ExitChain:
             for shape in plan.buckets
             for _ in range(shape.batch)
         ]
+
+    def _share(self, first: int, rows: int, longest: int) -> float:
+        """The part of the cost of all segments that those from number ``first`` on have, for so many rows."""
+        costs = [self._plan(one.planner, rows, longest).cost for one in self._segments]
+        return sum(costs[first:]) / sum(costs)
 
     def _plan(self, planner: BatchPlanner, rows: int, longest: int) -> BatchPlan:
         """Where steps behind the longest row change answers, the request's own length decides how many there are."""

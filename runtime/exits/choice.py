@@ -9,14 +9,16 @@ from numbers import Real
 
 import numpy as np
 
+from ...bucket import Bucket
 from ...bundle.entries.exits_entry import ExitsEntry
 from ...bundle.manifest import CALIBRATION_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
 from ..engines.latencies import host_latencies
 from ..engines.pool import EnginePool
+from ..inputs.arrays import Array
 from .calibration import CalibratedPolicy, Calibration
-from .chain import ExitChain
+from .chain import ChainRun, ExitChain, Stop
 from .drift import Drift, ExitMonitor
 from .policy import ExitPolicy, thresholds_for
 
@@ -34,6 +36,13 @@ class OpenExits:
     chain: ExitChain
     policy: ExitPolicy
     monitor: ExitMonitor | None = None
+
+    def answer(self, feeds: Mapping[str, Array], shape: Bucket, first: int = 0, stop: Stop | None = None) -> ChainRun:
+        """See ExitChain.answer; rows that leave are counted."""
+        run = self.chain.answer(feeds, shape, self.policy, first=first, stop=stop)
+        if self.monitor is not None:
+            self.monitor.add(run.index if run.rest is None else np.delete(run.index, run.rest.rows))
+        return run
 
 
 @dataclass(frozen=True)

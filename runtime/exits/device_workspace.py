@@ -52,7 +52,8 @@ class DeviceWorkspace(Workspace):
             self.close()
             raise
 
-    def fill(self, feeds: Feeds, plan: BatchPlan) -> None:
+    def fill(self, feeds: Feeds, plan: BatchPlan, is_begun: bool = False) -> None:
+        assert not is_begun  # ExitChain.may_stop
         if self._pending:  # the request before failed on its way, and its copies may still read what is written now
             self._device.wait()
         self._pending = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -134,12 +134,15 @@ class Workspace(ABC):
         self._state_spec = specs[exits.state_out]
         (self._mask_spec,) = (spec for spec in first.inputs if spec.name == exits.mask)
         self._answer_specs = (specs[exits.logits], specs[exits.entropy])
+        # What segments behind the first take, once for all of them.
+        self._begun = (replace(self._state_spec, name=exits.state_in, pad=0), self._mask_spec)
         self._steps = Steps()
         self.open_ms = 0.0
 
     @abstractmethod
-    def fill(self, feeds: Feeds, plan: BatchPlan) -> None:
-        """Puts a request where the first segment reads it, cut or padded to the batch plan; spare rows are all 0.
+    def fill(self, feeds: Feeds, plan: BatchPlan, is_begun: bool = False) -> None:
+        """Puts a request where the first segment reads it, or what has begun where a later one does from state 0, cut
+        or padded to the batch plan; spare rows are all 0.
 
         Raises InputError for an input that cannot be padded.
         """
@@ -259,17 +262,19 @@ class HostWorkspace(Workspace):
         self._other_mask = _flat(self._mask_spec, most)
         count = len(exits.segments)
         self._answers = tuple(_flat(spec, most, count).reshape(count, *spec.shape(most)) for spec in self._answer_specs)
-        self._filled: dict[tuple[int, int], tuple[Array, ...]] = {}
+        self._filled: dict[tuple[int, int, bool], tuple[Array, ...]] = {}
 
-    def fill(self, feeds: Feeds, plan: BatchPlan) -> None:
-        size = (plan.rows, plan.sequence)
+    def fill(self, feeds: Feeds, plan: BatchPlan, is_begun: bool = False) -> None:
+        specs = self._begun if is_begun else self._inputs
+        size = (plan.rows, plan.sequence, is_begun)
         targets = self._filled.get(size)
         if targets is None:
             if len(self._filled) >= _MAX_REMEMBERED_SIZES:
                 self._filled.clear()
-            targets = tuple(_view(self._buffers[spec.name], spec, Bucket(*size)) for spec in self._inputs)
+            shape = Bucket(plan.rows, plan.sequence)
+            targets = tuple(_view(self._buffers.get(s.name, self._states[0]), s, shape) for s in specs)
             self._filled[size] = targets
-        for spec, target in zip(self._inputs, targets, strict=True):
+        for spec, target in zip(specs, targets, strict=True):
             put_rows(spec, target, feeds[spec.name])
 
     def _copy(self, spec: TensorSpec, moves: list[Move], source: Any, old: Bucket, target: Any, new: Bucket) -> None:

@@ -13,7 +13,7 @@ from nestforge.errors import InputError, OverloadError
 from nestforge.runtime.candidates import Candidate
 from nestforge.runtime.request import Request
 from nestforge.serving.desk import Desk
-from nestforge.serving.scheduler import Job, Run
+from nestforge.serving.scheduler import Further, Job, Run
 from nestforge.serving.served import now_ms
 from support.latencies import latency
 from support.small_bundle import make_manifest
@@ -99,6 +99,39 @@ def test_a_short_run_for_which_nobody_waits_is_made_on_the_loops_thread_and_the_
         assert (await two.answer(runs, "beside", job(60_000))).startswith("nestforge-run")
         for desk in (one, two):
             desk.close()
+
+    asyncio.run(ask())
+
+
+class InTwo:
+    """Runs of two halves, of which the second is a job that goes on."""
+
+    def __init__(self) -> None:
+        self.hold, self.seen = Event(), []  # type: ignore[var-annotated]
+
+    def replies(self, works: Sequence[str], run: Run, /) -> Sequence[str | Further]:
+        self.seen += works
+        assert self.hold.wait(60)
+        return [
+            work if one.continues else Further(replace(one, continues=True), f"rest of {work}")
+            for work, one in zip(works, run.jobs, strict=True)
+        ]
+
+
+def test_what_goes_on_is_answered_later_and_who_is_gone_goes_on_no_more() -> None:
+    async def ask() -> None:
+        desk, halves = Desk(1, 512), InTwo()
+        gone, first = (desk.answer(halves, name, job(60_000, LONG)) for name in ("gone", "first"))
+        while halves.seen != ["gone"]:
+            await asyncio.sleep(0.001)
+        gone.cancel()
+        await asyncio.sleep(0)
+        halves.hold.set()
+        assert await first == "rest of first"
+        assert halves.seen == ["gone", "first", "rest of first"]
+        await asyncio.sleep(0)
+        assert (desk.scheduler.waiting, desk.scheduler.running, desk._asked) == (0, 0, {})
+        desk.close()
 
     asyncio.run(ask())
 

@@ -477,3 +477,98 @@ def test_a_deadline_without_end_gives_no_larger_share() -> None:
         scheduler.submit(job(0.0, 1e9, "flood", key=None, alone=second), 0.0)
     with pytest.raises(OverloadError):
         scheduler.submit(job(0.0, 1e9, "flood", key=None, alone=second), 0.0)
+
+
+@lru_cache
+def chain_options(segment: int, rows: int, _: int) -> Any:
+    """Three segments of 3 ms each, of up to four rows."""
+    taken = [one for one in options(UNTIMED, rows, 32) if one.runs is None]
+    return [replace(one, p95_ms=9.0 - 3.0 * segment) for one in taken]
+
+
+def on_its_way(now: float, segment: int, within: float = 9.0) -> Job:
+    """What is left of a request of a chain before a segment, which is the key."""
+    after = tuple(range(segment))
+    alone = chain_options(segment, 1, 32)
+    return job(now, None, key=segment, alone=alone, continues=True, within=within, after=after)
+
+
+def new(now: float) -> Job:
+    return job(now, None, key=0, alone=chain_options(0, 1, 32))
+
+
+def test_a_job_on_its_way_waits_for_those_that_come_to_where_it_stands_and_goes_on_with_them() -> None:
+    scheduler, stopped, first = Scheduler(chain_options), on_its_way(0.0, 1), new(0.0)
+    scheduler.submit(stopped, 0.0)
+    scheduler.submit(first, 0.0)
+    run = started(scheduler, 0.0)
+    assert run.jobs == (first,)
+    come = on_its_way(3.0, 1)
+    assert run.stops(come, 3.0)
+    scheduler.end(run, 3.0)
+    scheduler.submit(come, 3.0)
+    run = started(scheduler, 3.0)
+    assert set(run.jobs) == {stopped, come}
+    assert not run.stops(on_its_way(6.0, 2), 6.0)
+
+
+def test_a_job_on_its_way_goes_on_in_its_time_in_a_full_run_near_its_end_and_before_jobs_of_others() -> None:
+    others = job(0.0, 500.0, key=None)
+    for first, between in (
+        ([on_its_way(0.0, 1, 2.9)], []),
+        ([on_its_way(0.0, 1) for _ in range(4)], []),
+        ([on_its_way(0.0, 2)], []),  # alone it takes less than one would to come there
+        ([on_its_way(0.0, 1)], [others]),
+    ):
+        scheduler = Scheduler(chain_options)
+        for one in (*first, *between, new(0.0)):
+            scheduler.submit(one, 0.0)
+        assert started(scheduler, 0.0).jobs == tuple(first)
+
+
+def test_a_run_stops_for_those_that_may_come_to_where_it_is() -> None:
+    scheduler = Scheduler(chain_options)
+    scheduler.submit(new(0.0), 0.0)
+    run = started(scheduler, 0.0)
+    scheduler.submit(job(0.5, 900.0, key=None), 0.5)
+    assert not run.stops(on_its_way(3.0, 1), 3.0), "of others"
+    scheduler.submit(new(2.0), 2.0)
+    assert not run.stops(on_its_way(3.0, 1), 3.0), "behind one of others"
+    scheduler = Scheduler(chain_options)
+    scheduler.submit(new(2.0), 2.0)
+    assert scheduler.stops(on_its_way(3.0, 1), 3.0)
+    assert not scheduler.stops(on_its_way(3.0, 2), 3.0), "near its end"
+
+
+@given(st.lists(st.tuples(st.floats(0, 6), st.integers(0, 2)), min_size=1, max_size=40))
+def test_few_are_on_their_way_and_none_waits_for_longer_than_it_may(arrivals: list[tuple[float, int]]) -> None:
+    """Each passes so many exits, behind which its run stops where it is told to."""
+    scheduler, now, coming, passes = Scheduler(chain_options), 0.0, [], {}
+    for gap, exits in arrivals:
+        now += gap
+        coming.append(new(now))
+        passes[coming[-1]] = exits
+    now, limits, left = 0.0, dict[Job, float](), len(coming)
+    while left:
+        while coming and coming[0].arrived <= now:
+            scheduler.submit(coming.pop(0), now)
+        run = scheduler.start(now)
+        if run is None:
+            now = coming[0].arrived
+            continue
+        for one in run.jobs:
+            # A run that has begun may be in its way, and one before each segment.
+            assert now <= limits.pop(one, now) + 9.0
+        segment, going = int(str(run.jobs[0].key)), list(run.jobs)
+        while going:
+            segment, now = segment + 1, now + 3.0
+            going = [one for one in going if passes[one] >= segment]
+            if going and run.stops(replace(on_its_way(now, segment), rows=len(going)), now):
+                break
+        scheduler.end(run, now)
+        left -= len(run.jobs) - len(going)
+        for one in going:
+            further = on_its_way(now, segment)
+            passes[further], limits[further] = passes[one], now + 9.0
+            scheduler.submit(further, now)
+        assert len(limits) <= 2 * 4, "a full run goes on"

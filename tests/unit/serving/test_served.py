@@ -17,7 +17,7 @@ from nestforge.runtime.load import load
 from nestforge.runtime.request import Request
 from nestforge.serving.kserve import _short_head
 from nestforge.serving.scheduler import Run
-from nestforge.serving.served import Asked, Served, Terms, Work
+from nestforge.serving.served import Asked, Reply, Served, Terms, Work
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
@@ -61,6 +61,8 @@ def test_rows_of_several_requests_leave_a_shared_run_where_they_leave_alone(exit
             found = served.replies(asked, Run(tuple(shared), together, ""))
             for work, job, reply in zip(asked, shared, found, strict=True):
                 (alone,) = served.replies([work], Run((job,), job.alone[0], ""))
+                assert isinstance(reply, Reply)
+                assert isinstance(alone, Reply)
                 assert reply.shared == 2
                 assert alone.exits is not None
                 assert reply.exits == alone.exits

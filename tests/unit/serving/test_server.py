@@ -27,6 +27,8 @@ from nestforge.serving.app import client_of
 from nestforge.serving.server import JoinedWrites
 from nestforge.serving.server import _bound as bound_to
 from support.commands import error_of
+from support.exit_bundles import exits_manifest, requests, write_exits_bundle
+from support.latencies import latency
 from support.servers import Running, serving
 from support.small_bundle import HIDDEN, reference
 
@@ -178,6 +180,33 @@ def test_rows_say_where_they_left(server: Running, exits_bundle: Path) -> None:
     assert status == 200
     assert expected.exits is not None
     assert headers["nestforge-exit"] == said["parameters"]["exit"] == ",".join(map(str, expected.exits.layer))
+
+
+def test_clients_at_once_get_what_each_would_get_alone(tmp_path: Path) -> None:
+    """Rows of them join between segments, by chance."""
+    figures = [latency(e.id, 0.0, 10.0 + e.bucket.batch / 10) for e in exits_manifest().engines]
+    bundle = write_exits_bundle(tmp_path / "exits.bundle", latencies=figures)
+    each = [requests([1 + seed % 16] * (1 + seed % 3), seed=seed) for seed in range(48)]
+
+    def asked(feeds: dict[str, Any]) -> tuple[str, list[Any], list[Any]]:
+        given = [
+            {"name": name, "datatype": "INT64", "shape": list(array.shape), "data": array.ravel().tolist()}
+            for name, array in feeds.items()
+        ]
+        status, headers, said = running.ask("POST", "/v2/models/exits/infer", {"inputs": given})
+        assert status == 200, said
+        found = {one["name"]: one["data"] for one in said["outputs"]}
+        return headers["nestforge-exit"], found["logits"], found["entropy"]
+
+    with serving(bundle) as running, ThreadPoolExecutor(16) as clients:
+        answers = list(clients.map(asked, each))
+    with nestforge.load(bundle) as model:
+        for feeds, (left, logits, entropy) in zip(each, answers, strict=True):
+            alone = model(feeds)
+            assert alone.exits is not None
+            assert left == ",".join(map(str, alone.exits.layer))
+            assert logits == alone.outputs["logits"].ravel().tolist()
+            assert entropy == alone.outputs["entropy"].tolist()
 
 
 GOOD = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}

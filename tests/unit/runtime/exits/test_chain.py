@@ -18,6 +18,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import Latency
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, InputError, SelectionError
+from nestforge.runtime.answering import joined
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun
 from nestforge.runtime.exits.policy import ExitPolicy, closed
@@ -124,6 +125,38 @@ def test_a_watcher_sees_every_row_that_is_still_in(
     check_exits(run, feeds, thresholds)
     last = int(run.index.max())
     assert seen == [(j, np.flatnonzero(run.index >= j).tolist()) for j in range(last + 1)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths=LENGTHS, others=LENGTHS, thresholds=THRESHOLDS, segment=st.integers(1, 2), seed=st.integers(0, 99))
+def test_rows_that_stop_go_on_with_others_and_are_answered_as_alone(
+    chain: ExitChain, lengths: list[int], others: list[int], thresholds: tuple[float, float], segment: int, seed: int
+) -> None:
+    policy, both = ExitPolicy(thresholds), [requests(lengths, seed=seed), requests(others, seed=seed + 1)]
+    shapes = [Bucket(len(each), max(each)) for each in (lengths, others)]
+    runs = [
+        chain.answer(feeds, shape, policy, stop=lambda number, rows, longest: number == segment)
+        for feeds, shape in zip(both, shapes, strict=True)
+    ]
+    rests = [one.rest for one in runs if one.rest is not None]
+    counts = [len(rest.rows) for rest in rests]
+    if rests and sum(counts) <= 8:
+        places = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+        feeds = {
+            name: joined([(place, rest.feeds[name]) for place, rest in zip(places, rests, strict=True)])
+            for name in rests[0].feeds
+        }
+        steps = next(iter(feeds.values())).shape[1]
+        behind = chain.answer(feeds, Bucket(sum(counts), steps), policy, first=segment)
+        assert behind.rest is None
+        for place, rest in zip(places, rests, strict=True):
+            (run,) = (one for one in runs if one.rest is rest)
+            for name in ("logits", "entropy", "index", "layer"):
+                getattr(run, name)[rest.rows] = getattr(behind, name)[place]
+            run.flops[rest.rows] += behind.flops[place]
+        for run, feeds in zip(runs, both, strict=True):
+            check_exits(run, feeds, thresholds)
+            assert (run.flops > 0).all()
 
 
 # By exit, the rows of requests([16, 3, 9, 16, 5, 2, 8, 7], seed=1): entropies in eighths.
