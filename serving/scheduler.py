@@ -37,7 +37,7 @@ _UNLEARNT = 0.99
 # Jobs in a row that do not fit a run before no more are looked at.
 _MISFITS = 4
 # Beside its engines, what a run costs that stops on its way, and begins again.
-_MS_STOP = 0.3
+_MS_STOP = 1.2
 # A run takes what it is stated to take, or a little less than two of them.
 _ROUNDING = 1e-6
 

@@ -36,8 +36,8 @@ _MOST_REMEMBERED = 256
 _INCOMPLETE = "\ufffd"
 # For how many times what all segments take a request that stopped between two may wait for rows of others.
 _WAITS = 1.0
-# Runs of less are not stopped, which would take longer than it saves.
-_MS_JOINED = 3.0
+# Runs of less are not stopped: seen at 12 ms a stop took what it saved.
+_MS_JOINED = 30.0
 # Rows are joined where a run of twice as many takes at most so much of two runs: with less the queue is not asked.
 _WORTH_JOINING = 0.9
 # Stands for any deadline where only that there is one counts.

@@ -27,7 +27,7 @@ PATIENCE_MS = 1e6
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElasticModel]:
     """Engines of which one run of many rows takes little longer than one of a few."""
-    figures = [latency(e.id, 0.0, 10.0 + e.bucket.batch / 10) for e in exits_manifest().engines]
+    figures = [latency(e.id, 0.0, 100.0 + e.bucket.batch) for e in exits_manifest().engines]
     with load(write_exits_bundle(tmp_path_factory.mktemp("bundles") / "b", latencies=figures)) as opened:
         yield opened
 

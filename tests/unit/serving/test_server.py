@@ -184,7 +184,7 @@ def test_rows_say_where_they_left(server: Running, exits_bundle: Path) -> None:
 
 def test_clients_at_once_get_what_each_would_get_alone(tmp_path: Path) -> None:
     """Rows of them join between segments, by chance."""
-    figures = [latency(e.id, 0.0, 10.0 + e.bucket.batch / 10) for e in exits_manifest().engines]
+    figures = [latency(e.id, 0.0, 100.0 + e.bucket.batch) for e in exits_manifest().engines]
     bundle = write_exits_bundle(tmp_path / "exits.bundle", latencies=figures)
     each = [requests([1 + seed % 16] * (1 + seed % 3), seed=seed) for seed in range(48)]
 
