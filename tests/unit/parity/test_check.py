@@ -168,15 +168,20 @@ def test_a_pass_in_float64_holds_few_weights_at_once() -> None:
     module = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(16)))
     model, alive = open_model(module), [0]
 
-    def count(*_: object) -> None:
-        found = (each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.dtype == torch.float64)
-        alive.append(sum({each.data_ptr(): each.nbytes for each in found}.values()))
+    def wide() -> dict[int, int]:
+        tensors = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+        return {each.data_ptr(): each.nbytes for each in tensors if each.dtype == torch.float64}
 
+    def count(*_: object) -> None:
+        alive.append(sum(size for place, size in wide().items() if place not in before))
+
+    gc.collect()  # what other tests left
+    before = wide()
     hooks = [part.register_forward_hook(count) for part in module]
-    wide = model.wide_answer({"input": np.ones((1, 128), np.float32)})["output_0"]
+    answer = model.wide_answer({"input": np.ones((1, 128), np.float32)})["output_0"]
     for hook in hooks:
         hook.remove()
-    assert np.array_equal(wide, module.double()(torch.ones(1, 128, dtype=torch.float64)).detach().numpy())
+    assert np.array_equal(answer, module.double()(torch.ones(1, 128, dtype=torch.float64)).detach().numpy())
     assert 0 < max(alive) < 4 * module[0].weight.nbytes  # of 16, in float64
 
 

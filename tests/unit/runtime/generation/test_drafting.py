@@ -87,7 +87,7 @@ def test_greedy_of_integers_is_the_same_drafted_and_in_company(tmp_path: Path) -
     """Tokens that are checked in one run, and rows that step together, have scales of their own."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "max_position_embeddings": 64}
     save_decoder(tmp_path / "model", "llama", **sizes)
-    options: dict[str, Any] = {"buckets": [Bucket(1, 16)], "include": "budgets", "precisions": ["int8-dynamic"]}
+    options: dict[str, Any] = {"buckets": [Bucket(1, 16)], "levels": {"ffn": (1.0,)}, "precisions": ["int8-dynamic"]}
     path = nestforge.compile(
         tmp_path / "model", "raspberry-pi-5", tmp_path / "b", generate=True, measure=False, **options
     )

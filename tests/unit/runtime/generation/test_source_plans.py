@@ -142,8 +142,10 @@ def test_a_submodel_of_fewer_heads_continues_and_drafts(folder: Path, pair_proce
 
 def test_the_first_form_of_t5(tmp_path: Path) -> None:
     """Sampled: its likeliest token is the one that it was given."""
-    compile_t5(save_t5(tmp_path / "m", d_model=32, d_ff=64), tmp_path / "processor", submodels=[])
-    compile_plans(tmp_path / "m", tmp_path, [], "1x16", {"ffn": (1.0,)})
+    levels: dict[str, Any] = {"ffn": (1.0,)}
+    model = save_t5(tmp_path / "m", d_model=32, d_ff=64, num_decoder_layers=1)
+    compile_t5(model, tmp_path / "processor", submodels=[], levels=levels)
+    compile_plans(model, tmp_path, [], "1x16", levels)
     asked: dict[str, Any] = {"max_tokens": TOKENS, "logprobs": 0, "temperature": 1.0, "seed": 3, "stop": []}
     with opened_plans(tmp_path) as (plans, _), load(tmp_path / "processor", threads=1) as processor:
         found, known = (model.generate([LONG, FULL, SHORT], **asked) for model in (plans, processor))
