@@ -250,8 +250,8 @@ def test_a_window_of_one_token_more_stops_the_compile(tmp_path: Path, monkeypatc
     from nestforge.exporters.hugging_face import generating
 
     def wrong(*given: Any) -> Any:
-        *others, window = given
-        return cached_attention.cached_attention(*others, window + 1)
+        *others, window, bias = given
+        return cached_attention.cached_attention(*others, window + 1, bias)
 
     monkeypatch.setattr(generating, "cached_attention", wrong)
     short = {"num_hidden_layers": 1, "head_dim": 8, "sliding_window": 60, "max_position_embeddings": 90}
