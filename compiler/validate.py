@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
@@ -13,7 +13,7 @@ from ..exporters.source import ModelSource
 from ..profiles.backends import BACKENDS
 from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
-from ..profiles.precision import PRECISIONS, TRACED, Precision
+from ..profiles.precision import PRECISIONS, TRACED, Calibration, Precision
 from ..profiles.probe_host import is_this_host
 from ..runtime.engines.runner import opener
 from .planning.levels import Level
@@ -124,11 +124,14 @@ def validate_budgets(
     return make_plan(source, replace(profile, budgets=budgets, memory_mb=memory_mb), levels=levels, submodels=submodels)
 
 
+_BY_EXAMPLES: Mapping[Calibration | None, str] = {
+    "scales": "activations are scaled by what examples show; pass `text` or `data`, or use int8-dynamic",
+    "weights": "numbers are chosen by what examples show; pass `text` or `data`, or use int4",
+}
+
+
 def validate_examples(precisions: Sequence[Precision], are_given: bool) -> None:
     """Whether there is what a precision is calibrated on. Raises BuildError."""
-    scaled = [precision for precision in precisions if PRECISIONS[precision].calibration == "scales"]
-    if scaled and not are_given:
-        raise BuildError(
-            f"precision {scaled[0]}: activations are scaled by what examples show; pass `text` or `data`, or use "
-            "int8-dynamic, which needs none"
-        )
+    for precision in [] if are_given else precisions:
+        if (of := PRECISIONS[precision].calibration) in _BY_EXAMPLES:
+            raise BuildError(f"precision {precision}: {_BY_EXAMPLES[of]}, which needs none")

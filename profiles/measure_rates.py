@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 Constants = Mapping[str, npt.NDArray[Any]]
 DOMAIN = "com.microsoft"
-_BLOCK_VALUES = 32
 _ROUNDING = ("step", "middle", "last")  # of activations: the scale, the integer of 0, and the axis of a row
 _ACCURACY_INT8_SUMS = 4  # activations become int8, so that the sums are integer sums
 _TIMED_ROUNDS = 5
@@ -44,7 +43,7 @@ class Chain:
     """``steps`` (operator, its operand if any) on one tensor of ``shape``, ``repeat`` times over.
 
     Operands of ``Gemm`` are ``[n, k]``, and so are those of ``QGemm``, of the same with a scale for each row
-    (``QGemmOfRows``) and of ``MatMulNBits``, which integer engines use.
+    (``QGemmOfRows``) and of ``MatMulNBits`` in blocks of 32 and 128 inputs, which integer engines use.
     ``work`` counts FLOPs, bytes or operations of one repetition. ``weights``: operands are constants of the graph.
     """
 
@@ -174,8 +173,8 @@ def _onnx_bytes(chain: Chain) -> bytes:
         y = f"t{index}"
         if operator in _INTEGER_NODES and operand:
             nodes += _INTEGER_NODES[operator](x, operand, y)
-        elif operator == "MatMulNBits" and operand:
-            nodes += matmul_nbits(x, operand, y, chain.operands[operand])
+        elif operator in _BLOCKS and operand:
+            nodes += matmul_nbits(x, operand, y, chain.operands[operand], _BLOCKS[operator])
         else:
             attributes: dict[str, Any] = {"transB": 1} if operator == "Gemm" else {}
             nodes.append(helper.make_node(operator, [x, operand] if operand else [x], [y], **attributes))
@@ -271,20 +270,20 @@ def qgemm_constants(name: str, weight: npt.NDArray[np.float32], largest: float) 
     return dict(zip(_names(name, "zero", *_ROUNDING), values, strict=True))
 
 
-def matmul_nbits(x: str, weight: str, y: str, shape: tuple[int, ...]) -> list[onnx.NodeProto]:
-    """``y = x weight^T`` of weights ``[n, k]`` of 4 bits; ``k`` is a multiple of the block of 32."""
+def matmul_nbits(x: str, weight: str, y: str, shape: tuple[int, ...], block: int) -> list[onnx.NodeProto]:
+    """``y = x weight^T`` of weights ``[n, k]`` of 4 bits; ``k`` is a multiple of the inputs of a ``block``."""
     from onnx import helper
 
     outputs, inputs = shape
     node = helper.make_node("MatMulNBits", [x, *_names(weight)], [y], domain=DOMAIN, K=inputs, N=outputs)
-    how = {"bits": 4, "block_size": _BLOCK_VALUES, "accuracy_level": _ACCURACY_INT8_SUMS}
+    how = {"bits": 4, "block_size": block, "accuracy_level": _ACCURACY_INT8_SUMS}
     node.attribute.extend(helper.make_attribute(name, value) for name, value in how.items())
     return [node]
 
 
-def matmul_nbits_constants(name: str, weight: npt.NDArray[np.float32]) -> Constants:
-    """uint8 ``[n, k / 32, 16]``, two weights a byte, the first in the low half; and a scale for each block."""
-    blocks = weight.reshape(len(weight), -1, _BLOCK_VALUES)
+def matmul_nbits_constants(name: str, weight: npt.NDArray[np.float32], block: int) -> Constants:
+    """uint8 ``[n, k / block, block / 2]``, two weights a byte, the first in the low half; and scales."""
+    blocks = weight.reshape(len(weight), -1, block)
     scale = np.abs(blocks).max(axis=2) / 7
     integers = (np.rint(blocks / scale[:, :, None]) + 8).astype(np.uint8)
     return dict(zip(_names(name), (integers[..., ::2] | integers[..., 1::2] << 4, scale), strict=True))
@@ -294,9 +293,10 @@ def _names(weight: str, *more: str) -> list[str]:
     return [f"{weight}.{part}" for part in ("integers", "scale", *more)]
 
 
+_BLOCKS = {"MatMulNBits": 32, "MatMulNBits128": 128}
 _INTEGER_NODES = {"QGemm": qgemm, "QGemmOfRows": qgemm_of_rows}
 _ENCODERS: Mapping[str, Callable[[str, Array], Mapping[str, npt.NDArray[Any]]]] = {
     "QGemm": partial(qgemm_constants, largest=_LARGEST_VALUE),
     "QGemmOfRows": partial(qgemm_constants, largest=1.0),
-    "MatMulNBits": matmul_nbits_constants,
+    **{name: partial(matmul_nbits_constants, block=block) for name, block in _BLOCKS.items()},
 }

@@ -28,7 +28,7 @@ from .host_load import OthersLoad, cgroup_cpu_quotas, cgroup_memory_limits, is_b
 HOST_PROFILE_NAME = "host-cpu"
 
 # Part of the rates' key: raised when the micro-benchmarks change their meaning.
-_MEASUREMENT_VERSION = 3
+_MEASUREMENT_VERSION = 4
 _LOOK_SECONDS = 1.0
 # Before marked rates are measured again: every command that asks for this host's profile waits for it.
 _GLANCE_SECONDS = 0.25

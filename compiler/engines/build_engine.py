@@ -19,7 +19,7 @@ from ...exporters.source import ModelSource
 from ...exporters.universal import UniversalModel
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import INT4, PRECISIONS, TRACED, Precision
+from ...profiles.precision import FOUR_BITS, PRECISIONS, TRACED, Precision
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runner_for
@@ -337,7 +337,7 @@ def _wide(template: Template) -> dict[str, str]:
     if template.precision == TRACED:
         return {}
     found = {"products in fp32": wide_products(template)}
-    if PRECISIONS[template.precision].encoding == INT4:
+    if PRECISIONS[template.precision].encoding in FOUR_BITS:
         found["products in 8 bits"] = products_in_8_bits(template)
     return {what: _named(names) for what, names in found.items() if names}
 

@@ -22,7 +22,7 @@ import torch
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
-from ...profiles.precision import INT4, INT4_BLOCK, INT4_SCALE, PRECISIONS
+from ...profiles.precision import BLOCK_INPUTS, PRECISIONS
 from ..graph.encodings import parts_of, split_encoding, stored_stack
 from ..graph.passes.contract import is_table
 from ..graph.store import stored_arrays
@@ -78,14 +78,12 @@ class EngineReferences:
 @contextmanager
 def written_references(bundle: Bundle, references: References) -> Iterator[EngineReferences]:
     """Those of a written ``bundle``; the numbers of its integers lie in a temporary folder. Where it was compiled with
-    examples, these may have chosen every matrix of 4 bits that has whole blocks."""
+    examples, these may have chosen every matrix of 4 bits."""
     universal, store = references.universal, bundle.weights
     options, chosen, shapes = bundle.manifest.provenance.options, dict[str, np.ndarray](), universal.stored_shapes()
     if options.text or options.data:
-        for name, array in stored_arrays(store, universal.spec, INT4, INT4_SCALE).items():
-            shape = shapes.get(split_encoding(name)[0], ())
-            if len(shape) == 2 and shape[1] % INT4_BLOCK == 0:
-                chosen[name] = array
+        of_4_bits = stored_arrays(store, universal.spec, *BLOCK_INPUTS)
+        chosen = {name: array for name, array in of_4_bits.items() if len(shapes.get(split_encoding(name)[0], ())) == 2}
     with TemporaryDirectory(prefix="nestforge-verify-") as folder:
         yield EngineReferences(references, StoredNumbers(universal, store, Path(folder), chosen))
 

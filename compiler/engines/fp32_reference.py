@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -20,11 +19,12 @@ from ...bundle.manifest import FileEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import BuildError
 from ...profiles.backends import ONNXRUNTIME
-from ...profiles.precision import INT4, INT4_SCALE, PRECISIONS, Precision
+from ...profiles.precision import BLOCK_INPUTS, FOUR_BITS, PRECISIONS, Calibration, Precision
 from ...runtime.consistency.samples import Batch
 from ...runtime.inputs.arrays import Arrays
 from ..examples.corpus import ArrayCorpus, Corpus, samples_of
 from ..graph.emit import emit, private_bytes
+from ..graph.encodings import split_encoding
 from ..graph.precision.calibrate import calibrate, overflowing
 from ..graph.precision.derive import exit_heads
 from ..graph.precision.error_feedback import rounded, seen_moments
@@ -107,18 +107,18 @@ def calibrated(
         _refuse_overflow(templates, reference, precision, clock.each(shown))
     in_fp32 = fp32_products(reference.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
-    if "int4" in precisions and feeds:
-        names = templates.derived(reference.template, "int4", None).weights
+    in_4_bits = [precision for precision in precisions if PRECISIONS[precision].encoding in FOUR_BITS]
+    if in_4_bits and feeds:
+        names = {name for one in in_4_bits for name in templates.derived(reference.template, one, None).weights}
         seen = partial(seen_moments, reference.graph, reference.bundle.path, feeds, in_fp32, counted, names)
-
-        of_4_bits = sum(name.endswith(INT4) for name in names)
+        of_4_bits = len({plain for plain, encoding in map(split_encoding, names) if encoding in FOUR_BITS})
 
         def write(path: Path) -> None:
             tick = partial(clock.tick, total=of_4_bits)
-            write_tensors(rounded(seen(), templates.universal.stored(), tick), path)
+            write_tensors(rounded(seen(), templates.universal.stored(), names, tick), path)
 
         path = stage.once(stage.work / _ROUNDED_FILE, write)
-        templates = replace(templates, rounded=stored_arrays([path], templates.universal.spec, INT4, INT4_SCALE))
+        templates = replace(templates, rounded=stored_arrays([path], templates.universal.spec, *BLOCK_INPUTS))
     if not _needing("scales", precisions):
         return templates
 
@@ -128,7 +128,7 @@ def calibrated(
     return replace(templates, scales=stage.memo("scales", dict[str, float], found))
 
 
-def _needing(calibration: Literal["scales", "range"], precisions: Sequence[Precision]) -> list[Precision]:
+def _needing(calibration: Calibration, precisions: Sequence[Precision]) -> list[Precision]:
     return [precision for precision in precisions if PRECISIONS[precision].calibration == calibration]
 
 

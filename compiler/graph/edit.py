@@ -60,7 +60,7 @@ class Edit:
         return name
 
     def decoded_int4(self, integers: str, scales: str) -> str:
-        """The float32 numbers ``[..., blocks, 16, 2]`` of bytes ``[..., blocks, 16]`` with ``scales``
+        """The float32 numbers ``[..., blocks, bytes, 2]`` of ``integers`` ``[..., blocks, bytes]`` with ``scales``
         ``[..., blocks]``: a byte is looked up as the two numbers in it."""
         low, high = np.arange(256) % 16 - 8, np.arange(256) // 16 - 8
         pairs = self.constant(np.stack([low, high], axis=1).astype(np.float32))

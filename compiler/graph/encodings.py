@@ -5,8 +5,8 @@ any of them is a suffix behind it.
 
 A submodel stays a prefix in every encoding. ``W [out, in]`` has a scale for each output, so that its first rows go with
 the first scales; ``W.T [in, out]``, whose inputs shrink, has one for each output too, and keeps them all. A stack of
-matrices ``[E, ...]`` has scales for each of them. In 4 bits an output has a scale for every 32 inputs; a transposed
-matrix has no such encoding, since a prefix of its inputs may end inside a block.
+matrices ``[E, ...]`` has scales for each of them. In 4 bits an output has a scale for every 32 or 128 inputs; a
+transposed matrix has no such encoding, since a prefix of its inputs may end inside a block.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ import numpy as np
 
 from ...profiles.precision import (
     BF16,
+    BLOCK_INPUTS,
     ENCODINGS,
+    FOUR_BITS,
     FP16,
     FP32,
     INT4,
-    INT4_BLOCK,
+    INT4_G128,
+    INT4_G128_SCALE,
     INT4_SCALE,
     INT8,
     INT8_SCALE,
@@ -42,6 +45,8 @@ DTYPES: Mapping[Encoding, np.dtype[Any]] = {
     INT8_ZERO: np.dtype(np.int8),
     INT4: np.dtype(np.uint8),
     INT4_SCALE: np.dtype(np.float32),
+    INT4_G128: np.dtype(np.uint8),
+    INT4_G128_SCALE: np.dtype(np.float32),
 }
 PER_OUTPUT = (INT8_SCALE, INT8_ZERO)  # one number for each output, in a transposed weight too
 # Seven bits: x86 processors without VNNI add the products of two pairs of numbers in 16 bits and clip what is larger.
@@ -53,8 +58,12 @@ _INT4_STEPS = (7.0, 7.5, 8.5, 9.0, 9.5)
 # Integers of the largest weight of a row or a block where none is clipped, and how many times the squares of half a
 # step rounding may leave in an output, and in a block: float32 adds a little. Of 4 bits plain rounding leaves 0.35 and
 # 0.7 times as much, and what examples chose mostly less than once; zeros, or twice the numbers, in the place of a block
-# leave 14^2 / 32 = 6.1 times as much or more.
-_STEPS: Mapping[Encoding, tuple[int, float, float]] = {INT8: (_LARGEST_INT8, 1.001, 1.001), INT4: (7, 2.0, 6.0)}
+# leave 14^2 / 32 = 6.1 times as much or more, and of 128 inputs 1.5 times.
+_STEPS: Mapping[Encoding, tuple[int, float, float]] = {
+    INT8: (_LARGEST_INT8, 1.001, 1.001),
+    INT4: (7, 2.0, 6.0),
+    INT4_G128: (7, 1.5, 1.5),
+}
 
 
 def split_encoding(name: str) -> tuple[str, Encoding]:
@@ -100,11 +109,11 @@ def encode(array: np.ndarray, name: str, scale: np.ndarray | None = None) -> np.
             spread = np.expand_dims(scale, -2 if transposed else -1)
             integers: np.ndarray = np.clip(np.rint(array / spread), -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
             return integers
-        case ".int4" | ".int4-scale":
+        case ".int4" | ".int4-scale" | ".int4-g128" | ".int4-g128-scale":
             assert not plain.endswith(TRANSPOSED), name
-            blocks = _blocks(array)
+            blocks = in_blocks(array, BLOCK_INPUTS[encoding])
             scale = int4_scale(blocks) if scale is None else scale
-            return scale if encoding == INT4_SCALE else packed(_int4(blocks, scale))
+            return packed(_int4(blocks, scale)) if encoding in FOUR_BITS else scale
         case _:
             return array
 
@@ -115,7 +124,7 @@ def decoded(tensor: np.ndarray, name: str, scale: np.ndarray | None = None) -> n
     plain, encoding = split_encoding(name)
     if scale is None:
         return np.asarray(tensor, np.float32)
-    if encoding == INT4:
+    if encoding in FOUR_BITS:
         return unpacked(tensor, scale)
     numbers: np.ndarray = tensor * np.expand_dims(scale, -2 if plain.endswith(TRANSPOSED) else -1)
     return numbers
@@ -133,7 +142,7 @@ def beyond_rounding(numbers: np.ndarray, array: np.ndarray, name: str) -> np.nda
         return np.zeros((*array.shape[:-1], 1), bool)
     steps, of_output, of_block = _STEPS[encoding]
     turned = [part.swapaxes(-1, -2) if plain.endswith(TRANSPOSED) else part for part in (numbers, array)]
-    rounded, exact = (_blocks(part) if encoding == INT4 else np.expand_dims(part, -2) for part in turned)
+    rounded, exact = (in_blocks(part, BLOCK_INPUTS.get(encoding, part.shape[-1])) for part in turned)
     half = np.square(np.abs(exact).max(axis=-1) / (2 * steps)) * exact.shape[-1] + np.finfo(np.float32).tiny
     off = np.square(rounded - exact).sum(axis=-1)
     is_within = off.sum(axis=-1, keepdims=True) <= of_output * half.sum(axis=-1, keepdims=True)
@@ -141,8 +150,8 @@ def beyond_rounding(numbers: np.ndarray, array: np.ndarray, name: str) -> np.nda
 
 
 def unpacked(integers: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The numbers ``[..., in]`` that the tensors INT4 and INT4_SCALE stand for; ``in`` are whole blocks."""
-    halves = np.stack([integers & 15, integers >> 4], axis=-1).reshape(*scale.shape, INT4_BLOCK)
+    """The numbers ``[..., in]`` that integers of 4 bits and their scales stand for; ``in`` are whole blocks."""
+    halves = np.stack([integers & 15, integers >> 4], axis=-1).reshape(*scale.shape, -1)
     return _spread(halves.astype(np.int8) - 8, scale)
 
 
@@ -158,11 +167,10 @@ def _scale(array: np.ndarray, transposed: bool) -> np.ndarray:
     return np.where(largest > 0, largest / _LARGEST_INT8, 1).astype(np.float32)
 
 
-def _blocks(array: np.ndarray) -> np.ndarray:
-    """``[..., out, in]`` as ``[..., out, blocks, 32]``; the last block is filled with zeros."""
-    missing = -array.shape[-1] % INT4_BLOCK
-    whole = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)])
-    return whole.reshape(*array.shape[:-1], -1, INT4_BLOCK)
+def in_blocks(array: np.ndarray, size: int) -> np.ndarray:
+    """``[..., out, in]`` as ``[..., out, blocks, size]``; the last block is filled with zeros."""
+    whole = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % size)])
+    return whole.reshape(*array.shape[:-1], -1, size)
 
 
 def int4_scale(blocks: np.ndarray) -> np.ndarray:
@@ -198,6 +206,6 @@ def _int4(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def packed(values: np.ndarray) -> np.ndarray:
-    """Integers ``[..., blocks, 32]`` from -8 to 7 as the encoding INT4."""
+    """Integers ``[..., blocks, inputs]`` from -8 to 7, two in a byte, the even ones in the low halves."""
     halves = (values + 8).astype(np.uint8)
     return halves[..., 0::2] | (halves[..., 1::2] << 4)

@@ -28,7 +28,7 @@ from ...bundle.weight_files import weight_names
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel
-from ...profiles.precision import FP32, INT4, INT4_SCALE, INT8, WEIGHT_BITS, Encoding, encoded_shape
+from ...profiles.precision import BLOCK_INPUTS, FOUR_BITS, FP32, INT8, SCALES, WEIGHT_BITS, Encoding, encoded_shape
 from ...progress import part_of
 from ..work.tensor_file import (
     METADATA,
@@ -185,12 +185,13 @@ def encoded_rows(
     """
     for part in parts_of(name):
         plain, encoding = split_encoding(part)
-        scale, integers = known.get(plain + INT4_SCALE), known.get(part) if encoding == INT4 else None
+        (scales,), is_blocked = SCALES.get(encoding, (encoding,)), encoding in BLOCK_INPUTS
+        scale, integers = (known.get(one) if is_blocked else None for one in (plain + scales, part))
         found = []
         for rows, data in rows_of(stored, part):
-            own = None if scale is None or encoding not in (INT4, INT4_SCALE) else scale[rows]
+            own = None if scale is None else scale[rows]
             made = encode(data, part, own) if integers is None or own is None else integers[rows]
-            found += [made] if encoding == INT4_SCALE and own is None else []
+            found += [made] if is_blocked and encoding == scales and own is None else []
             yield made
         if found:
             known[part] = np.concatenate(found)
@@ -262,7 +263,7 @@ def recover_order(files: Sequence[Path], model: UniversalModel) -> dict[str, tor
         if not stored or (len(stored) < len(cuts) and not made):
             raise _other_model(model, f"weights of {order.name} have other names in {files[0].parent}")
         # Integers of 4 bits may be chosen on examples, and are then no function of a step's weights alone.
-        stored = [pair for pair in stored if split_encoding(pair[0])[1] != INT4] or stored
+        stored = [pair for pair in stored if split_encoding(pair[0])[1] not in FOUR_BITS] or stored
         ours = _step_keys((laid_out(of_model, name), name, cut) for name, cut in stored)
         theirs = _step_keys((held[name], name, cut) for name, cut in stored)
         places: dict[bytes, list[int]] = {}

@@ -21,7 +21,7 @@ from ...exporters.signature import Signature
 from ...exporters.source import ModelSource
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.precision import INT4, INT8, PRECISIONS, TRACED
+from ...profiles.precision import FOUR_BITS, INT8, PRECISIONS, TRACED
 from ...profiles.probe_host import free_memory_bytes
 from ..parity.cases import MOST_JUDGED, can_look, largest_proven
 from ..work.staging import staging_folder
@@ -129,7 +129,9 @@ def written_bytes(source: ModelSource, profile: DeviceProfile, chosen: Sequence[
         for key, size in own.items():
             stored[key] = max(stored.get(key, 0), size)
         if PRECISIONS[source.precision(submodel)].has_exact_form:
-            rounded = max(rounded, sum(4 * prod(source.shapes[name]) for name, held in own if held in (INT8, INT4)))
+            rounded = max(
+                rounded, sum(4 * prod(source.shapes[name]) for name, held in own if held in (INT8, *FOUR_BITS))
+            )
     beside = 4 * source.parameters(source.spec.universal()) if profile.precisions != (TRACED,) else 0
     return sum(stored.values()) + beside + rounded
 

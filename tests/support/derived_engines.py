@@ -24,6 +24,7 @@ from nestforge.elastic import Submodel
 from nestforge.exporters.signature import Interface
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
+from nestforge.profiles.precision import INT4_G128
 from nestforge.runtime.inputs.arrays import random_feeds
 
 
@@ -92,7 +93,7 @@ def derived(template: Template, precision: Any, heads: Collection[str] = ()) -> 
     return replace(template, proto=proto, tables=tables)
 
 
-FORMS = ("qdq", "int8", "int8-dynamic", "int4")
+FORMS = ("qdq", "int8", "int8-dynamic", "int4", "int4-g128")
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def encoded_engines(folder: Path, checkpoint: Path, bucket: Bucket, segment: int
         "int8": small_tables(static(wide.proto, scales, in_fp32)),
         "int8-dynamic": small_tables(dynamic(wide.proto, in_fp32)),
         "int4": small_tables(weight_only(wide.proto, in_fp32)),
+        "int4-g128": small_tables(weight_only(wide.proto, in_fp32, encoding=INT4_G128)),
     }
     templates = {form: replace(wide, proto=proto) for form, proto in protos.items()}
     write_store(model, {name for template in templates.values() for name in template.weights}, wide.tables, folder)

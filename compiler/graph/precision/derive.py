@@ -12,7 +12,7 @@ import onnx
 
 from ....exporters.source import ModelSource
 from ....profiles.backends import BACKENDS
-from ....profiles.precision import TRACED, Precision
+from ....profiles.precision import INT4, INT4_G128, TRACED, Encoding, Precision
 from ..encodings import split_encoding
 from ..template import Template
 from .fp32_nodes import fp32_products
@@ -105,8 +105,8 @@ def _int8_dynamic(traced: _Traced) -> _Derived:
     return small_tables(dynamic(traced.template.proto, traced.in_fp32)), traced.template.tables
 
 
-def _int4(traced: _Traced) -> _Derived:
-    proto = weight_only(traced.template.proto, traced.in_fp32, traced.outermost)
+def _four_bits(encoding: Encoding, traced: _Traced) -> _Derived:
+    proto = weight_only(traced.template.proto, traced.in_fp32, traced.outermost, encoding)
     return in_whole_rows(small_tables(proto)), traced.template.tables
 
 
@@ -126,5 +126,6 @@ _TRANSFORMS: Mapping[Precision, Callable[[_Traced], _Derived]] = {
     "bf16": partial(_half, "bf16"),
     "int8": _int8,
     "int8-dynamic": _int8_dynamic,
-    "int4": _int4,
+    "int4": partial(_four_bits, INT4),
+    "int4-g128": partial(_four_bits, INT4_G128),
 }

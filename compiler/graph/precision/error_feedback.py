@@ -1,8 +1,8 @@
 """Weights of 4 bits chosen on examples: later inputs' weights make up for what rounding those before is wrong by.
 
 GPTQ (Frantar et al., 2023, algorithm 1): an output of a product is wrong by ``e.T H e``, with ``e`` the errors of its
-weights and ``H = x.T x`` the second moments of the product's inputs. Inputs are rounded in their order, each block of
-32 by the scale that it would have without examples (encodings.py), and each error is spread over the inputs behind it
+weights and ``H = x.T x`` the second moments of the product's inputs. Inputs are rounded in their order, each block
+by the scale that it would have without examples (encodings.py), and each error is spread over the inputs behind it
 so that least is left. Outputs know nothing of each other: the first of them are those of a submodel. A block, or all of
 an output, whose numbers are further from it than rounding can leave them (``beyond_rounding``) is rounded plainly: what
 is chosen cannot be the numbers of another, which no proof of an engine would tell, since it goes by what is chosen.
@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 import torch
 
-from ....profiles.precision import INT4, INT4_BLOCK, INT4_SCALE
+from ....profiles.precision import BLOCK_INPUTS, FOUR_BITS, SCALES, Encoding
 from ....runtime.inputs.arrays import Arrays
-from ..encodings import beyond_rounding, encode, int4_scale, packed, parts_of, unpacked
+from ..encodings import beyond_rounding, encode, in_blocks, int4_scale, packed, parts_of, split_encoding, unpacked
 from .calibrate import counted_rows, observe, require_finite
 from .quantize import products
 
@@ -32,7 +32,7 @@ _AT_ONCE = 2**20
 
 # Weights, and the second moments [in, in] of the inputs that all of them are multiplied with.
 _Seen = tuple[Sequence[str], np.ndarray]
-# Encodings INT4 and INT4_SCALE of some outputs.
+# Integers of 4 bits of some outputs, and their scales.
 _Encoded = tuple[np.ndarray, np.ndarray]
 
 
@@ -44,12 +44,12 @@ def seen_moments(
     counted: Sequence[np.ndarray],
     names: Collection[str],
 ) -> Iterator[_Seen]:
-    """The second moments of the inputs of every weight whose 4-bit encoding is among ``names``, if it has whole blocks
-    and is no row of a stack; of several products of a weight the sum. Arguments else are those of ``calibrate``."""
+    """The second moments of the inputs of every weight of which a 4-bit encoding is among ``names``, unless it is a row
+    of a stack; of several products of a weight the sum. Arguments else are those of ``calibrate``."""
     read: dict[str, dict[str, int]] = {}  # values and their widths, by the weight that they are multiplied with
     for product in products(graph.graph, in_fp32).values():
         for part in parts_of(product.weight):
-            if part + INT4 in names and not product.transposed and product.inputs % INT4_BLOCK == 0:
+            if any(part + encoding in names for encoding in FOUR_BITS) and not product.transposed:
                 read.setdefault(part, {})[product.x] = product.inputs
     alike: dict[tuple[str, ...], list[str]] = {}
     widths: dict[tuple[str, ...], int] = {}
@@ -70,10 +70,13 @@ def seen_moments(
 
 
 def rounded(
-    seen: Iterable[_Seen], stored: Callable[[str], torch.Tensor], tick: Callable[[int], None]
+    seen: Iterable[_Seen],
+    stored: Callable[[str], torch.Tensor],
+    names: Collection[str],
+    tick: Callable[[int], None],
 ) -> dict[str, np.ndarray]:
-    """The encodings INT4 and INT4_SCALE of all weights that were ``seen``, made of what is ``stored``; of one whose
-    inputs are 0 in every example, none. ``tick`` is told how many were done."""
+    """The 4-bit encodings, and their scales, among ``names`` of all weights that were ``seen``, made of what is
+    ``stored``; of one whose inputs are 0 in every example, none. ``tick`` is told how many were done."""
     found: dict[str, np.ndarray] = {}
     done = 0
     for weights, moments in seen:
@@ -82,32 +85,34 @@ def rounded(
         if moments.any():
             damping = _DAMPING * float(np.diagonal(moments).mean(dtype=np.float64))
             factor = _factor(moments, damping)
-            for name in weights:
-                found[name + INT4], found[name + INT4_SCALE] = _rounded_by(stored(name).numpy(), factor)
+            wanted = [weight + encoding for weight in weights for encoding in FOUR_BITS if weight + encoding in names]
+            for name in wanted:
+                weight, encoding = split_encoding(name)
+                found[name], found[weight + SCALES[encoding][0]] = _rounded_by(stored(weight).numpy(), encoding, factor)
     return found
 
 
-def _rounded_by(weight: np.ndarray, factor: np.ndarray) -> _Encoded:
-    """``weight`` ``[out, in]`` by the ``factor`` of its inputs' moments; blocks that are off by more than rounding can
-    leave are rounded plainly."""
-    step, made = max(1, _AT_ONCE // weight.shape[1]), list[_Encoded]()
+def _rounded_by(weight: np.ndarray, encoding: Encoding, factor: np.ndarray) -> _Encoded:
+    """``weight`` ``[out, in]`` in ``encoding`` by the ``factor`` of its inputs' moments; blocks that are off by
+    more than rounding can leave are rounded plainly."""
+    step, made, (of_scales,) = max(1, _AT_ONCE // weight.shape[1]), list[_Encoded](), SCALES[encoding]
     for rows in (weight[first : first + step] for first in range(0, len(weight), step)):
-        numbers, scales = _rows(rows, factor)
+        numbers, scales = _rows(rows, BLOCK_INPUTS[encoding], factor)
         integers = packed(numbers)
-        if (far := beyond_rounding(unpacked(integers, scales), rows, INT4)).any():
-            plain = encode(rows, INT4_SCALE)
-            scales[far], integers[far] = plain[far], encode(rows, INT4, plain)[far]
+        if (far := beyond_rounding(unpacked(integers, scales)[:, : rows.shape[1]], rows, encoding)).any():
+            plain = encode(rows, of_scales)
+            scales[far], integers[far] = plain[far], encode(rows, encoding, plain)[far]
         made.append((integers, scales))
     whole, scales = (np.concatenate(parts) for parts in zip(*made, strict=True))
     return whole, scales
 
 
-def _rows(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers ``[out, blocks, 32]`` and their scales ``[out, blocks]``."""
+def _rows(weight: np.ndarray, block: int, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers ``[out, blocks, block]`` and their scales ``[out, blocks]``."""
     left = np.array(weight.T, order="C")  # [in, out]: what is to be rounded, the errors before it made up for
     integers, scales = np.empty(left.shape, np.int8), []
-    for first in range(0, len(left), INT4_BLOCK):
-        last = first + INT4_BLOCK
+    for first in range(0, len(left), block):
+        last = min(first + block, len(left))
         scale, errors = int4_scale(left[first:last].T), np.empty_like(left[first:last])
         for row in range(first, last):
             integers[row] = np.clip(np.rint(left[row] / scale), -8, 7)
@@ -115,7 +120,7 @@ def _rows(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarra
             left[row + 1 : last] -= np.outer(factor[row, row + 1 : last], errors[row - first])
         left[last:] -= factor[first:last, last:].T @ errors
         scales.append(scale)
-    return integers.T.reshape(len(weight), -1, INT4_BLOCK), np.stack(scales, axis=1)
+    return in_blocks(integers.T, block), np.stack(scales, axis=1)
 
 
 def _factor(moments: np.ndarray, damping: float) -> np.ndarray:

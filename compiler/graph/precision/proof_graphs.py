@@ -22,12 +22,14 @@ from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.manifest import Manifest
 from ....bundle.open_bundle import Bundle
 from ....profiles.backends import BACKENDS, ONNXRUNTIME
-from ....profiles.precision import INT4_BLOCK, PRECISIONS, Precision
+from ....profiles.precision import BLOCK_INPUTS, PRECISIONS, Precision
 from ...work.staging import link
 from ..edit import Edit
 from .fp32_nodes import MOVEMENT, element_types
 
 _SIXTEEN_BIT_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+# Bits and inputs of a block of what MatMulNBits reads, without zero points.
+_FOUR_BITS = [(4, size) for size in sorted({*BLOCK_INPUTS.values()})]
 _QUANTISE = frozenset({"QuantizeLinear", "DequantizeLinear"})
 # Divisor of a row of zeros here, where nothing is rounded to integers behind it.
 _LEAST_UNIT = np.array(1e-30, np.float32)
@@ -102,10 +104,10 @@ def exact(graph: bytes) -> bytes:
         if node.op_type == "MatMulNBits":  # which sums many tokens in one chain in float32, where Gemm sums in blocks
             said = {attribute.name: attribute.i for attribute in node.attribute}
             form, width = (said.get("bits", 4), said["block_size"], *filter(None, node.input[3:5])), said["K"]
-            assert form == (4, INT4_BLOCK), f"MatMulNBits {node.output[0]}: expected 4 bits in blocks of 32, got {form}"
+            assert form in _FOUR_BITS, f"MatMulNBits {node.output[0]}: expected some of {_FOUR_BITS}, got {form}"
             shape = edit.constant(np.array([0, -1], np.int64))
             numbers = edit.add("Reshape", [edit.decoded_int4(*node.input[1:3]), shape])
-            if edit.initializers[node.input[1]].dims[1] * INT4_BLOCK != width:
+            if edit.initializers[node.input[1]].dims[1] * said["block_size"] != width:
                 first, last = (edit.constant(np.array([at], np.int64)) for at in (0, width))
                 numbers = edit.add("Slice", [numbers, first, last, edit.constant(np.array([1], np.int64))])
             weight, bias = edit.add("Transpose", [numbers], perm=[1, 0]), node.input[5:6]

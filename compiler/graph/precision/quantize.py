@@ -24,24 +24,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from ....profiles.precision import (
+    BLOCK_INPUTS,
+    FOUR_BITS,
     INT4,
-    INT4_BLOCK,
-    INT4_SCALE,
     INT8,
     INT8_SCALE,
     INT8_ZERO,
     LEAST_INPUTS,
     LEAST_OUTPUTS,
+    SCALES,
+    Encoding,
     encoded_shape,
 )
 from ..edit import Edit, uses
-from ..encodings import parts_of
+from ..encodings import parts_of, split_encoding
 from ..passes.contract import TRANSPOSED, stack_of
 from ..passes.operators import MICROSOFT
 
@@ -119,18 +122,21 @@ def dynamic(proto: onnx.ModelProto, in_fp32: Collection[str]) -> onnx.ModelProto
     return _by_kernels(proto, in_fp32)
 
 
-def weight_only(proto: onnx.ModelProto, in_fp32: Collection[str], outermost: Collection[str] = ()) -> onnx.ModelProto:
-    """The float32 template ``proto`` as int4: ``MatMulNBits`` where outputs shrink, elsewhere as int8-dynamic.
+def weight_only(
+    proto: onnx.ModelProto, in_fp32: Collection[str], outermost: Collection[str] = (), encoding: Encoding = INT4
+) -> onnx.ModelProto:
+    """The float32 template ``proto`` in an ``encoding`` of 4 bits: ``MatMulNBits`` where outputs shrink, elsewhere as
+    int8-dynamic.
 
-    A weight whose inputs shrink has no blocks of 32 that every prefix holds whole; nor has one that is a table too if
+    A weight whose inputs shrink has no blocks that every prefix holds whole; nor has one that is a table too if
     its rows are no such blocks: that is int8 in both places. So are the weights ``outermost``.
     """
     tables = {node.input[0] for node in proto.graph.node if node.op_type == "Gather"}
     blocked = {
-        product.output
+        product.output: encoding
         for product in products(proto.graph, in_fp32).values()
         if not product.transposed
-        and (product.inputs % INT4_BLOCK == 0 or product.weight not in tables)
+        and (product.inputs % BLOCK_INPUTS[encoding] == 0 or product.weight not in tables)
         and stack_of(product.weight)[0] not in outermost
     }
     return _by_kernels(proto, in_fp32, blocked)
@@ -149,8 +155,8 @@ def small_tables(proto: onnx.ModelProto) -> onnx.ModelProto:
         table = gathers.get(node.output[0], "")
         if table not in whole:
             edit.nodes.append(node)
-        elif table + INT4 in edit.initializers:
-            _rows_in_blocks(edit, node, table)
+        elif held := next((table + one for one in FOUR_BITS if table + one in edit.initializers), None):
+            _rows_in_blocks(edit, node, held)
         else:
             _rows(edit, node, table)
     return edit.done()
@@ -166,14 +172,15 @@ def _rows(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
     edit.add("Mul", [taken, edit.add("Unsqueeze", [edit.add("Gather", [scale, ids], axis=0), last])], gather.output)
 
 
-def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
-    """The value that ``gather`` takes, from the bytes ``[rows, blocks, 16]`` that a product reads.
+def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, held: str) -> None:
+    """The value that ``gather`` takes, from the bytes ``held`` ``[rows, blocks, bytes]`` that a product reads.
 
     ``GatherBlockQuantized`` would be one node, but wants bytes and scales
     of other dimensions than the product, which a view of the store cannot have beside them.
     """
+    table, encoding = split_encoding(held)
     ids, width = gather.input[1], edit.initializers[table].dims[1]
-    bytes_of, scales = (edit.add("Gather", [table + encoding, ids], axis=0) for encoding in (INT4, INT4_SCALE))
+    bytes_of, scales = (edit.add("Gather", [one, ids], axis=0) for one in (held, table + SCALES[encoding][0]))
     shape = edit.add("Concat", [edit.add("Shape", [ids]), edit.constant(np.array([width], np.int64))], axis=0)
     edit.add("Reshape", [edit.decoded_int4(bytes_of, scales), shape], gather.output)
 
@@ -181,11 +188,11 @@ def _rows_in_blocks(edit: Edit, gather: onnx.NodeProto, table: str) -> None:
 def _by_kernels(
     proto: onnx.ModelProto,
     in_fp32: Collection[str],
-    blocked: Collection[str] = (),
+    blocked: Mapping[str, Encoding] = MappingProxyType({}),
     scales: Mapping[str, float] | None = None,
 ) -> onnx.ModelProto:
-    """Every product but ``in_fp32``: the ones that make ``blocked`` in 4 bits, the others of integers, by ``scales`` of
-    their inputs, else row by row."""
+    """Every product but ``in_fp32``: the ones that make ``blocked`` in its 4 bits, the others of integers, by
+    ``scales`` of their inputs, else row by row."""
     edit, changed = Edit(proto), products(proto.graph, in_fp32)
     done: dict[tuple[str, str | None], tuple[list[str], str | None]] = {}
     for node in edit.source:
@@ -193,7 +200,7 @@ def _by_kernels(
         if product is None:
             edit.nodes.append(node)
         elif product.output in blocked:
-            _blocked_product(edit, product)
+            _blocked_product(edit, product, blocked[product.output])
         else:
             scale = None if scales is None else _input_scale(edit, product, scales)
             if (product.x, scale) not in done:
@@ -235,9 +242,10 @@ def _integer_product(edit: Edit, product: Product, x: list[str], unit: str | Non
         value = edit.add(kind, [value, operand], name)
 
 
-def _blocked_product(edit: Edit, product: Product) -> None:
-    weight = edit.encoded(product.weight, INT4, TensorProto.UINT8, encoded_shape(product.shape, INT4))
-    scale = edit.encoded(product.weight, INT4_SCALE, TensorProto.FLOAT, encoded_shape(product.shape, INT4_SCALE))
+def _blocked_product(edit: Edit, product: Product, encoding: Encoding) -> None:
+    (scales,) = SCALES[encoding]
+    weight = edit.encoded(product.weight, encoding, TensorProto.UINT8, encoded_shape(product.shape, encoding))
+    scale = edit.encoded(product.weight, scales, TensorProto.FLOAT, encoded_shape(product.shape, scales))
     edit.add(
         "MatMulNBits",
         [product.x, weight, scale, *(["", "", product.bias] if product.bias else [])],
@@ -246,7 +254,7 @@ def _blocked_product(edit: Edit, product: Product) -> None:
         K=product.inputs,
         N=product.outputs,
         bits=4,
-        block_size=INT4_BLOCK,
+        block_size=BLOCK_INPUTS[encoding],
         accuracy_level=_INT8_ACCURACY_LEVEL,
     )
 

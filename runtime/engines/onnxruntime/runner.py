@@ -19,7 +19,7 @@ from ....bundle.entries.engine_entry import Decode, EngineEntry, Residency
 from ....bundle.open_bundle import Bundle
 from ....errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from ....outside import is_of_library, library_errors, said_by
-from ....profiles.precision import HALF_ENCODINGS, INT4, PRECISIONS
+from ....profiles.precision import FOUR_BITS, HALF_ENCODINGS, PRECISIONS
 from ...device.layout import layout_of, routes_of
 from ...graphs.initializers import files_of
 from ...graphs.task_tensors import TaskTensors, merged_weights
@@ -171,7 +171,7 @@ class OnnxRuntimeRunner:
     def _options(self, level: Any, packed: bool) -> Any:
         spin_us = STEP_SPIN_US if isinstance(self.engine.kind, Decode) else SPIN_US
         options = session_options(self._threads, level, packed, self._affinity, spin_us)
-        if PRECISIONS[self.engine.precision].encoding in (*HALF_ENCODINGS, INT4):
+        if PRECISIONS[self.engine.precision].encoding in (*HALF_ENCODINGS, *FOUR_BITS):
             # In the order of the graph a half, or 4 bits of a proof, are widened where they are read; by default all
             # are, at the beginning.
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED

@@ -52,7 +52,7 @@ def test_every_rate_is_measured_and_the_source_said(
     assert min(figures) > 0
     if onnx_found:
         assert rates.at is not None
-        assert list(rates.at) == ["int8-dynamic", "int8", "int4"]
+        assert list(rates.at) == ["int8-dynamic", "int8", "int4", "int4-g128"]
         assert {products.batched_gemm_gflops for products in rates.at.values()} == {rates.batched_gemm_gflops}
         assert min(products.gemm_gflops for products in rates.at.values()) > 0
     else:
@@ -61,7 +61,9 @@ def test_every_rate_is_measured_and_the_source_said(
     assert rates.source.startswith(f"measured on this host with {source} ")
 
 
-@pytest.mark.parametrize(("name", "least"), [("int8", 0.995), ("int8-dynamic", 0.995), ("int4", 0.95)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("int8", 0.995), ("int8-dynamic", 0.995), ("int4", 0.95), ("int4-g128", 0.95)]
+)
 def test_integer_products_are_those_of_the_same_weights(name: str, least: float) -> None:
     chain = CHAINS_BY_PRECISION[name]
     found, exact = onnxruntime_run(chain, cores=1)(), numpy_run(CHAINS["gemm"])()
@@ -81,7 +83,8 @@ def test_integer_chains_have_the_kernels_of_engines() -> None:
     }
     eight = {("", "QuantizeLinear"), ("com.microsoft", "QGemm")}
     rows = eight | {("", operator) for operator in ("Abs", "ReduceMax", "Div", "Mul")}
-    assert kernels == {"int8": eight, "int8-dynamic": rows, "int4": rows | {("com.microsoft", "MatMulNBits")}}
+    four = rows | {("com.microsoft", "MatMulNBits")}
+    assert kernels == {"int8": eight, "int8-dynamic": rows, "int4": four, "int4-g128": four}
 
 
 @pytest.mark.parametrize("name", CHAINS_BY_PRECISION)
@@ -103,7 +106,7 @@ def test_eight_bits_have_a_scale_for_each_output() -> None:
 
 
 def test_four_bits_have_a_scale_for_each_block_and_share_bytes() -> None:
-    found = matmul_nbits_constants("w", WEIGHT)
+    found = matmul_nbits_constants("w", WEIGHT, 32)
     packed, scale = found["w.integers"], found["w.scale"]
     assert (packed.dtype, packed.shape, scale.shape) == (np.uint8, (16, 2, 16), (16, 2))
     integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(16, 2, 32).astype(int) - 8

@@ -95,6 +95,8 @@ def test_what_a_backend_runs(precisions: list[str], backend: str, problem: str |
         (".int8-zero", (48,), 48),
         (".int4", (48, 3, 16), 48 * 3 * 16),  # 70 inputs fill three blocks of 32
         (".int4-scale", (48, 3), 4 * 48 * 3),
+        (".int4-g128", (48, 1, 64), 48 * 64),
+        (".int4-g128-scale", (48, 1), 4 * 48),
     ],
 )
 def test_extents_and_bytes_of_a_matrix(encoding: Encoding, shape: tuple[int, ...], size: int) -> None:

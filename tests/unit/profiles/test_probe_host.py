@@ -220,7 +220,7 @@ def test_rates_of_other_benchmarks_have_another_version() -> None:
     graphs = {name: onnx.load_from_string(measure_rates._onnx_bytes(chain)).graph for name, chain in chains.items()}
     of_rows = "Abs ReduceMax Div QuantizeLinear QGemm Mul"
     assert (probe_host._MEASUREMENT_VERSION, {n: " ".join(o.op_type for o in g.node) for n, g in graphs.items()}) == (
-        3,
+        4,
         {
             "gemm": "Gemm Gemm",
             "batched_gemm": "MatMul MatMul",
@@ -229,6 +229,7 @@ def test_rates_of_other_benchmarks_have_another_version() -> None:
             "int8": "QuantizeLinear QGemm QuantizeLinear QGemm",
             "int8-dynamic": f"{of_rows} {of_rows}",
             "int4": f"MatMulNBits {of_rows}",
+            "int4-g128": f"MatMulNBits {of_rows}",
         },
     )
 

@@ -16,7 +16,7 @@ from nestforge.compiler.graph.encodings import (
     stored_stack,
     table_name,
 )
-from nestforge.profiles.precision import ENCODINGS, INT4, INT4_SCALE, Encoding, encoded_bytes, encoded_shape
+from nestforge.profiles.precision import BLOCK_INPUTS, ENCODINGS, FOUR_BITS, Encoding, encoded_bytes, encoded_shape
 from support.rounding import rounded
 
 
@@ -45,6 +45,8 @@ def decoded_int4(array: np.ndarray) -> np.ndarray:
         ("a.weight.int8-zero", "a.weight", ".int8-zero"),
         ("experts[3].int4", "experts[3]", ".int4"),
         ("experts[3].int4-scale", "experts[3]", ".int4-scale"),
+        ("a.weight.int4-g128", "a.weight", ".int4-g128"),
+        ("a.weight.int4-g128-scale", "a.weight", ".int4-g128-scale"),
     ],
 )
 def test_a_suffix_says_the_encoding(name: str, plain: str, encoding: str) -> None:
@@ -63,7 +65,7 @@ def test_extents_and_bytes_are_those_of_the_formula(encoding: Encoding, outputs:
     shape = (stack, outputs, inputs) if stack else (outputs, inputs)
     encoded = encode(weights(*shape), f"w{encoding}")
     assert (encoded.shape, encoded.nbytes) == (encoded_shape(shape, encoding), encoded_bytes(shape, encoding))
-    if not stack and encoding not in (INT4, INT4_SCALE):
+    if not stack and encoding not in BLOCK_INPUTS:
         turned = encode(weights(*shape[::-1]), f"w.T{encoding}")
         assert turned.nbytes == encoded_bytes(shape, encoding)
 
@@ -160,7 +162,7 @@ def test_equal_tables_have_one_name() -> None:
     assert len({table_name(array), table_name(array[:4]), table_name(array.reshape(2, 4))}) == 3
 
 
-_ROUNDED = ["w.int8", "w.T.int8", "w.int4"]
+_ROUNDED = ["w.int8", "w.T.int8", "w.int4", "w.int4-g128"]
 
 
 @given(name=st.sampled_from(_ROUNDED), seed=st.integers(0, 999), outputs=st.integers(1, 9), inputs=st.integers(1, 70))
@@ -189,16 +191,20 @@ def test_numbers_of_other_weights_are_no_rounding_of_them(name: str, fault: Call
     assert np.flatnonzero(beyond_rounding(one, array, name).all(axis=-1)).tolist() == [5]
 
 
+@pytest.mark.parametrize("encoding", FOUR_BITS)
 @pytest.mark.parametrize(
     "fault", [np.zeros_like, lambda block: 2 * block, np.negative], ids=["zeros", "twice", "negated"]
 )
-def test_one_wrong_block_among_many_of_an_output_is_seen(fault: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Of 4,096 inputs, where it is less than rounding may leave of all of them."""
-    array = weights(4, 4096)
-    array[3, 64:96] = 0
-    array[3, 70] = 1  # the least that a block of zeros is wrong by, in steps of its scale
-    numbers = rounded(array, "w.int4")
+def test_one_wrong_block_among_many_of_an_output_is_seen(
+    fault: Callable[[np.ndarray], np.ndarray], encoding: Encoding
+) -> None:
+    """Of 128 blocks, where it is less than rounding may leave of all of them."""
+    size = BLOCK_INPUTS[encoding]
+    array = weights(4, 128 * size)
+    array[3, 2 * size : 3 * size] = 0
+    array[3, 2 * size + 6] = 1  # the least that a block of zeros is wrong by, in steps of its scale
+    numbers = rounded(array, f"w{encoding}")
     for row, block in ((1, 77), (3, 2)):
-        place = row, slice(32 * block, 32 * block + 32)
+        place = row, slice(size * block, size * block + size)
         numbers[place] = fault(numbers[place])
-    assert np.argwhere(beyond_rounding(numbers, array, "w.int4")).tolist() == [[1, 77], [3, 2]]
+    assert np.argwhere(beyond_rounding(numbers, array, f"w{encoding}")).tolist() == [[1, 77], [3, 2]]

@@ -27,6 +27,7 @@ READ: dict[tuple[str, str], set[str]] = {
     ("int8", "tensorrt"): {"", ".int8", ".int8-scale"},
     ("int8-dynamic", "onnxruntime"): {"", ".int8", ".int8-scale", ".int8-zero"},
     ("int4", "onnxruntime"): {"", ".int8", ".int8-scale", ".int8-zero", ".int4", ".int4-scale"},
+    ("int4-g128", "onnxruntime"): {"", ".int8", ".int8-scale", ".int8-zero", ".int4-g128", ".int4-g128-scale"},
 }
 
 

@@ -19,7 +19,8 @@ W = RANDOM.normal(size=(40, 96)).astype(np.float32)
 
 
 def chosen(weight: np.ndarray, moments: np.ndarray = MOMENTS) -> dict[str, np.ndarray]:
-    return rounded([(["w"], moments)], {"w": torch.from_numpy(weight)}.__getitem__, lambda done: None)
+    stored = {"w": torch.from_numpy(weight)}.__getitem__
+    return rounded([(["w"], moments)], stored, {"w.int4", "w.int4-scale"}, lambda done: None)
 
 
 def error(weight: np.ndarray) -> float:
@@ -32,10 +33,23 @@ def test_products_of_the_examples_are_nearer_than_with_plain_rounding() -> None:
     assert error(unpacked(found["w.int4"], found["w.int4-scale"])) < 0.5 * error(plainly(W, "w.int4"))
 
 
+def test_a_block_may_be_larger_and_the_last_one_of_an_output_not_full() -> None:
+    stored = {"w": torch.from_numpy(W)}.__getitem__
+    found = rounded([(["w"], MOMENTS)], stored, {"w.int4", "w.int4-g128"}, lambda done: None)
+    assert {name: found[name].shape for name in ("w.int4", "w.int4-g128", "w.int4-g128-scale")} == {
+        "w.int4": (40, 3, 16),
+        "w.int4-g128": (40, 1, 64),
+        "w.int4-g128-scale": (40, 1),
+    }
+    numbers = unpacked(found["w.int4-g128"], found["w.int4-g128-scale"])
+    assert not numbers[:, 96:].any()
+    assert error(numbers[:, :96]) < 0.5 * error(plainly(W, "w.int4-g128"))
+
+
 def test_progress_counts_weights() -> None:
     done: list[int] = []
     weights = {name: torch.from_numpy(W) for name in "abc"}
-    rounded([(["a", "b"], MOMENTS), (["c"], MOMENTS)], weights.__getitem__, done.append)
+    rounded([(["a", "b"], MOMENTS), (["c"], MOMENTS)], weights.__getitem__, {"a.int4"}, done.append)
     assert done == [0, 2]
 
 
@@ -55,7 +69,7 @@ def test_inputs_without_relations_are_rounded_plainly() -> None:
 )
 def test_numbers_of_other_weights_are_not_chosen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = error_feedback._rows
-    monkeypatch.setattr(error_feedback, "_rows", lambda weight, factor: fault(*honest(weight, factor)))
+    monkeypatch.setattr(error_feedback, "_rows", lambda *given: fault(*honest(*given)))
     found = chosen(W)
     np.testing.assert_array_equal(unpacked(found["w.int4"], found["w.int4-scale"]), plainly(W, "w.int4"))
 
@@ -66,8 +80,8 @@ def test_one_block_of_other_weights_is_not_chosen(monkeypatch: pytest.MonkeyPatc
     weight, moments = RANDOM.normal(size=(8, 1280)).astype(np.float32), (rows.T @ rows).astype(np.float32)
     honest, expected = error_feedback._rows, unpacked(*chosen(weight, moments).values())
 
-    def faulty(weight: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        integers, scales = honest(weight, factor)
+    def faulty(*given: Any) -> tuple[np.ndarray, np.ndarray]:
+        integers, scales = honest(*given)
         integers[7, 1] = 0
         return integers, scales
 
