@@ -5,7 +5,7 @@ A bundle need not have one; it is gone when the bundle is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,7 @@ def calibrated(
     feeds = [batch.feeds for batch in batches]
     for precision in _needing("range", precisions):
         shown = feeds or [case.feeds for case in cases]
-        _refuse_overflow(templates, reference, precision, clock.each(shown))
+        _refuse_overflow(templates, reference, precision, shown)
     in_fp32 = fp32_products(reference.template.proto, exit_heads(templates.universal.source, None))
     counted = [_whole(batch, engine.bucket) for batch in batches]
     in_4_bits = [precision for precision in precisions if PRECISIONS[precision].encoding in FOUR_BITS]
@@ -114,7 +114,7 @@ def calibrated(
         of_4_bits = len({plain for plain, encoding in map(split_encoding, names) if encoding in FOUR_BITS})
 
         def write(path: Path) -> None:
-            tick = partial(clock.tick, total=of_4_bits)
+            tick = partial(clock.reach, total=of_4_bits)
             write_tensors(rounded(seen(), templates.universal.stored(), names, tick), path)
 
         path = stage.once(stage.work / _ROUNDED_FILE, write)
@@ -123,7 +123,7 @@ def calibrated(
         return templates
 
     def found() -> dict[str, float]:
-        return calibrate(reference.graph, reference.bundle.path, clock.each(feeds), in_fp32, counted)
+        return calibrate(reference.graph, reference.bundle.path, feeds, in_fp32, counted)
 
     return replace(templates, scales=stage.memo("scales", dict[str, float], found))
 
@@ -141,7 +141,7 @@ def _whole(batch: Batch, bucket: Bucket) -> np.ndarray:
 
 
 def _refuse_overflow(
-    templates: Templates, reference: Fp32Reference, precision: Precision, feeds: Iterable[Arrays]
+    templates: Templates, reference: Fp32Reference, precision: Precision, feeds: Sequence[Arrays]
 ) -> None:
     low = templates.derived(reference.template, precision, None)
     for name, largest in overflowing(reference.graph, low.proto, reference.bundle.path, feeds).items():

@@ -45,11 +45,15 @@ class Clock:
         """Reports ``done`` of ``total`` parts of the present stage."""
         self.progress(self._stage, done, total)
 
+    def reach(self, done: int, total: int) -> None:
+        """Reports ``done`` of ``total`` parts; what is told from now on is of the next one."""
+        self._at = done, total
+        self.tick(done, total)
+
     def each(self, items: Sequence[T]) -> Iterator[T]:
         """Yields ``items``, reporting progress before each."""
         for index, item in enumerate(items):
-            self._at = index, len(items)
-            self.tick(index, len(items))
+            self.reach(index, len(items))
             yield item
 
     def _within(self, done: int, total: int) -> None:

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper
 
 from ....errors import BuildError
 from ....profiles.precision import FP16
+from ....progress import tell
 from ....runtime.inputs.arrays import Arrays
 from .fp32_nodes import MOVEMENT, FloatGraph, element_types
 from .quantize import products
@@ -48,7 +49,7 @@ def require_finite(array: np.ndarray, weight: str) -> None:
 def calibrate(
     graph: onnx.ModelProto,
     folder: Path,
-    feeds: Iterable[Arrays],
+    feeds: Sequence[Arrays],
     in_fp32: Collection[str],
     counted: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
@@ -87,7 +88,7 @@ def calibrate(
 
 
 def overflowing(
-    graph: onnx.ModelProto, proto16: onnx.ModelProto, folder: Path, feeds: Iterable[Arrays]
+    graph: onnx.ModelProto, proto16: onnx.ModelProto, folder: Path, feeds: Sequence[Arrays]
 ) -> dict[str, float]:
     """The largest magnitude of each value that ``proto16`` holds in float16 and that leaves its range on ``feeds``:
     weights, then what is computed, in the order of the graph.
@@ -123,25 +124,27 @@ def observe(
     graph: onnx.ModelProto,
     folder: Path,
     names: Sequence[str],
-    feeds: Iterable[Arrays],
+    feeds: Sequence[Arrays],
     see: Callable[[str, np.ndarray, int], None],
 ) -> None:
     """Calls ``see(name, array, number)`` for each of ``names`` (values of the graph, or inputs of it) and each of
     ``feeds``; ``number`` says which.
 
     ``graph`` is an emitted engine whose weights lie in ``folder``, where it is written for as long as this takes.
-    Memory stays bounded: many or large values are returned by several sessions, one after the other.
+    Memory stays bounded: many or large values are returned by several sessions, one after the other. Each run is told
+    (``progress.tell``).
     """
-    examples = list(feeds)
     inputs = {value.name for value in graph.graph.input}
     for name in inputs.intersection(names):
-        for number, arrays in enumerate(examples):
+        for number, arrays in enumerate(feeds):
             see(name, arrays[name], number)
-    for part in _parts(graph, [name for name in dict.fromkeys(names) if name not in inputs]):
+    parts = list(_parts(graph, [name for name in dict.fromkeys(names) if name not in inputs]))
+    for before, part in enumerate(parts):
         session = _session(graph, folder, part)
         path = onnxruntime.RunOptions()
         path.only_execute_path_to_fetches = True  # nothing behind the last of them
-        for number, arrays in enumerate(examples):
+        for number, arrays in enumerate(feeds):
+            tell(before * len(feeds) + number, len(parts) * len(feeds))
             for name, array in zip(part, session.run(part, dict(arrays), path), strict=True):
                 see(name, array, number)
 

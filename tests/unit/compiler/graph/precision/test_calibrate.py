@@ -15,6 +15,7 @@ from nestforge.compiler.graph.precision.error_feedback import seen_moments
 from nestforge.compiler.graph.precision.half import half
 from nestforge.errors import BuildError
 from nestforge.profiles.precision import INT4
+from nestforge.progress import heard_by
 from onnx import TensorProto
 from support.derived_engines import parsed
 
@@ -219,8 +220,11 @@ def test_large_values_are_left_to_another_session(
     session = module._session
     monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
     monkeypatch.setattr(module, "_session", lambda g, f, part: (opened.append(list(part)), session(g, f, part))[1])
-    seen(shown, tmp_path, ["a", "b", "c"])
+    told: list[tuple[int, int]] = []
+    with heard_by(lambda *now: told.append(now)):
+        seen(shown, tmp_path, ["a", "b", "c"])
     assert len(opened) == sessions
+    assert told == [(run, sessions * len(FEEDS)) for run in range(sessions * len(FEEDS))]
     assert [name for part in opened for name in part] == ["a", "b", "c"]
 
 
