@@ -145,8 +145,9 @@ def _templates(
         for key in clock.each(list(dict.fromkeys(key.traced for key in keys))):
             templates.get(key)
     if job.profile.precisions != (TRACED,):
-        with clock("calibrate"):  # what other precisions must know of the values that they hold
+        with clock("reference"):  # the model in fp32
             fp32 = build_fp32_reference(templates, stage, bundle)
+        with clock("calibrate"):  # what other precisions must know of the values that they hold
             templates = calibrated(templates, stage, fp32, references.cases[fp32.engine.bucket], job.corpus, clock)
     with clock("store"):  # every weight once in each precision, elastic dimension first
         for key in keys:

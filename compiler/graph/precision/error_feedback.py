@@ -26,7 +26,8 @@ from .quantize import products
 # Of the mean of the diagonal, added to it: a few thousand rows say nothing of some directions.
 _DAMPING = 0.01
 # Bytes of second moments that are held at once; what is more is seen in another pass over the examples.
-_MOMENTS_BYTES = 1 << 30
+_MOMENTS_BYTES = 1 << 31
+_ROWS_AT_ONCE = 2048
 # Numbers of a weight that are rounded at once, so that they stay in the processor's caches.
 _AT_ONCE = 2**20
 
@@ -57,16 +58,37 @@ def seen_moments(
         alike.setdefault(tuple(values), []).append(weight)
         widths[tuple(values)] = max(values.values())
     for group in _groups(widths):
-        moments = {values: np.zeros((widths[values],) * 2, np.float32) for values in group}
+        moments = {values: _Moments(widths[values]) for values in group}
 
         def see(value: str, array: np.ndarray, number: int) -> None:
             rows = counted_rows(array, counted[number]).reshape(-1, array.shape[-1])
             require_finite(rows, next(alike[values][0] for values in moments if value in values))  # noqa: B023
             for total in [total for values, total in moments.items() if value in values]:  # noqa: B023  (called at once)
-                total += rows.T @ rows
+                total.see(rows)
 
         observe(graph, folder, [value for values in group for value in values], feeds, see)
-        yield from ((alike[values], total) for values, total in moments.items())
+        yield from ((alike[values], total.of_all()) for values, total in moments.items())
+
+
+class _Moments:
+    """The second moments of rows ``[n, width]``, many of which are multiplied at once: of a few at a time it takes
+    longer to read and write what was summed."""
+
+    def __init__(self, width: int) -> None:
+        self._total = torch.zeros(width, width)
+        self._rows: list[np.ndarray] = []
+
+    def see(self, rows: np.ndarray) -> None:
+        self._rows.append(rows)
+        if sum(map(len, self._rows)) >= _ROWS_AT_ONCE:
+            self.of_all()
+
+    def of_all(self) -> np.ndarray:
+        if self._rows:
+            rows = torch.from_numpy(np.concatenate(self._rows))
+            self._total.addmm_(rows.T, rows)
+            self._rows.clear()
+        return self._total.numpy()
 
 
 def rounded(
