@@ -29,8 +29,9 @@ from ..errors import InputError
 from .interruption import EXIT_CODE
 
 Scenario = Literal["SingleStream", "MultiStream", "Server", "Offline"]
-# Requests at once: in Offline, and in the others, where answers in time never need so many.
-AT_ONCE, _CONNECTIONS = 16, 128
+# Requests at once: in Offline, where as many wait as are answered in a run of 16, and in the others, where answers in
+# time never need so many.
+AT_ONCE, _CONNECTIONS = 32, 128
 
 
 @dataclass(frozen=True)
