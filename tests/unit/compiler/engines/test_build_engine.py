@@ -145,7 +145,7 @@ def test_4_bits_that_are_not_those_of_the_model_are_found_in_the_store(
 
     rows = np.random.default_rng(0).normal(size=(400, 12)) @ np.random.default_rng(1).normal(size=(12, 32))
     seen = [([name], (rows.T @ rows).astype(np.float32))]
-    chosen = rounded(seen, universal.stored(), lambda done: None)
+    chosen = rounded(seen, universal.stored(), {name + INT4}, lambda done: None)
     assert (chosen[name + INT4] != encode(universal.parameters()[name].numpy(), name + INT4)).any()
     builder = replace(builder, templates=replace(builder.templates, rounded=chosen))
     folder, templates = builder.stage.folder, builder.templates
