@@ -3,7 +3,7 @@ nothing.
 
 The runtime opens engines without ONNX Runtime's optimiser, so what does not depend on an input is computed whenever an
 engine runs: position masks, rotary angles, slot numbers. The result is an initializer, which the compiler puts into
- the weight store, where all engines of a bucket share it.
+the weight store, where all engines of a bucket share it.
 """
 
 from __future__ import annotations
