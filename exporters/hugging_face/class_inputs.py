@@ -31,8 +31,9 @@ _POSITIONS = (
     *("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "max_seq_length", "n_ctx"),
     "max_target_positions",
 )
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth", "depths")
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+_BACKBONE = "backbone_config"
 
 
 def data_of(model: Any) -> Iterator[str]:
@@ -179,12 +180,24 @@ def _is_decoder(model: Any) -> bool:
 
 
 def depth(model: Any) -> int:
-    """Layers that an answer passes through, for tolerances: those of both sides of an encoder-decoder."""
-    deepest = _most(model, _LAYERS, 1)
-    both = getattr(model.config, "is_encoder_decoder", False) is True
-    return deepest + _most(model, _DECODER_LAYERS, deepest) if both else deepest
+    """Layers that an answer passes through, for tolerances: those of both sides of an encoder-decoder, and of the
+    backbone before them."""
+    config = model.config
+    backbone = getattr(config, _BACKBONE, None)
+    parts = [part for part in configs_of(config) if part is not backbone]
+    deepest = _most(parts, _LAYERS, 1)
+    both = getattr(config, "is_encoder_decoder", False) is True
+    behind = _most(parts, _DECODER_LAYERS, deepest) if both else 0
+    return deepest + behind + (0 if backbone is None else _most([backbone], _LAYERS, 1))
 
 
-def _most(model: Any, keys: Sequence[str], usual: int) -> int:
-    parts = configs_of(model.config)
-    return max([value for c in parts for key in keys if isinstance(value := getattr(c, key, None), int)], default=usual)
+def _most(configs: Sequence[Any], keys: Sequence[str], usual: int) -> int:
+    stated = [getattr(config, key, None) for config in configs for key in keys]
+    return max([layers for value in stated if (layers := _layers(value)) is not None], default=usual)
+
+
+def _layers(stated: Any) -> int | None:
+    """A number of layers, or the sum of those of stages."""
+    if isinstance(stated, (list, tuple)) and all(isinstance(stage, int) for stage in stated):
+        return sum(stated)
+    return stated if isinstance(stated, int) else None

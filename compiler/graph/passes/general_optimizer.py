@@ -17,19 +17,29 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript import rewriter
 from onnxscript.optimizer import fold_constants
+from onnxscript.rewriter import pattern
 from onnxscript.rewriter.rules import common as rules
 
 from .contract import MAX_FOLDED_ELEMENTS
 from .matching import scalar
 
 _MAX_ROUNDS = 2
+
+
+def _without(operator: str, neutral: int) -> rewriter.RewriteRule:
+    """Drops ``operator`` where its constant is ``neutral``, to the last bit: onnxscript's own rules take an epsilon of
+    1e-8 for 0 and 1.00001 for 1."""
+    exactly = pattern.Constant(neutral, rel_tol=0.0, abs_tol=0.0)
+    return rewriter.RewriteRule(lambda op, x: getattr(op, operator)(x, exactly), lambda op, x: op.Identity(x))
+
+
 # The rules of ``onnxscript.optimizer.optimize_ir`` by the operator that each rewrites, in its order; but for the one
 # that makes a Split of two Slices, which searches the whole graph at every node (``slices_to_split``).
 _RULES: Mapping[str, Sequence[rewriter.RewriteRule]] = {
-    "Mul": rules.mul_by_1_rule.commute(),
-    "Add": rules.add_0_rule.commute(),
-    "Sub": [rules.sub_0_rule],
-    "Div": [rules.div_by_1_rule],
+    "Mul": _without("Mul", 1).commute(),
+    "Add": _without("Add", 0).commute(),
+    "Sub": [_without("Sub", 0)],
+    "Div": [_without("Div", 1)],
     "Dropout": [rules.dropout_zero_rule, rules.dropout_inference_rule],
     "Reshape": [
         *(rules.two_reshapes_matmul_reshape_rule, rules.one_reshape_matmul_reshape_rule),

@@ -43,6 +43,25 @@ def test_the_graph_is_that_of_onnxscripts_own_rules_tried_at_every_node(
     assert (found.proto, found.module_outputs) == (expected.proto, expected.module_outputs)
 
 
+@pytest.mark.parametrize(("operator", "neutral"), [("Add", 0.0), ("Sub", 0.0), ("Mul", 1.0), ("Div", 1.0)])
+def test_what_changes_nothing_goes_and_an_epsilon_stays(operator: str, neutral: float) -> None:
+    """An epsilon of 1e-8 is added to squares that may be as small, as in the norms of Muse Glimmer."""
+    for constant, left in ((neutral, ["Sqrt"]), (neutral + 2**-23 if neutral else 1e-8, [operator, "Sqrt"])):
+        model = ir.from_proto(
+            onnx.parser.parse_model(
+                f"""<ir_version: 10, opset_import: ["" : 20]>
+                agraph (float[2, 3] x) => (float[2, 3] y)
+                <float c = {{{constant:.9g}}}>
+                {{
+                    a = {operator} (x, c)
+                    y = Sqrt (a)
+                }}"""
+            )
+        )
+        optimize(model)
+        assert [node.op_type for node in model.graph] == left
+
+
 def test_a_rule_rewrites_at_its_operator() -> None:
     graph = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 20]>
