@@ -35,7 +35,7 @@ from .reading import in_float64, inputs_of, nudged
 
 # Passes with moved weights at most, where one does not explain what an engine is off by: of thousands of positions,
 # as a long sequence has, some are lucky in every one of a few.
-_NUDGED_PASSES = 31
+_NUDGED_PASSES = 63
 # Most that PyTorch's float32 may move the score gap of a route by: scores that decide are probabilities.
 _MAX_GAP_ROUNDING = 0.01
 
