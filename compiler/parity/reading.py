@@ -233,7 +233,9 @@ class _Float64(_Reading):  # type: ignore[no-untyped-call]
 class _Strict(TorchFunctionMode):
     """Functions that want weights of the type of what they are given before any operation takes them get them so."""
 
-    _NAMES = re.compile(r"conv(_transpose)?\dd|(lstm|gru|rnn_tanh|rnn_relu)(_cell)?|prelu|bilinear|rms_norm")
+    _NAMES = re.compile(
+        r"conv(_transpose)?\dd|(lstm|gru|rnn_tanh|rnn_relu)(_cell)?|prelu|bilinear|rms_norm|scaled_dot_product_attention"
+    )
     _MODULES = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.PReLU, torch.nn.RMSNorm)
 
     def __init__(self, reading: _Float64) -> None:

@@ -299,13 +299,15 @@ class Layers(torch.nn.Module):
         )
         self.attention = torch.nn.MultiheadAttention(5, 1, add_bias_kv=True)
         self.cell, self.pairs = torch.nn.LSTMCell(5, 3), torch.nn.Bilinear(5, 5, 2)
+        self.query = torch.nn.Parameter(torch.randn(2, 1, 5))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``x`` [B, 6, 5]."""
         for layer in self.layers:
             found = layer(x)
             x = found[0] if isinstance(found, tuple) else found
-        return (x, *self.attention(x, x, x), *self.cell(x[0]), self.pairs(x, x))
+        pooled = torch.nn.functional.scaled_dot_product_attention(self.query.view(2, 1, 5), x, x)
+        return (x, *self.attention(x, x, x), *self.cell(x[0]), self.pairs(x, x), pooled)
 
 
 def test_layers_that_ask_for_one_type_are_answered() -> None:
