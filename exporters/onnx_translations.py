@@ -54,6 +54,13 @@ def _number(number: float, dtype: ir.DataType) -> Any:
     return op.Constant(value=ir.tensor(number, dtype=dtype))
 
 
+def squeeze_to_onnx(x: Any, dim: int | Sequence[int]) -> Any:
+    """The translation of ``aten.squeeze`` with dimensions, of which those that are not 1 stay; torchlib's is a Squeeze
+    of them all."""
+    axes = [axis for axis in ([dim] if isinstance(dim, int) else dim) if x.shape is None or x.shape[axis] == 1]
+    return op.Squeeze(x, op.Constant(value_ints=axes)) if axes else op.Identity(x)
+
+
 # Giles (2010), "Approximating the erfinv function": polynomials in w = -log(1 - y^2), by descending power; the first
 # for w < 5 in w - 2.5, the second for larger w in sqrt(w) - 3. Relative error below 4e-7, as float32 can hold.
 _ERFINV_CENTRE = (
@@ -172,6 +179,8 @@ def complex_copy(x: Any, **_: Any) -> Any:
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attention_to_onnx,
+    torch.ops.aten.squeeze.dim: squeeze_to_onnx,
+    torch.ops.aten.squeeze.dims: squeeze_to_onnx,
     torch.ops.prims.erf_inv.default: erf_inv,
     torch.ops.nestforge.add_rows.default: add_rows_to_onnx,
     torch.ops.nestforge.top_places.default: top_places_to_onnx,

@@ -161,3 +161,21 @@ def test_equals_pytorch(options: dict[str, Any], masked: bool, heads: int, plain
     (expected,) = module(*map(torch.from_numpy, feeds.values()))
     (found,) = session.run(None, feeds)
     np.testing.assert_allclose(found, expected.numpy(), atol=2e-6)
+
+
+class Squeezed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``x`` [2, 1, 3]."""
+        return x.squeeze(1), x.squeeze(2), x.squeeze((0, 1))
+
+
+def test_a_dimension_that_is_not_one_is_not_squeezed() -> None:
+    x = torch.arange(6.0).view(2, 1, 3)
+    with quiet_export():
+        program = torch.onnx.export(
+            Squeezed(), (x,), dynamo=True, opset_version=20, custom_translation_table=TRANSLATIONS, verbose=False
+        )
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert [array.tolist() for array in found] == [tensor.tolist() for tensor in Squeezed()(x)]
