@@ -64,9 +64,8 @@ def judge_engine(
 def judged_outputs(manifest: Manifest, universal: UniversalModel, engine: EngineEntry) -> JudgedOutputs:
     """The outputs of ``engine``, and what is known of them."""
     computed = manifest.exits.computed_from if manifest.exits else ()
-    # The mask of what an encoder reads says nothing of the positions that a decoder answers.
-    mask = universal.source.signature.mask if continued_input(manifest) == ids_input(manifest) else None
-    return JudgedOutputs(manifest.interface_of(engine)[1], computed, mask)
+    has_decoder = continued_input(manifest) != ids_input(manifest)
+    return JudgedOutputs(manifest.interface_of(engine)[1], computed, universal.source.signature.mask, has_decoder)
 
 
 def receipt_of(

@@ -89,17 +89,19 @@ class Replayed:
 
 @dataclass(frozen=True)
 class JudgedOutputs:
-    """Facts of the outputs: their ``specs``, the ones ``computed`` from another, and the input that
-    masks positions."""
+    """Facts of the outputs: their ``specs``, the ones ``computed`` from another, and the input that masks positions;
+    where a decoder answers behind an encoder, positions of what the encoder returns alone."""
 
     specs: Sequence[TensorSpec]
     computed: Collection[str] = ()
     mask: str | None = None
+    has_decoder: bool = False
 
     @cached_property
     def by_position(self) -> frozenset[str]:
         """The outputs ``[batch, sequence, ...]``, which have something at positions that the mask leaves out."""
-        return frozenset(spec.name for spec in self.specs if spec.dims[:2] == ("batch", "sequence"))
+        read = [spec.name for spec in self.specs if spec.dims[:2] == ("batch", "sequence")]
+        return frozenset(name for name in read if not self.has_decoder or name.startswith("encoder_"))
 
     def mask_of(self, case: Case) -> np.ndarray | None:
         """``[B, S]`` of the rows of ``case`` that are read, not 0 at the positions that are; None for all."""

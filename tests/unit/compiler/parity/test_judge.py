@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.compare import Rounding, tolerance_for
@@ -20,6 +21,15 @@ def verdict(found: np.ndarray, reference: Replayed = REFERENCE) -> Verdict:
     cases = [Case("one", {"mask": MASK})]
     outputs = JudgedOutputs([SPEC], mask="mask")
     return judge(reference, [{"y": found.astype(np.float32)}], cases, outputs, LIMIT)
+
+
+@pytest.mark.parametrize(("name", "is_judged"), [("encoder_last_hidden_state", False), ("logits", True)])
+def test_a_mask_is_of_what_an_encoder_reads_where_there_is_a_decoder(name: str, is_judged: bool) -> None:
+    """LongT5 adds -1e10 to scores, beside which float32 has none: what is masked alone is other numbers in float64."""
+    outputs = JudgedOutputs([replace(SPEC, name=name)], mask="mask", has_decoder=True)
+    reference = Replayed([{name: EXPECTED}], [{}])
+    found = [{name: off_at(2).astype(np.float32)}]
+    assert (judge(reference, found, [Case("one", {"mask": MASK})], outputs, LIMIT).broken is not None) == is_judged
 
 
 def off_at(position: int) -> np.ndarray:
