@@ -61,6 +61,14 @@ def squeeze_to_onnx(x: Any, dim: int | Sequence[int]) -> Any:
     return op.Squeeze(x, op.Constant(value_ints=axes)) if axes else op.Identity(x)
 
 
+def rsub_to_onnx(x: Any, other: float, alpha: float = 1) -> Any:
+    """The translation of ``aten.rsub`` from a number: torch makes a ``sub`` of it, which takes none there once
+    an integer ``x`` is promoted."""
+    dtype = ir.DataType.FLOAT if isinstance(other, float) and not x.dtype.is_floating_point() else x.dtype
+    wide = x if dtype == x.dtype else op.Cast(x, to=dtype)
+    return op.Sub(_number(other, dtype), wide if alpha == 1 else op.Mul(wide, _number(alpha, dtype)))
+
+
 # Giles (2010), "Approximating the erfinv function": polynomials in w = -log(1 - y^2), by descending power; the first
 # for w < 5 in w - 2.5, the second for larger w in sqrt(w) - 3. Relative error below 4e-7, as float32 can hold.
 _ERFINV_CENTRE = (
@@ -179,6 +187,7 @@ def complex_copy(x: Any, **_: Any) -> Any:
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attention_to_onnx,
+    torch.ops.aten.rsub.Scalar: rsub_to_onnx,
     torch.ops.aten.squeeze.dim: squeeze_to_onnx,
     torch.ops.aten.squeeze.dims: squeeze_to_onnx,
     torch.ops.prims.erf_inv.default: erf_inv,

@@ -179,3 +179,23 @@ def test_a_dimension_that_is_not_one_is_not_squeezed() -> None:
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     assert [array.tolist() for array in found] == [tensor.tolist() for tensor in Squeezed()(x)]
+
+
+class Less(torch.nn.Module):
+    def forward(self, mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``mask`` [2, 3] int64 and ``x`` [2, 3]."""
+        return 1.0 - mask, 1 - mask, torch.rsub(x, 3, alpha=2)
+
+
+def test_a_number_less_integers_is_what_torch_has() -> None:
+    given = torch.tensor([[0, 1, 1], [1, 0, 5]]), torch.arange(6.0).view(2, 3)
+    with quiet_export():
+        program = torch.onnx.export(
+            Less(), given, dynamo=True, opset_version=20, custom_translation_table=TRANSLATIONS, verbose=False
+        )
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    names = [value.name for value in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (tensor.numpy() for tensor in given), strict=True)))
+    expected = [tensor.numpy() for tensor in Less()(*given)]
+    assert [(array.dtype, array.tolist()) for array in found] == [(array.dtype, array.tolist()) for array in expected]
