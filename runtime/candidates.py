@@ -67,7 +67,7 @@ class Choice:
 class Candidate:
     """One engine with its figures at one size; ``latency_ms``, the median, is infinite where the bundle states none.
     ``is_noisy``: they rest on a noisy measurement, and no run has shown better. With ``runs`` the figures are of all
-    of them, memory and ``estimate`` those of the run that needs the most time."""
+    of them, memory and ``estimate`` those of the run that needs the most time. A run takes ``cores``."""
 
     engine: EngineEntry
     latency_ms: float
@@ -78,6 +78,7 @@ class Candidate:
     estimate: SizeEstimate
     is_noisy: bool
     runs: Runs | None = None
+    cores: int = 1
 
     def choice(self, reason: str) -> Choice:
         if self.runs is None:
@@ -113,12 +114,13 @@ class Runs:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine, what it is stated to take at a shape, and how that is known, and its memory."""
+    """One engine, what it is stated to take at a shape, and how that is known, its memory, and its threads."""
 
     entry: EngineEntry
     stated: Callable[[Bucket], tuple[RunTime, str]]
     memory_mb: float
     running: RunningEstimate
+    threads: int = 1
 
     def candidate(self, shape: Bucket) -> Candidate:
         """Its figures for an input of ``shape``: the stated ones, unless what was seen while running differs."""
@@ -131,7 +133,8 @@ class Engine:
             source = "seen while running" if estimate.is_seen else "by what else ran here"
             known = f"{known}, {source}: {time.p50_ms * ratio:.3g} ms"
         median, slow = time.p50_ms * ratio, time.p95_ms * ratio
-        return Candidate(self.entry, median, known, self.memory_mb, slow, time.p50_ms, estimate, is_noisy)
+        cores = self.threads
+        return Candidate(self.entry, median, known, self.memory_mb, slow, time.p50_ms, estimate, is_noisy, cores=cores)
 
     def longest_sequence(self, batch: int, limits: Mapping[str, float]) -> int:
         """The longest sequence of ``batch`` rows that it answers within ``limits``; 0 where it answers none. What a run
@@ -202,6 +205,7 @@ def in_runs(engines: Sequence[Engine], split: Split) -> Candidate:
         longest.estimate,
         any(one.is_noisy for one in by_shape.values()),
         Runs(split, by_shape),
+        longest.cores,
     )
 
 

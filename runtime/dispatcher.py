@@ -37,7 +37,7 @@ class Dispatcher:
     engine takes all rows at once, one submodel answers them in runs, whose latencies add up: ``lengths`` are the steps
     of each row without padding, None where all have those of the input. Latency limits go by the median, deadlines by
     the 95th percentile. ``elsewhere`` names the processor of the measurements where it is not this host's, and the
-    reason then says so. ``task`` is the one whose engines these are, if any. Thread-safe.
+    reason then says so. ``task`` is the one whose engines these are, if any; a run has ``threads``. Thread-safe.
     """
 
     def __init__(
@@ -47,13 +47,14 @@ class Dispatcher:
         latencies: Sequence[Latency] = (),
         elsewhere: str | None = None,
         task: TaskEntry | None = None,
+        threads: int = 1,
     ) -> None:
         self._manifest, self._task = manifest, task
         self._budgets = {budget.name: budget for budget in manifest.budgets}
         self._submodels = manifest.largest_first
         # Ends of reasons where a limit chooses: reckoned once, since a deadline chooses anew every time.
         self._little = {one.id: _keeps_little(one) for one in self._submodels}
-        self._engines = EngineTable(manifest, residencies, latencies, elsewhere, RunningEstimate(self._forget))
+        self._engines = EngineTable(manifest, residencies, latencies, elsewhere, RunningEstimate(self._forget), threads)
         self._remembered: dict[tuple[object, ...], Choice] = {}
         self._remembered_untimed: dict[tuple[object, ...], Choice] = {}
         self._remembered_holding: dict[tuple[int, int], list[Candidate]] = {}

@@ -33,6 +33,7 @@ class EngineTable:
         latencies: Sequence[Latency],
         elsewhere: str | None,
         running: RunningEstimate,
+        threads: int = 1,
     ) -> None:
         weights = {entry.id: entry.weight_bytes for entry in manifest.submodels}
         known: dict[str, list[Latency]] = {}
@@ -46,7 +47,7 @@ class EngineTable:
                 stated = stated_latency(known.get(engine.id, ()), residencies[engine.id], elsewhere)
                 reads = weights[engine.submodel] if engine.weight_bytes is None else engine.weight_bytes
                 memory = reads + engine.private_bytes + engine.activation_bytes
-                by_submodel[engine.submodel].append(Engine(engine, stated, memory / 1e6, running))
+                by_submodel[engine.submodel].append(Engine(engine, stated, memory / 1e6, running, threads))
         for engines in by_submodel.values():
             engines.sort(key=lambda one: (one.entry.bucket.tokens, not one.entry.bucket.is_static, one.entry.bucket))
         self._engines = {entry.id: by_submodel[entry.id] for entry in manifest.largest_first}

@@ -75,7 +75,7 @@ class ElasticModel:
         manifest = bundle.manifest
         self._inputs, self.texts = InputChecker(manifest.inputs), Texts(bundle)
         known = host_latencies(bundle, threads, provider is not None)
-        dispatcher = partial(Dispatcher, latencies=known.latencies, elsewhere=known.elsewhere)
+        dispatcher = partial(Dispatcher, latencies=known.latencies, elsewhere=known.elsewhere, threads=threads)
         self._dispatcher = dispatcher(manifest, residencies)
         of = {engine.id: engine.submodel for engine in manifest.engines}
         # Requests that name no submodel are answered by one that was trained with their dimensions.

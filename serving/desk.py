@@ -34,19 +34,18 @@ class Answers(Protocol[_Given, _Found]):
 
 
 class Desk:
-    """Answers requests by ``workers`` runs at a time. Everything but the runs is done on one event loop.
+    """Answers requests by runs on ``cores``. Everything but the runs is done on one event loop.
 
     To a thread and back is two wakes, with cold caches more than all that a small request takes beside its run. So one
     for which nobody waits, where no other could run beside it, is made on the loop's thread: who comes meanwhile would
     wait for it there too. The next one is not before the loop has read and written what there was.
     """
 
-    def __init__(self, workers: int, most_waiting: int) -> None:
-        self.scheduler = Scheduler(options, workers, most_waiting)
-        self._pool = ThreadPoolExecutor(workers, "nestforge-run")
+    def __init__(self, cores: int, most_waiting: int) -> None:
+        self.scheduler = Scheduler(options, cores, most_waiting)
+        self._pool = ThreadPoolExecutor(cores, "nestforge-run")
         self._texts = ThreadPoolExecutor(_TEXTS, "nestforge-text")
         self._asked: dict[Job, tuple[Answers[Any, Any], Any, asyncio.Future[Any], asyncio.TimerHandle]] = {}
-        self._is_alone = workers == 1
         self._held_since: float | None = None  # by a run on the loop's thread
 
     def arrived(self) -> float:
@@ -59,11 +58,14 @@ class Desk:
         loop = asyncio.get_running_loop()
         self.scheduler.submit(job, now_ms())
         future: asyncio.Future[_Found] = loop.create_future()
-        if run := self._short_run(job):
+        run = self.scheduler.start(now_ms()) if self._is_short(job) else None
+        if run is not None and not self.scheduler.idle:
             self._run_here(loop, served, work, run, future)
             return future
         late = loop.call_later(max(0.0, job.due - now_ms()) / 1e3, self._start, loop)
         self._keep(job, served, work, future, late)
+        if run is not None:
+            self._begin(loop, run)
         self._start(loop)
         return future
 
@@ -78,14 +80,13 @@ class Desk:
         self._asked[job] = (served, work, future, late)
         future.add_done_callback(lambda done: self._forget(job, done.cancelled()))
 
-    def _short_run(self, job: Job) -> Run | None:
-        """The run of ``job``, which came last, where it may be made here. A step of what goes on never is: it would be
+    def _is_short(self, job: Job) -> bool:
+        """Whether the run of ``job``, which came last, may be made here. A step of what goes on never is: it would be
         followed by the next."""
-        if not self._is_alone or job.continues or self._held_since is not None or self.scheduler.waiting > 1:
-            return None
-        if not all(0.0 < one.p95_ms <= _SHORT_MS for one in job.alone):  # 0: nothing is known of it
-            return None
-        return self.scheduler.start(now_ms())
+        scheduler = self.scheduler
+        if job.continues or self._held_since is not None or scheduler.waiting > 1 or scheduler.running:
+            return False
+        return all(0.0 < one.p95_ms <= _SHORT_MS for one in job.alone)  # 0: nothing is known of it
 
     def _run_here(
         self,
@@ -137,9 +138,12 @@ class Desk:
                 [job], OverloadError(f"deadline passed while it waited, {waited:.3g} ms; ask again later", 0.0)
             )
         while run := self.scheduler.start(now):
-            served = self._asked[run.jobs[0]][0]
-            done = self._pool.submit(served.replies, [self._asked[job][1] for job in run.jobs], run)
-            done.add_done_callback(partial(self._ended, loop, run))
+            self._begin(loop, run)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
+        served = self._asked[run.jobs[0]][0]
+        done = self._pool.submit(served.replies, [self._asked[job][1] for job in run.jobs], run)
+        done.add_done_callback(partial(self._ended, loop, run))
 
     def _ended(self, loop: asyncio.AbstractEventLoop, run: Run, done: Future[Sequence[Any]]) -> None:
         with suppress(RuntimeError):  # the server is over, and the loop closed

@@ -282,7 +282,11 @@ class _Queue:
         self, of: Generation, rows: int, steps: int, engines: Sequence[_Expected], left_ms: float, takes_ms: float
     ) -> Job:
         now, within, timed = now_ms(), min(left_ms, _SLOWER * takes_ms), self._choice.is_timed
-        found = [Candidate(one, ms, f"expected {ms:.3g} ms", 0, ms, ms, _UNUSED, is_noisy=False) for one, ms in engines]
+        cores = self._generator.threads
+        found = [
+            Candidate(one, ms, f"expected {ms:.3g} ms", 0, ms, ms, _UNUSED, is_noisy=False, cores=cores)
+            for one, ms in engines
+        ]
         return Job(None, rows, steps, of.terms.client, now, now + left_ms, found, timed, continues=True, within=within)
 
     async def _run(self, work: tuple[Row, str] | None, job: Job) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
-from math import inf
+from functools import cache
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from ..errors import OverloadError
@@ -97,11 +97,11 @@ _Queue = Sequence[_Waiting]
 
 
 class Scheduler:
-    """The queue before ``workers`` runs at a time, of at most ``most_waiting`` jobs. ``overloads`` counts those that
+    """The queue before runs on ``cores``, of at most ``most_waiting`` jobs. ``overloads`` counts those that
     were refused, or expired, though alone they would have been in time. Not thread-safe."""
 
-    def __init__(self, options: Options, workers: int = 1, most_waiting: int = 512) -> None:
-        self._options, self._workers, self._most_waiting = options, workers, most_waiting
+    def __init__(self, options: Options, cores: int = 1, most_waiting: int = 512) -> None:
+        self._options, self._cores, self._most_waiting = options, cores, most_waiting
         self._waiting: list[_Waiting] = []
         self._running: dict[Run, float] = {}  # with the time at which each is expected to end
         self._seen: dict[str, float] = {}  # when each client last sent a job, in that order
@@ -122,6 +122,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def idle(self) -> int:
+        """How many cores no run has."""
+        return self._cores - sum(self._cores_of(run.candidate) for run in self._running)
+
+    @property
     def share(self) -> float:
         """The part of a deadline that is planned with, 0.3 to 1: late answers lower it."""
         return self._share
@@ -133,8 +138,7 @@ class Scheduler:
         Jobs run by their deadlines. One whose client has others waiting counts as sent when those would be done, so
         that it stands behind the jobs of clients that have none.
         """
-        own = sum(_least(one.job.alone).p95_ms for one in self._waiting if one.job.client == job.client)
-        behind = own / self._workers
+        behind = sum(self._takes(one.job) for one in self._waiting if one.job.client == job.client)
         own_place = now + (behind + job.due - job.arrived if job.within is None else job.within)
         last = max(own_place, self._waiting[-1].order) if self._waiting else own_place
         self._number += 1
@@ -173,33 +177,36 @@ class Scheduler:
         return late
 
     def start(self, now: float) -> Run | None:
-        """The run to start now; None where nothing waits, or all workers have one.
+        """The run to start now; None where nothing waits, or the first job for a core that is not free.
 
         It is of the first job and of those behind it that share its key, as long as together they take no longer than
-        one after the other; a job on its way may give way to those that come to where it stands. Of its submodels the
+        one after the other and each free core has its part; a job on its way may give way to those that come to where
+        it stands. Of its submodels the
         largest answers with which all in the run are in time, and no more of those behind it late, if it answered them
         too, than with the one that takes least; that one while jobs are refused.
         """
-        if not self._waiting or self.running >= self._workers:
+        idle, free = self.idle, self._free(now)
+        if not self._waiting or not idle:
             return None
         queue = self._given_way(now)
         head = queue[0].job
-        together, candidate = self._together(queue, now, None)
+        together, candidate = self._together(queue, free, None)
         reason = ""
-        if len(head.alone) > 1:
-            submodels: Iterable[str] = ()
+        submodels = dict.fromkeys(one.engine.submodel for one in head.alone)
+        if len(submodels) > 1:
             if not self._refused_lately(head, now):
-                submodels = dict.fromkeys(one.engine.submodel for one in head.alone)
-                bar = self._late(_without(queue, together), now, now + candidate.p95_ms)
-            for submodel in submodels:
-                jobs, one = self._together(queue, now, submodel)
-                ends = now + one.p95_ms
-                if all(ends <= self._planned(entry) for entry in jobs) and (
-                    self._late(_without(queue, jobs), now, ends, submodel) <= bar
-                ):
-                    together, candidate = jobs, one
-                    break
+                bar = self._late(_without(queue, together), now, self._after(candidate, free))
+                for submodel in submodels:
+                    jobs, one = self._together(queue, free, submodel)
+                    ends = self._begins(one, free) + one.p95_ms
+                    if all(ends <= self._planned(entry) for entry in jobs) and (
+                        self._late(_without(queue, jobs), now, self._after(one, free), submodel) <= bar
+                    ):
+                        together, candidate = jobs, one
+                        break
             reason = self._reason(head, candidate, now)
+        if self._cores_of(candidate) > idle:
+            return None
         run = Run(tuple(entry.job for entry in together), candidate, reason, self.stops)
         self._waiting = _without(self._waiting, together)
         self._running[run] = now + candidate.p95_ms
@@ -210,7 +217,7 @@ class Scheduler:
         with one that stands there. Asked on the thread of the run, while the queue may change."""
         queue = [_Waiting(now + (job.within or 0.0), 0, job), *self._waiting]
         return len(queue) > 1 and (
-            len(self._together(queue, now, None)[0]) > 1 or self._catching_up(queue, now) is not None
+            len(self._together(queue, [now], None)[0]) > 1 or self._catching_up(queue, now) is not None
         )
 
     def end(self, run: Run, now: float) -> None:
@@ -241,8 +248,8 @@ class Scheduler:
         behind = next((entry for entry in queue if entry.job.key != head.job.key), None)
         if behind is None or behind.job.key not in head.job.after:
             return None
-        here, candidate = self._together(queue, now, None)
-        coming, whole = self._together([behind, *_without(queue, [behind])], now, None)
+        here, candidate = self._together(queue, [now], None)
+        coming, whole = self._together([behind, *_without(queue, [behind])], [now], None)
         (rows, steps), (more, most) = _size(here), _size(coming)
         steps, comes_ms = max(steps, most), whole.p95_ms
         if rest := self._options(head.job.key, more, most):
@@ -261,7 +268,7 @@ class Scheduler:
     def _has_its_share(self, job: Job, behind: float, now: float) -> bool:
         """Whether the client's jobs before this one, and this, take more of its time than clients may have each."""
         clients = sum(now - seen <= _MS_ACTIVE for seen in self._seen.values())
-        takes, left = behind + _least(job.alone).p95_ms / self._workers, min(job.due - now, _MS_SHARED)
+        takes, left = behind + self._takes(job), min(job.due - now, _MS_SHARED)
         return self.waiting >= self._most_waiting or (clients > 1 and behind > 0 and takes > left / clients)
 
     def _refused_lately(self, job: Job, now: float) -> bool:
@@ -285,47 +292,98 @@ class Scheduler:
             return True
         return False
 
-    def _late(self, entries: _Queue, now: float, busy_until: float | None = None, by: str | None = None) -> int:
+    def _late(self, entries: _Queue, now: float, free: Sequence[float] | None = None, by: str | None = None) -> int:
         """How many of ``entries`` end after their deadlines if what takes least answers them, or submodel ``by`` what
-        it can, with one more worker ``busy_until`` then."""
+        it can, on cores that are ``free`` then."""
         if not entries:
             return 0
-        return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, busy_until, by))
+        return sum(end > self._planned(entry) for entry, end in self._ends(entries, now, free, by))
 
     def _ends(
-        self, entries: _Queue, now: float, busy_until: float | None = None, by: str | None = None
+        self, entries: _Queue, now: float, free: Sequence[float] | None = None, by: str | None = None
     ) -> list[tuple[_Waiting, float]]:
         """The time at which each of ``entries`` ends, as ``_late`` says."""
-        busy = [max(now, end) for end in self._running.values()]
-        busy += [busy_until] if busy_until is not None else []
-        free = [*busy, *[now] * (self._workers - len(busy))]
-        heapify(free)
+        free = self._free(now) if free is None else free
         found: list[tuple[_Waiting, float]] = []
         left = list(entries)
         while left:
-            together, candidate = self._together(left, free[0], by)
-            end = free[0] + candidate.p95_ms
-            heapreplace(free, end)
+            together, candidate = self._together(left, free, by)
+            free, end = self._after(candidate, free), self._begins(candidate, free) + candidate.p95_ms
             found += [(entry, end) for entry in together]
             left = _without(left, together)
         return found
 
-    def _together(self, entries: _Queue, start: float, submodel: str | None) -> tuple[list[_Waiting], Candidate]:
-        """The first of ``entries`` and those that go with it into one run, which starts then, of ``submodel`` or, for
-        None, of what takes least."""
+    def _free(self, now: float) -> list[float]:
+        """The time at which each core is free, rising."""
+        busy = [max(now, end) for run, end in self._running.items() for _ in range(self._cores_of(run.candidate))]
+        return sorted([*busy, *[now] * (self._cores - len(busy))])
+
+    def _cores_of(self, candidate: Candidate) -> int:
+        return min(candidate.cores, self._cores)
+
+    def _begins(self, candidate: Candidate, free: Sequence[float]) -> float:
+        """When as many cores as it takes are ``free``."""
+        return free[min(candidate.cores, len(free)) - 1]
+
+    def _after(self, candidate: Candidate, free: Sequence[float]) -> list[float]:
+        """When each core is free behind a run."""
+        cores = self._cores_of(candidate)
+        return sorted([*[self._begins(candidate, free) + candidate.p95_ms] * cores, *free[cores:]])
+
+    def _takes(self, job: Job) -> float:
+        """Milliseconds of all cores that it takes at least."""
+        return min(one.p95_ms * self._cores_of(one) for one in job.alone) / self._cores
+
+    def _form(self, candidates: Sequence[Candidate], entries: _Queue, free: Sequence[float]) -> Candidate:
+        """Which of ``candidates`` runs the first of ``entries``: of those in time the one by which all, were they
+        alike, would be done first. That is the fastest alone; where many wait it may be one on fewer cores, beside
+        others."""
+        job = entries[0].job
+
+        def ends(one: Candidate) -> float:
+            return self._begins(one, free) + one.p95_ms
+
+        @cache
+        def shared(cores: int) -> tuple[float, Sequence[Candidate]]:
+            """How many runs on so many cores follow one another until all are done, and the engines for each."""
+            of_each = ceil(len(entries) / max(1, len(free) // cores))
+            together = of_each if job.key is not None else 1
+            while together > 1 and not self._options(job.key, together * job.rows, job.steps):
+                together = ceil(together / 2)
+            return of_each / together, self._options(job.key, together * job.rows, job.steps) if together > 1 else ()
+
+        def all_end(one: Candidate) -> float:
+            runs, engines = shared(one.cores)
+            joined = _of(engines, one.engine.submodel, one.cores) or one
+            return self._begins(one, free) + runs * joined.p95_ms
+
+        planned = self._planned(entries[0])
+        in_time = [one for one in candidates if ends(one) <= planned] if len(candidates) > 1 else ()
+        return min(in_time, key=all_end) if in_time else min(candidates, key=ends)
+
+    def _together(
+        self, entries: _Queue, free: Sequence[float], submodel: str | None
+    ) -> tuple[list[_Waiting], Candidate]:
+        """The first of ``entries`` and those that go with it into one run on the first ``free`` cores, of ``submodel``
+        or, for None, of what takes least."""
         head = entries[0]
-        together, candidate = [head], _of(head.job.alone, submodel)
-        if candidate is None or candidate.runs is not None or head.job.key is None:
-            return together, candidate or _least(head.job.alone)
+        own = [one for one in head.job.alone if submodel in (None, one.engine.submodel)]
+        together, candidate = [head], self._form(own or head.job.alone, entries, free)
+        if not own or candidate.runs is not None or head.job.key is None:
+            return together, candidate
+        start = self._begins(candidate, free)
+        beside = max(1, sum(at <= start for at in free) // candidate.cores)
         rows, steps, misfits = head.job.rows, head.job.steps, 0
         due = self._limit(head, start + candidate.p95_ms)
         for entry in entries[1:]:
+            if len(together) * beside >= len(entries):
+                break
             job = entry.job
             if job.key != head.job.key:
                 continue
-            alone = _of(job.alone, submodel)
+            alone = _of(job.alone, submodel, candidate.cores)
             most = max(steps, job.steps)
-            joined = _of(self._options(job.key, rows + job.rows, most), submodel)
+            joined = _of(self._options(job.key, rows + job.rows, most), submodel, candidate.cores)
             if alone is None:
                 continue
             soonest = min(due, self._limit(entry, start + alone.p95_ms))
@@ -389,9 +447,9 @@ def _least(candidates: Iterable[Candidate]) -> Candidate:
     return min(candidates, key=lambda one: one.p95_ms)
 
 
-def _of(candidates: Sequence[Candidate], submodel: str | None) -> Candidate | None:
-    """The engine of ``submodel``, or of any, that takes least; None where there is none."""
-    own = [one for one in candidates if submodel is None or one.engine.submodel == submodel]
+def _of(candidates: Sequence[Candidate], submodel: str | None, cores: int) -> Candidate | None:
+    """The engine of ``submodel``, or of any, that takes least on so many cores; None where there is none."""
+    own = [one for one in candidates if submodel in (None, one.engine.submodel) and one.cores == cores]
     return _least(own) if own else None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..argument_types import number_within
 from ..bucket import Bucket
+from ..bundle.manifest import Manifest
 from ..bundle.roles import embedding_output
 from ..errors import InputError, NestforgeError
 from ..runtime.candidates import Candidate
@@ -42,6 +43,8 @@ _MS_JOINED = 30.0
 _WORTH_JOINING = 0.9
 # Stands for any deadline where only that there is one counts.
 _SOME_MS = 1.0
+# Engines of more have no second form on one thread: it would hold a copy of the weights, and such runs use all cores.
+_MOST_NARROW_MB = 128.0
 
 
 def now_ms() -> float:
@@ -128,11 +131,13 @@ def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any
 
 
 class Served:
-    """``model`` under its ``name``. Thread-safe."""
+    """``model`` under its ``name``, and ``narrow``, the same on one thread: its small engines run side by side where
+    many wait. Thread-safe."""
 
-    def __init__(self, name: str, model: ElasticModel) -> None:
+    def __init__(self, name: str, model: ElasticModel, narrow: ElasticModel | None = None) -> None:
         self.name, self.model, self.is_broken = name, model, False
         manifest = model.bundle.manifest
+        self._narrow, self._small = narrow, small_submodels(manifest)
         self.checker, self._texts = InputChecker(manifest.inputs), model.texts
         self.written = lru_cache(_MOST_WRITTEN)(self._written)
         # Called as ``remembered(read, *given)``: what ``read`` finds in ``given`` for this bundle, of the last ones.
@@ -212,6 +217,10 @@ class Served:
     ) -> Sequence[Candidate]:
         options: dict[str, Any] = {"task": asked.task, "dimensions": asked.dimensions, "lengths": lengths}
         found = self.model.candidates(asked.request, rows, steps, **options)
+        # A limit in time is of the model's own figures, and tasks are its own.
+        if self._narrow is not None and asked.request.latency_ms is None and asked.task is None:
+            beside = self._narrow.candidates(asked.request, rows, steps, **options)
+            found = [*found, *(one for one in beside if one.engine.submodel in self._small and one.runs is None)]
         if any(one.p95_ms == math.inf for one in found):  # nothing is known, so that nothing is refused for it
             return [replace(one, p95_ms=0.0) if one.p95_ms == math.inf else one for one in found]
         return found
@@ -238,7 +247,8 @@ class Served:
             options |= asked.request._asdict()
         else:
             options |= {"submodel": run.candidate.engine.submodel, "exits": OFF}
-        answer = self.model(feeds, **options)
+        model = self.model if self._narrow is None or run.candidate.cores > 1 else self._narrow
+        answer = model(feeds, **options)
         ended, reason = now_ms(), run.reason or answer.reason
         exits = None if answer.exits is None else answer.exits.layer.tolist()
         if len(works) == 1:
@@ -342,8 +352,12 @@ class Served:
         for one in self.model.submodels:
             bucket = self.model.choose(1, 1, submodel=one.id).engine.bucket.smallest
             feeds = random_feeds(self.model.bundle.manifest.inputs, bucket)
-            for _ in range(_WARM_UPS):
-                self.model(feeds, submodel=one.id, exits=OFF)
+            models = [self.model]
+            if self._narrow is not None and one.id in self._small:
+                models.append(self._narrow)
+            for model in models:
+                for _ in range(_WARM_UPS):
+                    model(feeds, submodel=one.id, exits=OFF)
         entry = self.model.bundle.manifest.generation
         if entry is not None:
             with suppress(InputError):  # which a chat hears
@@ -352,6 +366,14 @@ class Served:
             for engine in entry.generators:
                 prompt = [0] * min(_WARM_UP_PROMPT, half)
                 self.model.generate(prompt, max_tokens=min(_WARM_UPS, half), submodel=engine.submodel)
+
+
+def small_submodels(manifest: Manifest) -> set[str]:
+    """Those that run on one thread too, side by side. None of a model with exits, which its own threads share, nor of
+    one that generates."""
+    if manifest.exits is not None or manifest.generation is not None:
+        return set()
+    return {one.id for one in manifest.submodels if one.weight_bytes <= _MOST_NARROW_MB * 1e6}
 
 
 class Key(NamedTuple):

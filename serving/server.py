@@ -33,7 +33,7 @@ from ..runtime.load import load
 from . import classes, completions, embeddings, kserve
 from .app import ERRORS, LATE, PLAIN, AccessLog, Endpoint, Guard, Limits, Problem, Protocol, Service, metrics
 from .desk import Desk
-from .served import Served
+from .served import Served, small_submodels
 
 _MOST_HEAD = 64 << 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -283,10 +283,14 @@ def opened(request: ServeRequest) -> Iterator[tuple[Service, Guard]]:
         for name, path in zip(model_names(request.bundles), request.bundles, strict=True):
             residency = _mapped(path) if request.maps else "auto"
             model = load(path, threads=request.threads, residency=residency, preload=True)
-            served[name] = Served(name, stack.enter_context(model))
+            narrow = None
+            if model.threads > 1 and small_submodels(model.bundle.manifest):
+                narrow = stack.enter_context(load(path, threads=1, residency=residency))
+            served[name] = Served(name, stack.enter_context(model), narrow)
             served[name].warm_up()
         threads = next(iter(served.values())).model.threads
-        desk = Desk(request.workers or max(1, probe_host().cores // threads), request.limits.requests)
+        workers = request.workers or max(1, probe_host().cores // threads)
+        desk = Desk(workers * threads, request.limits.requests)
         stack.callback(desk.close)
         _log()
         log = AccessLog()

@@ -59,7 +59,7 @@ class Generator:
         """``encoder`` gives the bundle's, ``tensors_of`` those of a task; ``memory`` also counts what else is open.
         ``merged`` are the generators of tasks, by name, that have engines of their own."""
         self._tensors_of, self._merged = tensors_of, merged
-        self._bundle, self._encoder, self._threads, self._residency = bundle, encoder, threads, residency
+        self._bundle, self._encoder, self.threads, self._residency = bundle, encoder, threads, residency
         self._provider = provider
         self._engines = AdmittedEngines(bundle, threads, residency, provider, affinity, memory)
         self._lock = threading.Lock()
@@ -327,7 +327,7 @@ class Generator:
         with self._lock:
             if self._starts_anew:
                 kept = DraftCalibration.read(self._bundle)
-                found = None if kept is None else kept.of(this_host(), self._threads)
+                found = None if kept is None else kept.of(this_host(), self.threads)
                 if found is not None:
                     self._gains.start_from(found, entry.generators)
                 self._starts_anew = False

@@ -97,6 +97,8 @@ def test_a_short_run_for_which_nobody_waits_is_made_on_the_loops_thread_and_the_
             assert (await one.answer(runs, "long", long)).startswith("nestforge-run")
         two = Desk(2, 512)  # another could run beside it
         assert (await two.answer(runs, "beside", job(60_000))).startswith("nestforge-run")
+        alone = [replace(one, cores=2) for one in SHORT]
+        assert await two.answer(runs, "alone", job(60_000, alone)) == here, "on all cores: none could"
         for desk in (one, two):
             desk.close()
 

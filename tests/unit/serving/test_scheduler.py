@@ -158,12 +158,62 @@ def test_more_rows_than_an_engine_takes_run_alone() -> None:
 
 
 def test_two_workers_run_two_jobs() -> None:
-    scheduler = queue(workers=2)
+    scheduler = queue(cores=2)
     for _ in range(3):
         scheduler.submit(job(0.0, 4.0, key=None), 0.0)
     runs = [started(scheduler, 0.0), started(scheduler, 0.0)]
     assert scheduler.start(0.0) is None
     assert [run.candidate.engine.submodel for run in runs] == ["medium", "medium"], "the third is in time behind one"
+
+
+WIDE_MS, NARROW_MS = {1: 3.0, 2: 5.0, 4: 9.0}, {1: 4.0, 2: 6.0, 4: 10.0}
+
+
+def forms(key: Any, rows: int, _: int) -> Any:
+    """One engine on both cores, and on one, where it takes somewhat longer."""
+    (large,) = options(UNTIMED, 1, 32)
+    kinds = ((WIDE_MS, 2),) if key == "wide" else ((WIDE_MS, 2), (NARROW_MS, 1))
+    return [replace(large, p95_ms=times[rows], cores=cores) for times, cores in kinds if rows in times]
+
+
+def waiting(count: int) -> Scheduler:
+    scheduler = Scheduler(forms, cores=2)
+    for _ in range(count):
+        scheduler.submit(job(0.0, None, key="a", alone=forms("a", 1, 32)), 0.0)
+    return scheduler
+
+
+def begun(scheduler: Scheduler, now: float = 0.0) -> list[tuple[int, int]]:
+    """Jobs and cores of each run that starts now."""
+    runs = iter(lambda: scheduler.start(now), None)
+    return [(len(run.jobs), run.candidate.cores) for run in runs]
+
+
+def test_alone_a_run_has_all_cores_and_where_many_wait_runs_go_side_by_side() -> None:
+    assert begun(waiting(1)) == [(1, 2)]
+    assert begun(waiting(2)) == [(1, 1), (1, 1)]
+    assert begun(waiting(3)) == [(2, 1), (1, 1)]
+    assert begun(waiting(4)) == [(2, 1), (2, 1)]
+
+
+def test_a_run_on_fewer_cores_is_for_those_that_are_in_time_so() -> None:
+    scheduler = Scheduler(forms, cores=2)
+    for deadline in (3.5, 20.0):
+        scheduler.submit(job(0.0, deadline, key="a", alone=forms("a", 1, 32)), 0.0)
+    assert begun(scheduler) == [(1, 2)]
+    assert scheduler.idle == 0
+
+
+def test_who_needs_all_cores_waits_for_them_and_none_overtakes_it() -> None:
+    scheduler = waiting(2)
+    runs = [started(scheduler, 0.0), started(scheduler, 0.0)]
+    scheduler.submit(job(0.0, None, key="wide", alone=forms("wide", 1, 32)), 0.0)
+    scheduler.submit(job(0.0, None, key="a", alone=forms("a", 1, 32)), 0.0)
+    scheduler.end(runs[0], 5.0)
+    assert scheduler.idle == 1
+    assert begun(scheduler, 5.0) == []
+    scheduler.end(runs[1], 6.0)
+    assert begun(scheduler, 6.0) == [(1, 2)]
 
 
 def test_who_comes_first_leaves_time_for_the_same_submodel_behind() -> None:
@@ -372,7 +422,7 @@ def played(
 ) -> tuple[list[tuple[Job, float, str]], list[Job], list[Job]]:
     """Jobs with the time at which each was answered and by whom, those whose deadline passed before, and all that were
     admitted; a run takes ``took(p95)``."""
-    scheduler, now = queue(workers=workers), 0.0
+    scheduler, now = queue(cores=workers), 0.0
     coming = []
     for gap, deadline, client, rows, steps, shares in arrivals:
         now += gap

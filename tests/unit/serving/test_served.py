@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +13,14 @@ from weakref import ref
 
 import numpy as np
 from nestforge.bucket import Bucket
+from nestforge.bundle.open_bundle import open_bundle
 from nestforge.runtime.exits.calibration import Calibration
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from nestforge.runtime.request import Request
 from nestforge.serving.kserve import _short_head
 from nestforge.serving.scheduler import Run
-from nestforge.serving.served import Asked, Reply, Served, Terms, Work
+from nestforge.serving.served import Asked, Reply, Served, Terms, Work, small_submodels
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
@@ -43,6 +46,37 @@ def test_what_is_remembered_of_requests_keeps_no_bundle(tiny_bundle: Path) -> No
     del served, head
     gc.collect()
     assert gone() is None
+
+
+def test_engines_on_one_thread_answer_as_those_on_all_but_for_limits_in_time(tiny_bundle: Path) -> None:
+    with load(tiny_bundle, threads=2) as model, load(tiny_bundle, threads=1) as narrow:
+        served = Served("tiny", model, narrow)
+        served.warm_up()
+        feeds = random_feeds(model.inputs, Bucket(1, 5))
+        terms = Terms("one", 0.0, 1e3, None)
+        work = Work(Asked(Request()), None, feeds)
+        job = served.job(work, terms)
+        assert [(one.engine.submodel, one.cores) for one in job.alone] == [("ffn32", 2), ("ffn32", 1)]
+        assert sorted(one.cores for one in served.together(work.asked, 1, 5)) == [1, 2]
+        answers = [served.replies([work], Run((job,), one, "")) for one in job.alone]
+        for (wide,), (alone,) in [answers]:
+            assert isinstance(wide, Reply)
+            assert isinstance(alone, Reply)
+            assert (alone.submodel, alone.reason) == (wide.submodel, wide.reason)
+            for name, output in wide.outputs.items():
+                np.testing.assert_array_equal(alone.outputs[name], output)
+        timed = served.job(Work(Asked(Request(deadline_ms=1.0)), 50.0, feeds), terms)
+        assert Counter(one.cores for one in timed.alone) == {2: len(model.submodels), 1: len(model.submodels)}
+        limited = served.job(Work(Asked(Request(latency_ms=1e6)), None, feeds), terms)
+        assert [one.cores for one in limited.alone] == [2]
+
+
+def test_small_engines_alone_run_side_by_side(tiny_bundle: Path, exits_bundle: Path) -> None:
+    manifest = open_bundle(tiny_bundle).manifest
+    assert small_submodels(manifest) == {one.id for one in manifest.submodels}
+    large = replace(manifest.largest_first[0], weight_bytes=129 * 10**6)
+    assert large.id not in small_submodels(replace(manifest, submodels=(large, *manifest.submodels[:-1])))
+    assert small_submodels(open_bundle(exits_bundle).manifest) == set()
 
 
 def test_rows_of_several_requests_leave_a_shared_run_where_they_leave_alone(exits_bundle: Path) -> None:
