@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from math import ceil, inf
 from typing import Any, NamedTuple
 
@@ -66,6 +66,17 @@ class Job:
     within: float | None = None
     after: tuple[Hashable, ...] = ()
 
+    @cached_property
+    def least(self) -> Sequence[Candidate]:
+        """Who takes least on each number of cores."""
+        return [
+            _fastest(one for one in self.alone if one.cores == cores) for cores in {one.cores for one in self.alone}
+        ]
+
+    def of(self, submodel: str | None) -> Sequence[Candidate]:
+        """The engines of ``submodel``, or for None those that take least."""
+        return self.least if submodel is None else [one for one in self.alone if one.engine.submodel == submodel]
+
 
 @dataclass(eq=False, frozen=True)
 class Run:
@@ -102,6 +113,7 @@ class Scheduler:
 
     def __init__(self, options: Options, cores: int = 1, most_waiting: int = 512) -> None:
         self._options, self._cores, self._most_waiting = options, cores, most_waiting
+        self._known: dict[tuple[Hashable, int, int], Sequence[Candidate]] = {}  # options, while one call plans
         self._waiting: list[_Waiting] = []
         self._running: dict[Run, float] = {}  # with the time at which each is expected to end
         self._seen: dict[str, float] = {}  # when each client last sent a job, in that order
@@ -138,6 +150,7 @@ class Scheduler:
         Jobs run by their deadlines. One whose client has others waiting counts as sent when those would be done, so
         that it stands behind the jobs of clients that have none.
         """
+        self._known.clear()
         behind = sum(self._takes(one.job) for one in self._waiting if one.job.client == job.client)
         own_place = now + (behind + job.due - job.arrived if job.within is None else job.within)
         last = max(own_place, self._waiting[-1].order) if self._waiting else own_place
@@ -150,7 +163,7 @@ class Scheduler:
                 if job.continues or self._fits(entry, now):
                     insort(self._waiting, entry)
                     return
-        if _least(job.alone).p95_ms <= job.due - job.arrived:  # else no load is why
+        if _fastest(job.alone).p95_ms <= job.due - job.arrived:  # else no load is why
             self._refused_at = now
             self.overloads += 1
         self._sending *= _UNLEARNT
@@ -188,6 +201,7 @@ class Scheduler:
         idle, free = self.idle, self._free(now)
         if not self._waiting or not idle:
             return None
+        self._known.clear()
         queue = self._given_way(now)
         head = queue[0].job
         together, candidate = self._together(queue, free, None)
@@ -232,6 +246,13 @@ class Scheduler:
         self._sending += _NEW * off
         self._deviation += _NEW * (abs(off) - self._deviation)
 
+    def _engines(self, key: Hashable, rows: int, steps: int) -> Sequence[Candidate]:
+        """The options, looked up once in a call."""
+        found = self._known.get((key, rows, steps))
+        if found is None:
+            found = self._known[key, rows, steps] = self._options(key, rows, steps)
+        return found
+
     def _given_way(self, now: float) -> _Queue:
         """The queue, with the first job that may come to where its head stands before it, if that gives way; and so on
         with that."""
@@ -252,15 +273,15 @@ class Scheduler:
         coming, whole = self._together([behind, *_without(queue, [behind])], [now], None)
         (rows, steps), (more, most) = _size(here), _size(coming)
         steps, comes_ms = max(steps, most), whole.p95_ms
-        if rest := self._options(head.job.key, more, most):
-            comes_ms -= _least(rest).p95_ms
-        while more > behind.job.rows and not self._options(head.job.key, rows + more, steps):
+        if rest := self._engines(head.job.key, more, most):
+            comes_ms -= _fastest(rest).p95_ms
+        while more > behind.job.rows and not self._engines(head.job.key, rows + more, steps):
             more -= 1  # some leave before
-        rest, both = self._options(head.job.key, more, most), self._options(head.job.key, rows + more, steps)
+        rest, both = self._engines(head.job.key, more, most), self._engines(head.job.key, rows + more, steps)
         if not rest or not both:
             return None
-        joined_ms = comes_ms + _MS_STOP + _least(both).p95_ms
-        apart_ms = candidate.p95_ms + comes_ms + _least(rest).p95_ms
+        joined_ms = comes_ms + _MS_STOP + _fastest(both).p95_ms
+        apart_ms = candidate.p95_ms + comes_ms + _fastest(rest).p95_ms
         others, _ = _size(queue)
         saved = (others - rows) * (apart_ms - joined_ms) - rows * (joined_ms - candidate.p95_ms)
         return behind if saved > 0.0 and now + comes_ms <= head.order else None
@@ -284,7 +305,7 @@ class Scheduler:
             return True
         if self._waiting or self._running:
             return False
-        need, left = _least(entry.job.alone).p95_ms, entry.job.due - now
+        need, left = _fastest(entry.job.alone).p95_ms, entry.job.due - now
         if need + self._sending <= left:
             return True
         if now - self._tried >= _MS_TRIED and need <= _MOST_WRONG * left:
@@ -332,34 +353,37 @@ class Scheduler:
 
     def _takes(self, job: Job) -> float:
         """Milliseconds of all cores that it takes at least."""
-        return min(one.p95_ms * self._cores_of(one) for one in job.alone) / self._cores
+        return min(one.p95_ms * self._cores_of(one) for one in job.least) / self._cores
 
     def _form(self, candidates: Sequence[Candidate], entries: _Queue, free: Sequence[float]) -> Candidate:
         """Which of ``candidates`` runs the first of ``entries``: of those in time the one by which all, were they
         alike, would be done first. That is the fastest alone; where many wait it may be one on fewer cores, beside
         others."""
-        job = entries[0].job
-
-        def ends(one: Candidate) -> float:
-            return self._begins(one, free) + one.p95_ms
-
-        @cache
-        def shared(cores: int) -> tuple[float, Sequence[Candidate]]:
-            """How many runs on so many cores follow one another until all are done, and the engines for each."""
-            of_each = ceil(len(entries) / max(1, len(free) // cores))
-            together = of_each if job.key is not None else 1
-            while together > 1 and not self._options(job.key, together * job.rows, job.steps):
-                together = ceil(together / 2)
-            return of_each / together, self._options(job.key, together * job.rows, job.steps) if together > 1 else ()
-
-        def all_end(one: Candidate) -> float:
-            runs, engines = shared(one.cores)
-            joined = _of(engines, one.engine.submodel, one.cores) or one
-            return self._begins(one, free) + runs * joined.p95_ms
-
+        if len(candidates) == 1:
+            return candidates[0]
         planned = self._planned(entries[0])
-        in_time = [one for one in candidates if ends(one) <= planned] if len(candidates) > 1 else ()
-        return min(in_time, key=all_end) if in_time else min(candidates, key=ends)
+        ends = [self._begins(one, free) + one.p95_ms for one in candidates]
+        in_time = [place for place, end in enumerate(ends) if end <= planned]
+        if len(entries) > 1 and len(in_time) > 1:
+            shared = {one.cores: self._shared(one.cores, entries, len(free)) for one in candidates}
+            for place in in_time:
+                one = candidates[place]
+                runs, engines = shared[one.cores]
+                joined = _of(engines, one.engine.submodel, one.cores) or one
+                ends[place] += runs * joined.p95_ms - one.p95_ms
+        return candidates[min(in_time or range(len(ends)), key=ends.__getitem__)]
+
+    def _shared(self, cores: int, entries: _Queue, free: int) -> tuple[float, Sequence[Candidate]]:
+        """How many runs on so many cores follow one another until all ``entries`` are done, were they alike, and the
+        engines for each, none where no run is shared."""
+        job = entries[0].job
+        of_each = ceil(len(entries) / max(1, free // cores))
+        together = of_each if job.key is not None else 1
+        while together > 1:
+            if engines := self._engines(job.key, together * job.rows, job.steps):
+                return of_each / together, engines
+            together = ceil(together / 2)
+        return of_each, ()
 
     def _together(
         self, entries: _Queue, free: Sequence[float], submodel: str | None
@@ -367,7 +391,7 @@ class Scheduler:
         """The first of ``entries`` and those that go with it into one run on the first ``free`` cores, of ``submodel``
         or, for None, of what takes least."""
         head = entries[0]
-        own = [one for one in head.job.alone if submodel in (None, one.engine.submodel)]
+        own = head.job.of(submodel)
         together, candidate = [head], self._form(own or head.job.alone, entries, free)
         if not own or candidate.runs is not None or head.job.key is None:
             return together, candidate
@@ -381,9 +405,9 @@ class Scheduler:
             job = entry.job
             if job.key != head.job.key:
                 continue
-            alone = _of(job.alone, submodel, candidate.cores)
+            alone = _of(job.of(submodel), submodel, candidate.cores)
             most = max(steps, job.steps)
-            joined = _of(self._options(job.key, rows + job.rows, most), submodel, candidate.cores)
+            joined = _of(self._engines(job.key, rows + job.rows, most), submodel, candidate.cores)
             if alone is None:
                 continue
             soonest = min(due, self._limit(entry, start + alone.p95_ms))
@@ -443,14 +467,14 @@ class Scheduler:
         )
 
 
-def _least(candidates: Iterable[Candidate]) -> Candidate:
+def _fastest(candidates: Iterable[Candidate]) -> Candidate:
     return min(candidates, key=lambda one: one.p95_ms)
 
 
 def _of(candidates: Sequence[Candidate], submodel: str | None, cores: int) -> Candidate | None:
     """The engine of ``submodel``, or of any, that takes least on so many cores; None where there is none."""
     own = [one for one in candidates if submodel in (None, one.engine.submodel) and one.cores == cores]
-    return _least(own) if own else None
+    return _fastest(own) if own else None
 
 
 def _size(entries: Iterable[_Waiting]) -> tuple[int, int]:
