@@ -17,8 +17,8 @@ from ..errors import OverloadError
 from ..runtime.candidates import Candidate, next_larger
 
 # Factors of the part of a deadline that is planned with: after a run with a late answer, and after one without.
-# Some 0.25 % of misses keep it where it is: clients see more, as answers have a way to go.
-_MISSED, _KEPT, _LEAST_SHARE = 0.9, 1.00025, 0.3
+# Some 0.15 % of misses keep it where it is: clients see more, as answers have a way to go.
+_MISSED, _KEPT, _LEAST_SHARE = 0.9, 1.00015, 0.3
 # Part of a new time to send an answer in the mean of them, and deviations above the mean that are planned with.
 _NEW, _DEVIATIONS = 0.1, 2.0
 # The most beyond twice the planned time to send that one counts for.

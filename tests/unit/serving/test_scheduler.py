@@ -319,7 +319,7 @@ def test_late_answers_plan_with_less_of_a_deadline_and_what_is_too_late_waits_no
     assert scheduler.expired(23.9) == []
     assert scheduler.expired(24.0) == [late]
     scheduler.end(run, 24.05)
-    assert scheduler.share == pytest.approx(0.9 * 1.00025 * 1.00025)
+    assert scheduler.share == pytest.approx(0.9 * 1.00015 * 1.00015)
     assert scheduler.start(24.1) is None
 
 
