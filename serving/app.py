@@ -44,6 +44,8 @@ _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 # Which say whether a server is there, whoever asks and however busy it is.
 _HEALTH = ("/v2/health/live", "/v2/health/ready", "/health")
 _PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"]+/)+")
+# As errors name a setting, in Python; a body has it in JSON.
+_SETTING = re.compile(r"`(\w+)=(True|False)`")
 _ASCII = re.compile(r"[^\x20-\x7e]")
 T = TypeVar("T")
 
@@ -282,7 +284,7 @@ class Service:
         text = str(failure)
         for one in self.served.values():
             text = text.replace(str(one.model.bundle.path), one.name)
-        text = _PATH.sub("", text)
+        text = _SETTING.sub(lambda found: f'`"{found[1]}": {found[2].lower()}`', _PATH.sub("", text))
         if isinstance(failure, OverloadError):
             return Problem("overloaded", text, failure.needs_ms or None)
         if isinstance(failure, InputError | SelectionError):

@@ -1,5 +1,6 @@
 """Texts to classes as text-embeddings-inference has it: ``/predict``, of texts or of pairs, and ``/rerank``, of a model
-that scores a query and a text together; and ``/``, which its clients ask without saying what the model does."""
+that scores a query and a text together; and ``/``, which its clients ask without saying what the model does, and
+``/info``, which says it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..integrations.text_classifier import SCORES, checked_labels, class_output
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Text
 from .app import Handler, Service
-from .embeddings import flag, named, output_of, tei_embed, texts_of
+from .embeddings import MOST_TEXTS, flag, named, output_of, tei_embed, texts_of
 from .served import Served
 
 
@@ -38,6 +39,36 @@ async def predict(service: Service, request: Request) -> Response:
         return JSONResponse(found if is_batch else found[0])
 
     return await service.desk.aside(scores.size, shown)
+
+
+async def info(service: Service, request: Request) -> Response:
+    """The first model, with its kind as text-embeddings-inference says it."""
+    served, limits = named(service, request), service.limits
+    return JSONResponse(
+        {
+            "model_id": served.name,
+            "model_dtype": ", ".join(served.model.precisions),
+            "model_type": _kind(served),
+            "max_concurrent_requests": limits.requests,
+            "max_input_length": served.model.longest_sequence(1),
+            "max_client_batch_size": MOST_TEXTS,
+            "submodels": [one.id for one in served.model.submodels],
+        }
+    )
+
+
+def _kind(served: Served) -> dict[str, Any]:
+    """An embedding model, a reranker (of one class) or a classifier; none of them is empty."""
+    manifest = served.model.bundle.manifest
+    if embedding_of(manifest) is not None:
+        return {"embedding": {"pooling": manifest.text.embedding if manifest.text else None}}
+    try:
+        classes = _classes(served)
+    except InputError:
+        return {}
+    labels = dict(enumerate(checked_labels(None, classes)))
+    maps = {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}
+    return {"reranker" if classes == 1 else "classifier": maps}
 
 
 async def root(service: Service, request: Request) -> Response:
@@ -90,6 +121,7 @@ async def _scores(
 
 ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "", root),
+    ("GET", "/info", info),
     ("POST", "/predict", predict),
     ("POST", "/rerank", rerank),
 ]

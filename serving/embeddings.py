@@ -1,5 +1,5 @@
 """Texts to vectors as two other services have them: OpenAI's ``/v1/embeddings``, and the routes of
-text-embeddings-inference (``/embed``, ``/similarity``, ``/tokenize``, ``/info``)."""
+text-embeddings-inference (``/embed``, ``/similarity``, ``/tokenize``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..runtime.inputs.text import Text
 from .app import OWN_HEADERS, Handler, Protocol, Service
 from .served import Served, Work, stated
 
-_MOST_TEXTS = 2048
+MOST_TEXTS = 2048
 # Numbers that are written in the time in which a letter is tokenised.
 _NUMBERS = 4
 _CODES = {"unknown": "model_not_found", "unauthorized": "invalid_api_key", "overloaded": "overloaded"}
@@ -116,22 +116,6 @@ def _tokens(served: Served, texts: list[str], special: bool) -> Response:
     )
 
 
-async def tei_info(service: Service, request: Request) -> Response:
-    served = named(service, request)
-    manifest, limits = served.model.bundle.manifest, service.limits
-    return JSONResponse(
-        {
-            "model_id": served.name,
-            "model_dtype": ", ".join(served.model.precisions),
-            "model_type": {"embedding": {"pooling": manifest.text.embedding if manifest.text else None}},
-            "max_concurrent_requests": limits.requests,
-            "max_input_length": served.model.longest_sequence(1),
-            "max_client_batch_size": _MOST_TEXTS,
-            "submodels": [one.id for one in served.model.submodels],
-        }
-    )
-
-
 def named(service: Service, request: Request) -> Served:
     """The model that the path names, else the first one."""
     return service.model(request.path_params.get("model", next(iter(service.served))))
@@ -144,8 +128,8 @@ def texts_of(name: str, given: Any, kind: type = str) -> list[Any]:
         raise InputError(
             f"{name}: expected a text or a list of texts, got {given!r:.80}; tokens are of this model's tokenizer alone"
         )
-    if len(texts) > _MOST_TEXTS:
-        raise InputError(f"{name}: expected at most {_MOST_TEXTS} texts, got {len(texts)}")
+    if len(texts) > MOST_TEXTS:
+        raise InputError(f"{name}: expected at most {MOST_TEXTS} texts, got {len(texts)}")
     return texts
 
 
@@ -200,5 +184,4 @@ TEI_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/embed", tei_embed),
     ("POST", "/similarity", tei_similarity),
     ("POST", "/tokenize", tei_tokenize),
-    ("GET", "/info", tei_info),
 ]

@@ -89,7 +89,8 @@ def test_texts_by_how_they_answer_a_query(server: Running, folders: dict[str, Pa
     assert [one["score"] for one in found] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
     assert [one["text"] for one in found] == [TEXTS[one["index"]] for one in found]
     long = {**asked, "texts": [" ".join(WORDS * 9)]}
-    assert "the largest bucket takes 16" in server.ask("POST", "/models/reranker/rerank", long)[2]["error"]
+    said = server.ask("POST", "/models/reranker/rerank", long)[2]["error"]
+    assert 'the largest bucket takes 16; shorten it, pass `"truncate": true`' in said
     assert server.ask("POST", "/models/reranker/rerank", {**long, "truncate": True})[0] == 200
 
 
@@ -99,6 +100,26 @@ def test_without_a_route_a_model_does_what_it_can(server: Running) -> None:
         expected = server.ask("POST", f"{before}/{route}", body)
         found = server.ask("POST", before or "/", body)
         assert (found[0], found[2]) == (200, expected[2])
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("tiny", {"embedding": {"pooling": "total"}}),
+        ("reranker", {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
+        (
+            "three",
+            {
+                "classifier": {
+                    "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
+                    "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2},
+                }
+            },
+        ),
+    ],
+)
+def test_info_says_what_a_model_does(server: Running, model: str, kind: dict[str, Any]) -> None:
+    assert server.ask("GET", f"/models/{model}/info")[2]["model_type"] == kind
 
 
 @pytest.mark.parametrize(
