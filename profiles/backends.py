@@ -40,6 +40,7 @@ class Backend:
     extra: str
     opener: str
     kinds: frozenset[EngineKind]
+    provider: str
     finisher: str | None = None
     runs_graphs: bool = True
     own_operators: bool = False
@@ -60,6 +61,7 @@ ONNXRUNTIME = Backend(
     extra="cpu",
     opener="runtime.engines.onnxruntime.backend",
     kinds=frozenset({"segments", "generation", "tasks"}),
+    provider="CPUExecutionProvider",
     own_operators=True,
     widens_half=True,
     shares_weights=True,
@@ -74,6 +76,7 @@ TENSORRT = Backend(
     opener="runtime.engines.tensorrt.backend",
     finisher="compiler.tensorrt.graphs",
     kinds=frozenset({"segments", "generation"}),
+    provider="TensorrtExecutionProvider",
     runs_graphs=False,
     fixed_caches=True,
     takes_computed_counts=False,
@@ -88,5 +91,6 @@ OPENVINO = Backend(
     extra="openvino",
     opener="runtime.engines.openvino",
     kinds=frozenset(),
+    provider="OpenVINOExecutionProvider",
 )
 BACKENDS: Mapping[str, Backend] = MappingProxyType({one.name: one for one in (ONNXRUNTIME, TENSORRT, OPENVINO)})

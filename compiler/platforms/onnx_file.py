@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ...profiles.precision import PRECISIONS
 from ...progress import Progress, silent
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, open_session, session_options
-from ...runtime.graphs.initializers import files_of
+from ...runtime.graphs.initializers import Initializer, files_of
 from ...runtime.graphs.task_tensors import TaskTensors, base_tensors, read_task_tensors
 from ...runtime.graphs.weight_store import store_initializers
 from ...runtime.inputs.arrays import Array
@@ -83,20 +83,35 @@ def export_onnx(
         require_new(each)
     progress("hashes", 0, 1)
     opened = verify_bytes(bundle).bundle
-    engine = _chosen(opened, submodel, bucket)
-    tensors = None if task is None else _task(opened, engine, task)
+    engine = chosen_engine(opened, submodel, bucket)
     with exporting(path) as folder, proof_bundle(opened) as here:
-        progress("write", 0, 1)
-        files = _write(opened, engine, tensors, folder / path.name, folder / beside.name)
-        progress("compare", 0, 1)
-        parity = _compared(here, engine, tensors, files[0])
-        size = sum(file.stat().st_size for file in files)
+        written = write_compared(opened, here, engine, task, folder / path.name, folder / beside.name, progress)
+        files = [Path(file) for file in written.files]
         _publish(files, path.parent)
-    written = tuple(str(path.with_name(file.name)) for file in files)
-    return OnnxExport(written, size, engine.submodel, engine.bucket, engine.precision, task, parity)
+    return replace(written, files=tuple(str(path.with_name(file.name)) for file in files))
 
 
-def _chosen(bundle: Bundle, submodel: str | None, bucket: Bucket | None) -> EngineEntry:
+def write_compared(
+    bundle: Bundle,
+    here: Bundle,
+    engine: EngineEntry,
+    task: str | None,
+    path: Path,
+    beside: Path | None,
+    progress: Progress = silent,
+) -> OnnxExport:
+    """Writes the file ``path``, with many weights in ``beside`` it; for None they are read of the files of the weight
+    store, which lie in the folder of ``path``. ``here`` is the bundle as this host runs it. Raises ParityError."""
+    tensors = None if task is None else _task(bundle, engine, task)
+    progress("write", 0, 1)
+    files = _write(bundle, engine, tensors, path, beside)
+    progress("compare", 0, 1)
+    parity = _compared(here, engine, tensors, path)
+    size = sum(file.stat().st_size for file in files)
+    return OnnxExport(tuple(map(str, files)), size, engine.submodel, engine.bucket, engine.precision, task, parity)
+
+
+def chosen_engine(bundle: Bundle, submodel: str | None, bucket: Bucket | None) -> EngineEntry:
     """The whole engine that is exported."""
     manifest = bundle.manifest
     entry = manifest.largest_first[0] if submodel is None else manifest.submodel(submodel)
@@ -124,10 +139,25 @@ def _task(bundle: Bundle, engine: EngineEntry, name: str) -> TaskTensors:
     return read_task_tensors(bundle, known[name])
 
 
-def _write(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None, path: Path, beside: Path) -> list[Path]:
+def _write(
+    bundle: Bundle, engine: EngineEntry, task: TaskTensors | None, path: Path, beside: Path | None
+) -> list[Path]:
     """Writes the file ``path``, and ``beside`` where weights are too many, and returns them."""
     stored = store_initializers(bundle, engine)
     model = onnx.load_model_from_string(bundle.file(engine.file).read_bytes())
+    files = [path]
+    if beside is not None and _take_in(bundle, stored, model, beside):
+        files.append(beside)
+    _inputs_to_initializers(bundle, engine, task, model)
+    for key, value in _metadata(bundle, engine, task).items():
+        model.metadata_props.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return files
+
+
+def _take_in(bundle: Bundle, stored: Sequence[Initializer], model: onnx.ModelProto, beside: Path) -> bool:
+    """Takes what ``model`` reads of the weight store into it, or into ``beside`` where that is too much; whether it
+    was."""
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
     apart = sum(one.bytes for one in stored) > _MOST_INSIDE
     places: dict[tuple[str, int, int], int] = {}
@@ -146,11 +176,7 @@ def _write(bundle: Bundle, engine: EngineEntry, task: TaskTensors | None, path: 
             place = {"location": beside.name, "offset": str(places[view]), "length": str(one.bytes)}
             for name, value in place.items():
                 tensor.external_data.add(key=name, value=value)
-    _inputs_to_initializers(bundle, engine, task, model)
-    for key, value in _metadata(bundle, engine, task).items():
-        model.metadata_props.add(key=key, value=value)
-    path.write_bytes(model.SerializeToString(deterministic=True))
-    return [path, beside] if apart else [path]
+    return apart
 
 
 def _append(store: Any, size: int, beside: Path) -> int:

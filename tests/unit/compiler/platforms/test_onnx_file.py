@@ -176,7 +176,7 @@ def test_engines_for_other_back_ends(bundle: Path, tmp_path: Path, tmp_path_fact
         engines = tuple(replace(one, **change) for one in opened.manifest.engines)
         other = replace(opened, manifest=replace(opened.manifest, engines=engines))
         with pytest.raises(BundleIncompatibleError, match=rf"was proven for {title}, never by ONNX Runtime's own"):
-            onnx_file._chosen(other, None, Bucket(2, 8))
+            onnx_file.chosen_engine(other, None, Bucket(2, 8))
 
 
 def test_a_file_that_answers_otherwise_is_not_left(

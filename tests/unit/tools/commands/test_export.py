@@ -48,7 +48,9 @@ def test_a_package_for_onnx_runtime(compiled: Any, tmp_path: Path) -> None:
     package = tmp_path / "my.ortpackage"
     asked = ("export", compiled.bundle, "--format", "ortpackage", "-o")
     says = shown(*asked, package, "--submodel", "L", "--bucket", "1x8")
-    size = sum(path.stat().st_size for path in package.rglob("*.onnx")) / 1e6
-    assert says == f"wrote {package} with L, {size:.1f} MB; ONNX Runtime opened each\n"
+    size = sum(path.stat().st_size for path in package.rglob("*") if path.is_file()) / 1e6
+    assert says == f"wrote {package} with L (laptop-x86), {size:.1f} MB; ONNX Runtime opened each on the processor\n"
+    twice = usage_of("export", compiled.bundle, compiled.bundle, "--format", "onnx", "-o", tmp_path / "two")
+    assert "onnx is of one bundle; ortpackage takes several" in twice
     data = json_of(*asked, tmp_path / "all")
     assert len(data["components"]) == len(open_bundle(compiled.bundle).manifest.submodels)
