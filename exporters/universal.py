@@ -30,8 +30,6 @@ Scores = Mapping[str, torch.Tensor]
 # By order of the spec: the step of the checkpoint that lies at each place.
 Places = Mapping[str, torch.Tensor]
 
-# Weights whose squares are summed at once, so that they stay in caches.
-_NUMBERS_AT_ONCE = 2**18
 # Random output directions per batch: the mean of (v . J h)^2 over v estimates |J h|^2.
 _DIRECTIONS_PER_BATCH = 2
 
@@ -145,10 +143,8 @@ def magnitude_scores(model: UniversalModel) -> Scores:
     parameters, scores = model.parameters(), _zeros(model)
     for order in model.spec.orders:
         for cut in order.slices:
-            blocks = step_blocks(parameters[cut.parameter].data, cut)
-            step = max(1, _NUMBERS_AT_ONCE // max(1, blocks[0].numel()))
-            some = (blocks[first : first + step] for first in range(0, len(blocks), step))
-            scores[order.name] += torch.cat([block.double().flatten(1).square().sum(1) for block in some])
+            blocks = step_blocks(parameters[cut.parameter].data, cut).double()
+            scores[order.name] += blocks.flatten(1).square().sum(1)
     return scores
 
 
@@ -241,8 +237,7 @@ def permute_axis(model: UniversalModel, name: str, places: torch.Tensor) -> None
 
 def permuted_steps(data: torch.Tensor, cut: PrefixSlice, places: torch.Tensor) -> torch.Tensor:
     """``data`` with step ``places[i]`` of the axis at place ``i``."""
-    elements = places[:, None] * cut.unit + torch.arange(cut.unit)
-    return data.index_select(cut.dim, elements.flatten())
+    return step_blocks(data, cut)[places].flatten(0, 1).movedim(0, cut.dim)
 
 
 def step_blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:
