@@ -27,10 +27,11 @@ def repeat_layers(model: ir.Model, shorter: Shorter, module: torch.nn.Module, in
     inputs, outputs = {value.name: value for value in graph.inputs}, {value.name: value for value in graph.outputs}
     made = {value: value for node in last for value in node.outputs}
     behind = [use for value in made for use in value.uses() if use.node not in set(last)]
+    own = dict.fromkeys(value for node in last for value in node.inputs if value and _is_own(value, path))  # in order
     end = last[-1]
     for moved in range(period, shorter.layers - shorter.kept + 1, period):
         values = {one: made[other] for one, other in same.items()}  # of the layer before
-        for value in {value for node in last for value in node.inputs if value and _is_own(value, path)}:
+        for value in own:
             name = _moved(value, path, moved) or ""
             if value.is_initializer():
                 if name not in tensors:

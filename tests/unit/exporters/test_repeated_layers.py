@@ -229,6 +229,15 @@ def test_one_layer_that_differs_near_the_end_has_all_traced(change: Callable[[Ne
     assert kept(net) is None
 
 
+def test_weights_of_repeated_layers_lie_in_the_order_in_which_nodes_read_them() -> None:
+    """In any other that of two compiles would differ."""
+    graph = trace(ready(Net(16)), SIGNATURE, RANGE, 20).model.graph
+    read = dict.fromkeys(value.name for node in graph for value in node.inputs if value and value.is_initializer())
+    repeated = [name for name in graph.initializers if name.startswith("layers.") and int(name.split(".")[1]) > 2]
+    assert len(repeated) > 26
+    assert repeated == [name for name in read if name in repeated]
+
+
 def test_few_layers_are_traced_as_they_are() -> None:
     assert kept(Net(5)) is None
 
