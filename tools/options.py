@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
+from math import isfinite
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -200,8 +201,18 @@ def _value_type(stated: Mapping[str, Any], alternatives: Sequence[Any]) -> Any:
         return click.IntRange(stated.get("min"), stated.get("max"))
     if first is float:
         above = stated.get("above")
-        return click.FloatRange(stated.get("min", above), stated.get("max"), min_open=above is not None)
+        return FiniteRange(stated.get("min", above), stated.get("max"), min_open=above is not None)
     return click.STRING
+
+
+class FiniteRange(click.FloatRange):
+    """As of click, whose bounds let ``nan`` pass, and ``inf`` where there is no upper one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
 
 
 def path_option(flag: str, help: str, *name: str, metavar: str = "FILE", **settings: Any) -> Callable[[F], F]:

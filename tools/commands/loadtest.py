@@ -16,7 +16,7 @@ from ...runtime.inputs.files import read_text_file
 from ...runtime.summary import ShortNames
 from ...tables import Table
 from ..console import say, show, working
-from ..options import SHAPE, json_option, path_option
+from ..options import SHAPE, FiniteRange, json_option, path_option
 
 if TYPE_CHECKING:
     from ..load_test import LoadPoint, Scenario
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PICTURES = (".svg", ".png", ".pdf")
 # Of what SingleStream shows: offered loads, and the deadline.
 _LOADS, _PATIENCE = (0.5, 1.0, 2.0, 3.0), 4.0
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = FiniteRange(min=0, min_open=True)
 _EXAMPLES = """\b
 Examples:
   nestforge loadtest my.bundle --picture load.svg

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ...runtime.load import load
-from ..options import field_options, path_option
+from ..options import FiniteRange, field_options, path_option
 
 _SERVE_EXAMPLES = """\b
 Examples:
@@ -27,13 +27,13 @@ Examples:
 @path_option("--token-file", "File with the token that requests must bring as Authorization: Bearer TOKEN.")
 @click.option(
     "--patience-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=30_000.0,
     show_default=True,
     help="The longest that a request without a deadline waits, in ms.",
 )
 @click.option(
-    "--stop-s", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Time to finish at the end, in s."
+    "--stop-s", type=FiniteRange(min=1), default=30.0, show_default=True, help="Time to finish at the end, in s."
 )
 @field_options(load, "threads")
 def serve_command(

@@ -26,7 +26,7 @@ from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.serving.app import client_of
 from nestforge.serving.server import JoinedWrites
 from nestforge.serving.server import _bound as bound_to
-from support.commands import error_of
+from support.commands import error_of, usage_of
 from support.exit_bundles import exits_manifest, requests, write_exits_bundle
 from support.latencies import latency
 from support.servers import Running, serving
@@ -473,6 +473,9 @@ def test_a_port_in_use_and_names_that_clash_are_one_line(tiny_bundle: Path) -> N
             f"127.0.0.1:{port}: cannot be bound (Address already in use); choose another `--host` or `--port`"
         )
     assert "a model's name is its folder's" in error_of("serve", tiny_bundle, tiny_bundle)
+    for option, value in (("--patience-ms", "inf"), ("--stop-s", "nan")):
+        line = usage_of("serve", tiny_bundle, option, value)
+        assert f"Invalid value for '{option}': {value} is not a finite number" in line
 
 
 def test_a_log_that_nobody_reads_stops_no_request(tiny_bundle: Path) -> None:

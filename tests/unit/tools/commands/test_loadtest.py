@@ -140,5 +140,6 @@ def test_ctrl_c_ends_it_and_its_server(tiny_bundle: Path) -> None:
 
 
 def test_usage(tmp_path: Path) -> None:
+    assert "Invalid value for '--rate': inf is not a finite number" in usage_of("loadtest", tmp_path, "--rate", "inf")
     assert "a URL needs --model" in usage_of("loadtest", "http://127.0.0.1:1")
     assert "ends in .svg, .png, .pdf" in usage_of("loadtest", tmp_path, "--picture", "load.gif")
