@@ -87,6 +87,11 @@ def continued_input(manifest: Manifest | Interface) -> TensorSpec | None:
     return alike[-1] if alike else ids
 
 
+def has_decoder(manifest: Manifest | Interface) -> bool:
+    """Whether the tokens of a decoder come behind what an encoder reads."""
+    return continued_input(manifest) != ids_input(manifest)
+
+
 def mask_input(manifest: Manifest | Interface) -> str | None:
     """The input that says which positions count, if the manifest names one."""
     if manifest.text is not None and manifest.text.mask is not None:

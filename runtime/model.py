@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from time import perf_counter
@@ -276,15 +276,16 @@ class ElasticModel:
         with enough rows. The first time that one drifts, the logger ``nestforge`` warns."""
         return self._answering.drift()
 
-    def open_engines(self) -> None:
-        """Opens every engine that has a residency, and the tokenizer, so that no request waits for them."""
+    def open_engines(self, submodels: Collection[str] | None = None) -> None:
+        """Opens every engine that has a residency, or those of ``submodels``, and the tokenizer, so that no request
+        waits for them."""
         if self.bundle.manifest.text is not None:
             # A model with an input that no text feeds takes arrays alone.
             with suppress(InputError):
                 self.texts.encoder()
         for pool in (self._pool, *self._merged.values()):
             for engine in pool.bundle.manifest.engines:
-                if engine.id in pool.residencies:
+                if engine.id in pool.residencies and (submodels is None or engine.submodel in submodels):
                     pool.get(engine)
 
     def close(self) -> None:

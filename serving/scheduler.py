@@ -113,7 +113,7 @@ class Scheduler:
 
     def __init__(self, options: Options, cores: int = 1, most_waiting: int = 512) -> None:
         self._options, self._cores, self._most_waiting = options, cores, most_waiting
-        self._known: dict[tuple[Hashable, int, int], Sequence[Candidate]] = {}  # options, while one call plans
+        self._known: dict[tuple[Hashable, int, int], Sequence[Candidate]] = {}  # options, since a call began
         self._waiting: list[_Waiting] = []
         self._running: dict[Run, float] = {}  # with the time at which each is expected to end
         self._seen: dict[str, float] = {}  # when each client last sent a job, in that order

@@ -41,8 +41,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """Bundles to serve, and how; see ``nestforge serve --help``. ``workers`` are the runs at a time, None is as many as
-    the cores have ``threads`` for; ``maps``: weights are in files that the processes of a host map together."""
+    """Bundles to serve, and how; see ``nestforge serve --help``. ``workers`` are the runs of ``threads`` at a time,
+    None is as many as the cores have room for; ``maps``: weights are in files that the processes of a host map
+    together."""
 
     bundles: Sequence[Path]
     _: KW_ONLY
@@ -283,10 +284,12 @@ def opened(request: ServeRequest) -> Iterator[tuple[Service, Guard]]:
         for name, path in zip(model_names(request.bundles), request.bundles, strict=True):
             residency = _mapped(path) if request.maps else "auto"
             model = load(path, threads=request.threads, residency=residency, preload=True)
+            stack.enter_context(model)
             narrow = None
-            if model.threads > 1 and small_submodels(model.bundle.manifest):
+            if model.threads > 1 and (small := small_submodels(model.bundle.manifest)):
                 narrow = stack.enter_context(load(path, threads=1, residency=residency))
-            served[name] = Served(name, stack.enter_context(model), narrow)
+                narrow.open_engines(small)
+            served[name] = Served(name, model, narrow)
             served[name].warm_up()
         threads = next(iter(served.values())).model.threads
         workers = request.workers or max(1, probe_host().cores // threads)

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting
 from ...bundle.manifest import Manifest
-from ...bundle.roles import continued_input, ids_input
+from ...bundle.roles import has_decoder
 from ...bundle.weight_files import weights_in
 from ...errors import ParityError
 from ...exporters.universal import PREFIX, UniversalModel
@@ -64,8 +64,8 @@ def judge_engine(
 def judged_outputs(manifest: Manifest, universal: UniversalModel, engine: EngineEntry) -> JudgedOutputs:
     """The outputs of ``engine``, and what is known of them."""
     computed = manifest.exits.computed_from if manifest.exits else ()
-    has_decoder = continued_input(manifest) != ids_input(manifest)
-    return JudgedOutputs(manifest.interface_of(engine)[1], computed, universal.source.signature.mask, has_decoder)
+    mask = universal.source.signature.mask
+    return JudgedOutputs(manifest.interface_of(engine)[1], computed, mask, has_decoder(manifest))
 
 
 def receipt_of(

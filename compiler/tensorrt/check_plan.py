@@ -26,6 +26,7 @@ from ...bundle.entries.engine_entry import EngineEntry, ParityOutput
 from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.open_bundle import Bundle
+from ...bundle.roles import has_decoder
 from ...errors import BuildError, ParityError
 from ...profiles.precision import PRECISIONS
 from ...runtime.device.device import Device
@@ -89,7 +90,8 @@ def check_plan(
     inputs, outputs = here.manifest.interface_of(engine)
     mask = next((spec.name for spec in inputs if _is_mask(spec)), None)
     own = next(graph for graph in here.manifest.every_engine if graph.id == engine.id)
-    judged = JudgedOutputs(outputs, here.manifest.exits.computed_from if here.manifest.exits else (), mask)
+    computed = here.manifest.exits.computed_from if here.manifest.exits else ()
+    judged = JudgedOutputs(outputs, computed, mask, has_decoder(here.manifest))
     names, routing = [spec.name for spec in outputs], [entry.name for entry in engine.routing or ()]
     kept: list[ParityOutput] = []
     left_out = 0

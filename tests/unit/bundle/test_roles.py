@@ -10,6 +10,7 @@ from nestforge.bundle.roles import (
     Interface,
     compared_outputs,
     continued_input,
+    has_decoder,
     ids_input,
     label_classes,
     mask_input,
@@ -83,6 +84,11 @@ def test_a_decoder_continues_its_own_tokens_and_not_those_that_an_encoder_reads(
     assert continued_input(Interface((IDS, MASK, follows), ())) == follows
     assert ids_input(Interface((IDS, MASK, follows), ())) == IDS
     assert continued_input(Interface((PIXELS, MASK), ())) is None
+    assert [has_decoder(Interface(inputs, ())) for inputs in ((IDS, MASK), (IDS, MASK, follows), (PIXELS,))] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_labels_name_classes_of_rows_alone() -> None:

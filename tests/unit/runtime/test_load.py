@@ -16,6 +16,7 @@ from nestforge.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError
 from nestforge.profiles.device_profile import TensorRTOptions
+from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.exits.calibration import Calibration, save_policy
 from nestforge.runtime.generation.draft_gains import DraftCalibration, HostDrafts
 from nestforge.runtime.load import verify_bytes
@@ -117,3 +118,20 @@ def test_an_interrupted_calibration_leaves_what_was_there(calibrated: Path, monk
     more.write(bundle)
     kept = Calibration.read(verify_bytes(calibrated).bundle)
     assert kept == more
+
+
+def test_engines_of_some_submodels_open_alone(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = OnnxRuntimeRunner.__enter__
+
+    def enter(self: OnnxRuntimeRunner) -> OnnxRuntimeRunner:
+        opened.append(self.engine.submodel)
+        return real(self)
+
+    monkeypatch.setattr(OnnxRuntimeRunner, "__enter__", enter)
+    with nestforge.load(tiny_bundle) as model:
+        model.open_engines({"ffn16"})
+        assert set(opened) == {"ffn16"}
+        model.open_engines()
+        assert set(opened) == {one.id for one in model.submodels}
+        assert len(opened) == len(model.bundle.manifest.engines)

@@ -16,6 +16,7 @@ from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.inputs.arrays import Array
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "bundle-experts"
+ENCODER_DECODER = GOLDEN.with_name("bundle-conditional")
 
 
 class Plan(OnnxRuntimeRunner):
@@ -64,3 +65,19 @@ def test_other_outputs_from_the_same_decisions_are_refused(outputs: set[int], ro
     with Plan(bundle, engine, outputs, routing) as plan, pytest.raises(ParityError, match=message) as raised:
         check_plan(with_proof_graphs(bundle, bundle.path), engine, plan)
     assert str(raised.value).startswith(f"engine {engine.id}: ")
+
+
+class WrongBehind(OnnxRuntimeRunner):
+    """The graph, but for logits at places that the encoder's mask leaves out."""
+
+    def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:
+        found = super().run(feeds, routing)
+        found[0] += feeds["attention_mask"][:, :, None] == 0
+        return found
+
+
+def test_an_encoders_mask_leaves_out_no_output_of_the_decoder() -> None:
+    bundle = open_bundle(ENCODER_DECODER)
+    engine = bundle.manifest.engines[0]
+    with WrongBehind(bundle, engine, "shared", 1) as plan, pytest.raises(ParityError, match="output logits, case seed"):
+        check_plan(with_proof_graphs(bundle, bundle.path), engine, plan)
