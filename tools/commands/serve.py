@@ -48,9 +48,9 @@ def serve_command(
 ) -> None:
     """Serve bundles over HTTP, and over gRPC beside it.
 
-    A model is called as its folder, without .bundle. Requests share runs, get smaller submodels under load where they
-    state a deadline, and are refused at once where even those are too late. The access log is stdout, a JSON object a
-    line. SIGTERM or Ctrl-C ends it.
+    A model is called as its folder, without .bundle. Requests share runs, or have runs side by side on a thread each,
+    get smaller submodels under load where they state a deadline, and are refused at once where even those are too
+    late. The access log is stdout, a JSON object a line. SIGTERM or Ctrl-C ends it.
     """
     from ...serving.app import Limits
     from ...serving.server import ServeRequest, read_token, serve
