@@ -194,9 +194,8 @@ class Scheduler:
 
         It is of the first job and of those behind it that share its key, as long as together they take no longer than
         one after the other and each free core has its part; a job on its way may give way to those that come to where
-        it stands. Of its submodels the
-        largest answers with which all in the run are in time, and no more of those behind it late, if it answered them
-        too, than with the one that takes least; that one while jobs are refused.
+        it stands. The largest of its submodels answers with which all in the run are in time, and no more of those
+        behind it late, if it answered them too, than with the one that takes least; that one while jobs are refused.
         """
         idle, free = self.idle, self._free(now)
         if not self._waiting or not idle:
