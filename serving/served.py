@@ -17,6 +17,7 @@ from ..bucket import Bucket
 from ..bundle.manifest import Manifest
 from ..bundle.roles import embedding_output
 from ..errors import InputError, NestforgeError
+from ..profiles.backends import BACKENDS
 from ..runtime.candidates import Candidate
 from ..runtime.exits.calibration import Calibration
 from ..runtime.exits.choice import OFF, ExitChoice
@@ -369,11 +370,13 @@ class Served:
 
 
 def small_submodels(manifest: Manifest) -> set[str]:
-    """Those that run on one thread too, side by side. None of a model with exits, which its own threads share, nor of
-    one that generates."""
+    """Those that run on one thread of the processor too, side by side. None of a model with exits, which its own
+    threads share, nor of one that generates."""
     if manifest.exits is not None or manifest.generation is not None:
         return set()
-    return {one.id for one in manifest.submodels if one.weight_bytes <= _MOST_NARROW_MB * 1e6}
+    elsewhere = {engine.submodel for engine in manifest.engines if not BACKENDS[engine.backend].runs_graphs}
+    small = {one.id for one in manifest.submodels if one.weight_bytes <= _MOST_NARROW_MB * 1e6}
+    return small - elsewhere
 
 
 class Key(NamedTuple):

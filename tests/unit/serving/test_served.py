@@ -77,6 +77,8 @@ def test_small_engines_alone_run_side_by_side(tiny_bundle: Path, exits_bundle: P
     large = replace(manifest.largest_first[0], weight_bytes=129 * 10**6)
     assert large.id not in small_submodels(replace(manifest, submodels=(large, *manifest.submodels[:-1])))
     assert small_submodels(open_bundle(exits_bundle).manifest) == set()
+    plans = tuple(replace(engine, backend="tensorrt") for engine in manifest.engines)
+    assert small_submodels(replace(manifest, engines=plans)) == set(), "a GPU has no second copy for a thread"
 
 
 def test_rows_of_several_requests_leave_a_shared_run_where_they_leave_alone(exits_bundle: Path) -> None:
