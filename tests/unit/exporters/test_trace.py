@@ -1,8 +1,11 @@
+"""Exports: what is traced, and modules that write into nothing, which run once."""
+
 from __future__ import annotations
 
 import contextlib
 import logging
 import warnings
+from typing import ClassVar
 
 import onnx_ir as ir
 import pytest
@@ -206,3 +209,71 @@ def _described(graph: ir.Graph) -> list[tuple[object, ...]]:
         )
         for node in graph
     ]
+
+
+ROWS = ("batch", "sequence", 3)
+ALONE = Signature((TensorSpec("x", "float32", ROWS),), (TensorSpec("y", "float32", ROWS),), 16)
+
+
+class Alone(torch.nn.Module):
+    """Returns more than is asked for, its input among it."""
+
+    calls: ClassVar[list[torch.Tensor]] = []
+    last: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(3, 3)
+        self.last = None
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        Alone.calls.append(x)
+        y = self.up(x)
+        y[:, 0] = 0.0
+        return y, x, x.mT, y
+
+
+class Counting(Alone):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.seen += 1
+        return (super().forward(x)[0] * self.seen,)
+
+
+class Overwriting(Alone):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return super().forward(x.mul_(2))
+
+
+class Keeping(Alone):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.last = x * 2
+        return super().forward(x)
+
+
+def traced_alone(net: type[Alone], bucket: Bucket) -> tuple[ir.Model, Alone, int]:
+    """The graph, the module behind it, and how often it ran."""
+    torch.manual_seed(0)
+    Alone.calls.clear()
+    module = net().eval().requires_grad_(False)
+    model = trace(module, ALONE, bucket, 20).model
+    return model, module, len(Alone.calls)
+
+
+@pytest.mark.parametrize("bucket", [Bucket(2, 8), Bucket(2, 9, None, 1)], ids=str)
+@pytest.mark.parametrize(("net", "runs"), [(Alone, 1), (Keeping, 1), (Counting, 3), (Overwriting, 3)])
+def test_the_graph_is_that_of_two_runs(
+    monkeypatch: pytest.MonkeyPatch, net: type[Alone], runs: int, bucket: Bucket
+) -> None:
+    alone, module, ran = traced_alone(net, bucket)
+    assert (ran, module.last) == (runs, None), "what a trace leaves on a module is taken away again"
+    monkeypatch.setattr(trace_module, "traced_alone", _refused)
+    behind, _, ran = traced_alone(net, bucket)
+    assert ran == 2
+    assert repr(alone.graph) == repr(behind.graph)
+
+
+@contextlib.contextmanager
+def _refused(_: torch.nn.Module):  # type: ignore[no-untyped-def]
+    raise RuntimeError
+    yield

@@ -1,7 +1,8 @@
-"""What a server makes of one token, and keeps of requests."""
+"""The protocols of a server: one token, what is kept of requests, and budgets as parameters of Triton's."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from dataclasses import replace
@@ -12,15 +13,22 @@ from unittest.mock import patch
 from weakref import ref
 
 import numpy as np
+import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
+from nestforge.errors import InputError
 from nestforge.runtime.exits.calibration import Calibration
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from nestforge.runtime.request import Request
+from nestforge.serving.app import HEADERS, Limits, Problem, Service
+from nestforge.serving.desk import Desk
 from nestforge.serving.kserve import _short_head
 from nestforge.serving.scheduler import Run
 from nestforge.serving.served import Asked, Reply, Served, Terms, Work, small_submodels
+from nestforge.serving.triton import options_of
+from starlette.requests import Request as Http
+from starlette.types import Message
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
@@ -114,3 +122,49 @@ def test_a_policy_by_which_all_rows_leave_together_shares_no_run(exits_bundle: P
             policies = (SimpleNamespace(rule="per_row"), SimpleNamespace(rule=rule))
             with patch.object(Calibration, "read", return_value=SimpleNamespace(policies=policies)):
                 assert Served("exits", model)._shares is shares
+
+
+class Part(bytes):
+    """A part of a body that counts how often its size is asked."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        Part.asked += 1
+        return super().__len__()
+
+
+def test_a_body_in_many_parts_is_counted_as_it_comes() -> None:
+    left = [Part(b"x") for _ in range(1000)]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+    async def read() -> None:
+        desk = Desk(1, 1)
+        request = Http({"type": "http", HEADERS: {}}, receive)
+        assert await Service({}, desk, Limits()).body(request) == b"x" * 1000
+        assert Part.asked <= 2000  # not once for each that came before
+        left.extend(Part(b"x") for _ in range(1000))
+        with pytest.raises(Problem, match="at most 10 bytes"):
+            await Service({}, desk, Limits(body_bytes=10)).body(request)
+        assert len(left) == 989
+        desk.close()
+
+    asyncio.run(read())
+
+
+def test_parameters_of_a_request() -> None:
+    assert options_of({"latency_ms": "2.5", "submodel": "S"}) == {"latency_ms": 2.5, "submodel": "S"}
+    assert options_of({"deadline_ms": 20, "dimensions": 8}) == {"deadline_ms": 20.0, "dimensions": 8}
+    assert options_of({"exits": "0.3", "truncate": True}) == {"exits": 0.3, "truncate": True}
+    assert options_of({"exits": "off"}) == {"exits": "off"}
+    assert options_of({"exits": "0.3,0.5"}) == {"exits": (0.3, 0.5)}
+    for wrong, says in (
+        ({"latency": 1}, "no parameter 'latency'; did you mean 'latency_ms'"),
+        ({"latency_ms": "soon"}, "latency_ms: expected a positive number, got 'soon'"),
+        ({"deadline_ms": 0}, "deadline_ms: expected a positive number, got 0"),
+        ({"submodel": 3}, "submodel: expected a name, got 3"),
+    ):
+        with pytest.raises(InputError, match=says):
+            options_of(wrong)

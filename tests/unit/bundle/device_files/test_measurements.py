@@ -1,14 +1,19 @@
-"""Measurements of hosts: stored by host, sealed, and refused where it is damaged or of another bundle."""
+"""Lists of plans, of tasks and of measurements: read, sealed, and refused where damaged or of another bundle."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nestforge import whole_file
 from nestforge.bundle.build_record import Noise
 from nestforge.bundle.device_files.device_file import MeasuredHost, this_host
 from nestforge.bundle.device_files.measurements import (
@@ -17,10 +22,14 @@ from nestforge.bundle.device_files.measurements import (
     MeasuredPoint,
     Measurements,
 )
+from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, read_plan
+from nestforge.bundle.device_files.task_index import read_tasks, save_task_entry, task_file
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleCorruptError, BundleFormatError, OutputError
+from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.profiles.probe_host import probe_host
+from support.processes import needs_root, nobody
 from support.sealing import edit_sealed
 
 NOISE = Noise(20, 0.05, 1.01, 0.0)
@@ -180,3 +189,99 @@ def test_a_changed_byte_and_another_bundles_file_are_refused(bundle: Bundle) -> 
     path.write_bytes(b" " * (16 * 2**20 + 1))
     with pytest.raises(BundleFormatError, match="16777217 bytes, more than the 16777216 allowed"):
         Measurements.read(bundle)
+
+
+PLAN = b"a plan"
+ENTRY = PlanEntry(
+    graph="ffn16.b1-s8.onnx",
+    file="x.plan",
+    bytes=len(PLAN),
+    sha256=hashlib.sha256(PLAN).hexdigest(),
+    key="",
+    gpu=Gpu("Fake GPU", "8.7", "10.3.0"),
+    options=TensorRTOptions(),
+    activation_bytes=0,
+    seconds=0.0,
+    layers={},
+    parity=PlanParity("the graph", "exact", 1, 0.0, 1.0),
+)
+
+
+def sparse(path: Path) -> None:
+    """64 GiB that take no place on the disk."""
+    path.touch()
+    os.truncate(path, 2**36)
+
+
+def link(path: Path) -> None:
+    path.with_name("elsewhere").write_bytes(PLAN)
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "missing, or no regular file"),
+        (Path.mkdir, "missing, or no regular file"),
+        (link, "missing, or no regular file"),
+        (lambda path: None, "missing, or no regular file"),
+        (sparse, "68719476736 bytes, plans.json expects 6"),
+        (lambda path: path.write_bytes(PLAN + b"x"), "7 bytes, plans.json expects 6"),
+        (lambda path: path.write_bytes(b"A plan"), "sha256 .* expects"),
+    ],
+    ids=["pipe", "folder", "link", "missing", "huge", "longer", "changed"],
+)
+def test_what_is_not_the_plan_is_refused_and_not_waited_for(
+    own_bundle: Path, make: Callable[[Path], object], message: str
+) -> None:
+    bundle = open_bundle(own_bundle)
+    make(own_bundle / ENTRY.file)
+    with pytest.raises(BundleCorruptError, match=rf"x\.plan: {message}.*; remove it and run `nestforge build BUNDLE`"):
+        read_plan(bundle, ENTRY)
+
+
+def test_a_plan_is_read_as_it_was_built(own_bundle: Path) -> None:
+    (own_bundle / ENTRY.file).write_bytes(PLAN)
+    assert read_plan(open_bundle(own_bundle), ENTRY) == PLAN
+
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-tasks"
+
+
+@pytest.mark.parametrize(("stopped_at", "is_listed"), [(1, False), (2, True)])
+def test_an_interrupt_leaves_the_file_of_a_listed_task_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int, is_listed: bool
+) -> None:
+    """The names of the task's file and of the list are there before each waits for the disk."""
+    bundle = open_bundle(shutil.copytree(GOLDEN, tmp_path / "b"))
+    before = read_tasks(bundle)
+    data = (bundle.path / before[0].file).read_bytes()
+    task = replace(before[0], name="new", file=task_file("new", data))
+    calls, sync = [], whole_file.sync_folder
+
+    def stopped(folder: Path) -> None:
+        calls.append(folder)
+        if len(calls) == stopped_at:
+            raise KeyboardInterrupt
+        sync(folder)
+
+    monkeypatch.setattr(whole_file, "sync_folder", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        save_task_entry(bundle, task, data)
+    assert (task.name in {one.name for one in read_tasks(bundle)}) is is_listed
+    assert (bundle.path / task.file).exists() is is_listed
+
+
+@needs_root
+def test_a_read_only_file_system_is_one_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a system refuses to remove even a file that is not there."""
+    bundle = open_bundle(shutil.copytree(GOLDEN, tmp_path / "b"))
+    one = read_tasks(bundle)[0]
+    data = (bundle.path / one.file).read_bytes()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with nobody(bundle.path), pytest.raises(OutputError, match="task new was not saved"):
+        save_task_entry(bundle, replace(one, name="new", file=task_file("new", data)), data)

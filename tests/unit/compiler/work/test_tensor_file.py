@@ -1,11 +1,16 @@
+"""Tensors of checkpoints in files of a stage; the pool of what jobs of one model make alike, to which their stages
+link."""
+
 from __future__ import annotations
 
 import errno
 import gc
 import os
+import shutil
 import stat
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from weakref import finalize
@@ -17,7 +22,9 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.compiler.work import tensor_file
+from nestforge.compiler.work.staging import staged
 from nestforge.compiler.work.tensor_file import Unmade, map_file, release_pages, write_tensors
+from nestforge.errors import ParityError
 from nestforge.exporters.checkpoints.checkpoint import sha256_of
 from nestforge.progress import heard_by
 
@@ -134,3 +141,50 @@ def _anonymous() -> int:
     """Bytes of memory that no file holds."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+KEY = "one job"
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _write(path: Path) -> None:
+    path.write_bytes(b"whole")
+
+
+def test_jobs_with_one_pool_link_to_what_the_first_of_them_made(tmp_path: Path) -> None:
+    made = []
+
+    def make(path: Path) -> None:
+        made.append(path.name)
+        path.with_name("table.npy").write_bytes(b"beside")
+        path.write_bytes(b"whole")
+
+    def job(name: str, key: str) -> list[int]:
+        with staged(tmp_path / name, KEY, pool=tmp_path / "pool") as stage:
+            stage.once(stage.folder / "weights", make, ["fp32", key])
+            stage.once(stage.folder / "own", _write)
+        assert left(tmp_path / name) == ["own", "table.npy", "weights"]
+        return [(tmp_path / name / file).stat().st_ino for file in ("own", "table.npy", "weights")]
+
+    path = tmp_path / "a" / "weights"
+    (own_a, *a), (own_b, *b), (_, *other) = job("a", "k"), job("b", "k"), job("c", "another")
+    assert a == b != other
+    assert own_a != own_b
+    assert made == ["weights"] * 2
+    shutil.rmtree(tmp_path / "pool")
+    assert path.read_bytes() == b"whole"
+
+
+def test_what_failed_in_a_pool_is_made_again(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_bytes(b"ha")
+        raise ParityError("engine a: differs")
+
+    for produce, expected in ((fail, False), (_write, True)):
+        with suppress(ParityError), staged(tmp_path / "out", KEY, pool=tmp_path / "pool") as stage:
+            stage.once(stage.folder / "weights", produce, "fp32")
+        assert (tmp_path / "out" / "weights").exists() == expected
+    assert len(left(tmp_path / "pool")) == 1

@@ -1,8 +1,9 @@
-"""One level a step, the recipe's probabilities, what a step does to neurons that it does not have, and figures."""
+"""Levels, probabilities and figures of training; the digits; and how a bundle writes."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,14 @@ from nestforge.examples.matformer.fit import (
 from nestforge.examples.matformer.recipe import (
     Recipe,
 )
-from nestforge.examples.matformer.tasks import DigitsTask, LanguageTask, Task
+from nestforge.examples.matformer.tasks import DigitsTask, LanguageTask, Task, read_digits
+from nestforge.examples.matformer.writing import agreement, levels_of, ways_of_writing, ways_table
 from nestforge.examples.training import Record, side_by_side
 from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
+from nestforge.runtime.load import load
+from nestforge.runtime.model import ElasticModel
+from support.generating import llama_folder
 from torch.nn import functional
 
 FULL, LAYERS = 16, 2  # of conftest's models
@@ -117,3 +122,68 @@ def test_processes_and_threads_change_no_result(language: LanguageTask) -> None:
     side_by_side(partial(train, task), runs, 1, here.__setitem__)
     side_by_side(partial(train, task), runs[:1], 2, elsewhere.__setitem__)
     assert elsewhere[runs[0]]["levels"] == here[runs[0]]["levels"] != here[runs[1]]["levels"]
+
+
+DIGITS = read_digits()
+
+
+def test_the_split_is_fixed_and_has_every_image_once() -> None:
+    parts = (DIGITS.train, DIGITS.validation, DIGITS.test)
+    assert [len(part.targets) for part in parts] == [1078, 359, 360]
+    assert torch.cat([part.targets for part in parts]).bincount().tolist() == [
+        *(178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
+    ]
+    assert all(part.targets.bincount(minlength=10).min() > 0.09 * len(part.targets) for part in parts)
+    assert read_digits().facts == DIGITS.facts
+    for part in parts:
+        assert part.inputs.shape == (len(part.targets), 1, 8, 8)
+        assert part.inputs.aminmax() == (0.0, 1.0)
+
+
+def test_batches_are_distorted_images_that_the_seed_decides() -> None:
+    first, again, other = (list(DIGITS.batches(16, 3, seed)) for seed in (0, 0, 1))
+    assert [len(batch.targets) for batch in first] == [16, 16, 16]
+    assert all(torch.equal(one.inputs, two.inputs) for one, two in zip(first, again, strict=True))
+    assert not torch.equal(first[0].targets, other[0].targets)
+    whole = {image.numpy().tobytes() for image in DIGITS.train.inputs}
+    assert not any(image.numpy().tobytes() in whole for batch in first for image in batch.inputs)
+    assert all(batch.inputs.min() >= 0 and batch.inputs.max() <= 1 for batch in first)
+
+
+PROMPTS = ("one two", "three")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory) / "bundle"
+
+
+@pytest.fixture
+def model(bundle: Path) -> Iterator[ElasticModel]:
+    with load(bundle, threads=1) as opened:
+        yield opened
+
+
+def test_every_way_writes_and_what_was_drafted_is_the_largest_levels_own_text(model: ElasticModel) -> None:
+    assert levels_of(model.bundle.manifest) == ["XL", "L", "M", "S"]
+    ways = ways_of_writing(model, PROMPTS, tokens=12)
+    names = [way.name for way in ways]
+    assert names[:4] == ["XL", "L", "M", "S"]
+    assert names[4].endswith("tokens a second requested")
+    assert names[5:] == [f"XL, drafted by {draft}" for draft in ("S", "M", "L", "n-gram", "auto")]
+    own = [model.generate(prompt, max_tokens=12, submodel="XL").text for prompt in PROMPTS]
+    for way in (ways[0], *ways[5:]):
+        assert list(way.texts) == own
+        assert way.shares == {"XL": 1.0}
+    assert ways[3].shares == {"S": 1.0}
+    assert ways[0].accepted is None
+    assert 0.0 <= (ways[5].accepted or 0.0) <= 1.0
+    assert all(way.tokens_per_second > 0 for way in ways)
+    rows = {row[0]: row for row in ways_table(ways, "XL").rows}
+    assert rows["XL"][2:] == ["1.00x", "XL 100%", "-", "yes"]
+    assert rows["XL, drafted by S"][-1] == "yes"
+
+
+def test_a_model_agrees_with_itself(model: ElasticModel) -> None:
+    assert agreement(model, model, "XL", PROMPTS) == 1.0
+    assert agreement(model, model, "S", PROMPTS) < 1.0

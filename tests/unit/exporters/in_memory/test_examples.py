@@ -1,8 +1,10 @@
-"""What a module takes, found on examples; what it does not take is one line."""
+"""Examples of a module in memory, and outputs by their place in what it returns."""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from nestforge.errors import InputError, UnsupportedModelError
 from nestforge.exporters.in_memory.examples import module_in_memory
+from nestforge.exporters.in_memory.module import named_outputs
 from support.plain_modules import Block, Mlp, Tagger
 from torch.nn import functional
 
@@ -270,3 +273,27 @@ def test_refusals(case: str) -> None:
     with pytest.raises((InputError, UnsupportedModelError), match=expected) as refusal:
         module_in_memory(module, examples, dynamic)
     assert "\n" not in str(refusal.value)
+
+
+ONE, PAIR = torch.zeros(1), torch.zeros(2)
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass
+class Found:
+    scores: torch.Tensor
+    rest: tuple[torch.Tensor, ...]
+    note: str = "no tensor"
+
+
+def test_names_are_the_structure() -> None:
+    for found, names in (
+        (ONE, ["output"]),
+        ((ONE, PAIR), ["output_0", "output_1"]),
+        ({"a": ONE, "b": {"c": PAIR}, "n": 3}, ["a", "b.c"]),
+        ((ONE, [ONE, {"deep": PAIR}]), ["output_0", "output_1.0", "output_1.1.deep"]),
+        (Pair(ONE, PAIR), ["left", "right"]),
+        (Found(ONE, (ONE, PAIR)), ["scores", "rest.0", "rest.1"]),
+        (None, []),
+    ):
+        assert list(named_outputs(found)) == names

@@ -1,3 +1,5 @@
+"""Arrays in a device's memory, values that several share, and the store of weights there."""
+
 from __future__ import annotations
 
 import gc
@@ -9,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from nestforge.errors import BundleCorruptError
+from nestforge.runtime.device.device import DeviceArray, SharedValues
 from nestforge.runtime.device.store import DeviceView, StoreUse
 from nestforge.runtime.graphs.initializers import Initializer
 from numpy.typing import NDArray
@@ -162,3 +165,40 @@ def test_onnx_runtime_takes_a_view_without_copying(
     del value
     gc.collect(0)  # its deleter is called, and the view is still there
     assert onnxruntime.OrtValue.from_dlpack(view).data_ptr() == address
+
+
+def test_rows_of_an_array_are_an_array_in_place() -> None:
+    array = DeviceArray(1024, "float16", (6, 2, 3))
+    assert (array.row_bytes, array.bytes) == (12, 72)
+    assert array.rows(2, 5) == DeviceArray(1024 + 24, "float16", (3, 2, 3))
+
+
+class Thing:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_all_users_get_one_and_the_last_closes_it() -> None:
+    shared: SharedValues[str, Thing] = SharedValues()
+    first = shared.take("a", Thing)
+    assert shared.take("a", Thing) is first
+    other = shared.take("b", Thing)
+    shared.give("a")
+    assert (first.closed, other.closed) == (0, 0)
+    shared.give("a")
+    assert (first.closed, other.closed) == (1, 0)
+    assert shared.take("a", Thing) is not first
+
+
+def test_what_cannot_be_made_is_not_kept() -> None:
+    shared: SharedValues[str, Thing] = SharedValues()
+
+    def fail() -> Thing:
+        raise ValueError("none")
+
+    with pytest.raises(ValueError, match="none"):
+        shared.take("a", fail)
+    assert isinstance(shared.take("a", Thing), Thing)

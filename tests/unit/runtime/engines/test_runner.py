@@ -1,17 +1,21 @@
-"""Which engines of a bundle run where."""
+"""Which engines of a bundle run where, and pools of runners."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.open_bundle import Bundle
-from nestforge.errors import BundleIncompatibleError
+from nestforge.bundle.open_bundle import Bundle, open_bundle
+from nestforge.errors import BundleError, BundleIncompatibleError
 from nestforge.profiles.backends import BACKENDS
 from nestforge.profiles.precision import Precision
+from nestforge.runtime.engines import pool as engine_pool
 from nestforge.runtime.engines.onnxruntime import backend as onnxruntime
+from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.engines.runner import opener, runnable_engines
 from support.fake_gpu import host_provider
 
@@ -59,3 +63,25 @@ def test_this_host_has_onnx_runtime_and_another_may_not(monkeypatch: pytest.Monk
     assert opener("onnxruntime").problem() is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert opener("onnxruntime").problem() == "onnxruntime is not installed; install nestforge[cpu]"
+
+
+def test_engines_of_one_file_are_opened_once(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = engine_pool.runner_for
+
+    def counting(bundle: Any, engine: Any, *rest: Any) -> Any:
+        opened.append(engine.file)
+        return real(bundle, engine, *rest)
+
+    monkeypatch.setattr(engine_pool, "runner_for", counting)
+    bundle = open_bundle(exits_bundle)
+    pool = EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1)
+    by_file: dict[str, set[int]] = {}
+    for engine in bundle.manifest.engines:
+        by_file.setdefault(engine.file, set()).add(id(pool.get(engine)))
+    assert sorted(opened) == sorted(by_file)
+    assert all(len(runners) == 1 for runners in by_file.values())
+    assert len(opened) < len(bundle.manifest.engines)
+    pool.close()
+    with pytest.raises(BundleError, match="the model is closed"):
+        pool.get(bundle.manifest.engines[0])
