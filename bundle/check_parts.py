@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ..bucket import Bucket
 from ..elastic import DEPTH
 from ..profiles.backends import BACKENDS
 from .entries.engine_entry import Decode, Encoder, EngineEntry
@@ -155,17 +156,19 @@ def generation_problems(manifest: Manifest) -> Iterable[str]:
         yield f"generation: submodel {submodel} has several engines{of_one_size}; expected one"
     if len({frozenset(own.capacity for own in entry.siblings(engine)) for engine in entry.engines}) > 1:
         yield "generation: engines of some submodels have other capacities; expected the same of all"
-    for name, ids in (("end_ids", entry.end_ids), ("begin_id", [] if entry.begin_id is None else [entry.begin_id])):
+    suppressed = (*(entry.suppressed_ids or ()), *(entry.suppressed_first_ids or ()))
+    begins = [] if entry.begin_id is None else [entry.begin_id]
+    for name, ids in (("end_ids", entry.end_ids), ("begin_id", begins), ("suppressed_ids", suppressed)):
         if any(not 0 <= number < entry.vocabulary for number in ids):
             yield f"generation: {name} {list(ids)[:80]}; expected numbers below the vocabulary of {entry.vocabulary}"
-    if entry.chat_template not in (None, *(file.path for file in manifest.files)):
-        yield f"generation: file {entry.chat_template!r} is not among the files"
+    for file in {entry.chat_template, entry.tokenizer} - {None, *(each.path for each in manifest.files)}:
+        yield f"generation: file {file!r} is not among the files"
     for engine in entry.engines:
         yield from _engine_problems(engine, entry)
         if entry.states and engine.bucket.sequence != 1:
             yield f"engine {engine.id}: {engine.bucket.sequence} new tokens; with states, expected one"
     if entry.encoder is not None:
-        yield from _encoder_problems(entry.encoder, entry)
+        yield from _encoder_problems(entry.encoder, entry, manifest.inputs)
 
 
 def _engine_problems(engine: EngineEntry, entry: GenerationEntry) -> Iterable[str]:
@@ -209,10 +212,14 @@ def _cache_layout_problems(engine: EngineEntry, entry: GenerationEntry) -> Itera
             yield f"engine {engine.id}: {name} {list(stated)[:80]}; expected 1 to {most[:80]}"
 
 
-def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable[str]:
-    for name, token in (("start", encoder.start_id), ("first", encoder.first_id), ("last", encoder.last_id)):
+def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry, inputs: tuple[TensorSpec, ...]) -> Iterable[str]:
+    tokens = [("start_id", encoder.start_id), ("first_id", encoder.first_id), ("last_id", encoder.last_id)]
+    for name, token in [*tokens, *(("begin_ids", token) for token in encoder.begin_ids or ())]:
         if token is not None and token >= entry.vocabulary:
-            yield f"generation: {name}_id {token}; expected a number below the vocabulary of {entry.vocabulary}"
+            yield f"generation: {name} {token}; expected a number below the vocabulary of {entry.vocabulary}"
+    given = encoder.input
+    if given is not None and (given not in inputs or given.dtype != "float32" or "sequence" in given.dims):
+        yield f"generation: input {given.name[:80]!r} of an encoder; expected one of the inputs, float32, of one shape"
     if sorted(engine.submodel for engine in encoder.engines) != sorted({engine.submodel for engine in entry.engines}):
         yield "generation: expected an encoder for each submodel that generates, and no other"
     if len(entry.source_layers) != len(entry.layers):
@@ -224,8 +231,10 @@ def _encoder_problems(encoder: EncoderEntry, entry: GenerationEntry) -> Iterable
         yield from _cache_layout_problems(engine, entry)
         if not isinstance(engine.kind, Encoder):
             yield f"engine {engine.id}: kind {engine.kind.name!r}; engines that read a prompt have {Encoder.name!r}"
-        if engine.bucket.batch != 1 or engine.bucket.smallest.tokens != 1:
+        if encoder.input is None and (engine.bucket.batch != 1 or engine.bucket.smallest.tokens != 1):
             yield f"engine {engine.id}: bucket {engine.bucket}; expected one row that begins with 1 token"
+        if encoder.input is not None and engine.bucket != Bucket(1, encoder.positions):
+            yield f"engine {engine.id}: bucket {engine.bucket}; expected one row of {encoder.positions} places"
         if engine.bucket.sequence != encoder.positions:
             yield f"engine {engine.id}: takes {engine.bucket.sequence} tokens; expected {encoder.positions}"
         if any(engine.backend != other.backend for other in entry.engines):

@@ -69,6 +69,8 @@ def _decoder_problems(source: ModelSource, profile: DeviceProfile, submodels: It
         )
     if form.states and not backend.runs_graphs:
         yield f"generate: {source.name} cannot for {backend.name}: it keeps recurrent states; compile for onnxruntime"
+    if form.encoder is not None and form.encoder.input is not None and not backend.runs_graphs:
+        yield f"generate: {source.name} cannot for {backend.name}: its encoder reads an array; compile for onnxruntime"
     if not backend.caches_integers and profile.precisions != (TRACED,):
         requested = ", ".join(profile.precisions)
         yield f"generate: for {backend.name} KV-cache engines are in {TRACED} alone, requested {requested}"

@@ -80,8 +80,9 @@ def partial_bundle(stage: Stage, source: ModelSource, ranking: Ranking, provenan
         generation=generation,
     )
     texts = {} if template is None else {_TEMPLATE_NAME: template.encode()}
-    if signature.text is not None and source.tokenizer is not None:
-        texts[signature.text.file] = source.tokenizer
+    file = source.writing_tokenizer if signature.text is None else signature.text.file
+    if file is not None and source.tokenizer is not None:
+        texts[file] = source.tokenizer
     for name, data in texts.items():
         stage.once(stage.folder / name, partial(write_synced, data=data))
     return Bundle(stage.folder.absolute(), manifest, BuildRecord(SCHEMA_VERSION, "", "", (), {}, {}, {}, ()))
@@ -207,6 +208,9 @@ def stated_entry(source: ModelSource) -> tuple[GenerationEntry | None, str | Non
         end_ids=stated.end_ids,
         begin_id=stated.begin_id,
         sampling=_options(stated.sampling) or None,
+        suppressed_ids=stated.suppressed or None,
+        suppressed_first_ids=stated.suppressed_first or None,
+        tokenizer=source.writing_tokenizer,
     )
     if template is None:
         return entry, None

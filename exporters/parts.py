@@ -166,7 +166,8 @@ class EncoderSpec:
     what that costs, ``step`` what one new token of the decoder does. ``axes`` and ``routes(submodel)`` as of ``Part``;
     of a prompt that is shorter than the longest, routes are filled with -1. ``cache_axes`` are the axes by which what
     each layer of the decoder reads of a prompt shrinks, if it does; ``layers`` is that where the caches have something
-    else.
+    else. A prompt that is an array is a row of ``input``, of which the decoder reads ``positions`` places;
+    ``begin_ids`` as of ``EncoderEntry``.
     """
 
     start: int
@@ -178,16 +179,18 @@ class EncoderSpec:
     routes: Callable[[Submodel], tuple[RoutingEntry, ...]] = lambda _: ()
     cache_axes: tuple[CacheAxes, ...] = ()
     layers: tuple[CachedLayer, ...] | None = None
+    input: TensorSpec | None = None
+    begin_ids: tuple[int, ...] | None = None
 
     @property
     def bucket(self) -> Bucket:
         """Inputs of its engines: one prompt."""
-        return Bucket(1, self.positions, None, 1)
+        return Bucket(1, self.positions, None, None if self.input else 1)
 
     @property
     def entry(self) -> EncoderEntry:
         """Its interface as the manifest has it, without engines."""
-        return EncoderEntry(self.start, self.positions, (), self.layers)
+        return EncoderEntry(self.start, self.positions, (), self.layers, input=self.input, begin_ids=self.begin_ids)
 
 
 @dataclass(frozen=True, eq=False)

@@ -143,13 +143,20 @@ class ModelSource:
 
     @cached_property
     def tokenizer(self) -> bytes | None:
-        """Content of the tokenizer file that the bundle gets, None for a model that takes no text.
+        """Content of the tokenizer file that the bundle gets, None for a model that neither takes text nor writes it.
 
         Loads transformers where the folder has a ``tokenizer_config.json``, or no ``tokenizer.json``. Raises
         CheckpointError.
         """
         text = self.signature.text
-        return None if text is None else tokenizer_content(self.checkpoint.folder / text.file)
+        file = self.writing_tokenizer if text is None else text.file
+        return None if file is None else tokenizer_content(self.checkpoint.folder / file)
+
+    @property
+    def writing_tokenizer(self) -> str | None:
+        """The tokenizer file of a model that writes text behind an array."""
+        array = self.cached and self.cached.encoder and self.cached.encoder.input
+        return "tokenizer.json" if array and self.checkpoint.tokenizer_files else None
 
     def signature_for(self, device: DeviceProfile) -> Signature:
         """The signature with the shapes that engines for ``device`` may have."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from .engine_entry import Decode, Encoder, EngineEntry
 from .tensor_spec import TensorSpec
@@ -80,6 +81,11 @@ class EncoderEntry:
     ``source_key_0`` ``[1, heads, size, S]`` and ``source_value_0`` ``[1, heads, S, size]`` float32, with the heads of
     ``layers``, or where that is None of the decoder's own cache. Figures of an engine are those of a prompt of 512
     tokens, or of the longest.
+
+    Where ``input`` is stated, a prompt is one row of that array, of one shape, and an engine takes it in the place of
+    tokens; what layers read of it has ``positions`` places. ``begin_ids`` are what the decoder begins with where that
+    is more than ``start_id``; none where each request says it, since among them is what the prompt decides, such as a
+    language.
     """
 
     start_id: int = field(metadata={"min": 0})
@@ -88,6 +94,12 @@ class EncoderEntry:
     layers: tuple[CachedLayer, ...] | None = None
     first_id: int | None = field(default=None, metadata={"min": 0})
     last_id: int | None = field(default=None, metadata={"min": 0})
+    input: TensorSpec | None = None
+    begin_ids: tuple[int, ...] | None = field(default=None, metadata={"min": 0})
+
+    def tokens_of(self, prompt: Any) -> int:
+        """Places of what layers read of a ``prompt``, tokens ``[N]`` or a row of ``input``."""
+        return len(prompt) if self.input is None else self.positions
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,8 @@ class GenerationEntry:
     ``positions`` is the largest capacity. A text ends with a token of ``end_ids``, and begins with ``begin_id`` where
     the tokenizer adds one. ``sampling`` is how the model's folder picks tokens, by option, None for the likeliest.
     ``chat_template`` is the file with the Jinja template of chats, ``special_tokens`` the ones that it may name.
+    ``suppressed_ids`` never come, ``suppressed_first_ids`` not as the first token that is picked. ``tokenizer`` is the
+    file by which tokens are text, of a model that reads none.
     """
 
     vocabulary: int = field(metadata={"min": 2})
@@ -128,6 +142,9 @@ class GenerationEntry:
     special_tokens: Mapping[str, str] | None = None
     encoder: EncoderEntry | None = None
     states: tuple[tuple[int, ...], ...] = ()
+    suppressed_ids: tuple[int, ...] | None = None
+    suppressed_first_ids: tuple[int, ...] | None = None
+    tokenizer: str | None = None
 
     @property
     def longest_run(self) -> int:
@@ -262,10 +279,12 @@ class GenerationEntry:
     @property
     def encoder_interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Inputs and outputs of the engines of the encoder, by position."""
+        if self.encoder is not None and self.encoder.input is not None:
+            return (self.encoder.input,), tuple(self._source("batch", self.encoder.positions))
         ids = TensorSpec("input_ids", "int64", ("batch", "sequence"), high=self.vocabulary)
         return (ids,), tuple(self._source("batch", "sequence"))
 
-    def _source(self, rows: str, tokens: str) -> Iterator[TensorSpec]:
+    def _source(self, rows: str, tokens: str | int) -> Iterator[TensorSpec]:
         for number, layer in enumerate(self.source_layers):
             yield TensorSpec(f"source_key_{number}", "float32", (rows, layer.heads, layer.size, tokens))
             yield TensorSpec(f"source_value_{number}", "float32", (rows, layer.heads, tokens, layer.size))

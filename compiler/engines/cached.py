@@ -32,6 +32,7 @@ from ..parity.cached_cases import (
     cached_batches,
     cases_of,
     judged_specs,
+    prompt_in,
     prompt_routes,
     prompts_of,
     read_prompts,
@@ -218,7 +219,7 @@ def _prove_exact(
         encoder = form.encoder.module(rounded.of(submodel).module)
         with torch.no_grad():
             read = {
-                case.name: [tensor.numpy() for tensor in encoder(torch.from_numpy(case.feeds["input_ids"]))]
+                case.name: [tensor.numpy() for tensor in encoder(torch.from_numpy(prompt_in(case)[None]))]
                 for case in prompts_of(batches)
             }
     expected = cached_answers(rounded, submodel, form, batches)  # of all, which the engine itself is held against too

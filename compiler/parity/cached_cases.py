@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry, RoutingEntry
 from ...bundle.entries.generation_entry import WINDOW, GenerationEntry, present, window_of
 from ...bundle.entries.tensor_spec import TensorSpec
@@ -42,12 +43,13 @@ _SOURCE_TOKENS = (_TOKENS, 1, 7, 33, 5, 18)
 class Row:
     """A text whose tokens are given in ``pieces`` of so many, with room behind a window for runs of ``longest_run``:
     of few new tokens, so that short texts slide through it. ``again``: after another text of as many, as where somebody
-    edits its beginning."""
+    edits its beginning. ``source`` is the case of the encoder that reads its prompt."""
 
     case: Case
     pieces: tuple[int, ...]
     longest_run: int = _MOST_DRAFTED
     again: bool = False
+    source: Case | None = None
 
     @property
     def ids(self) -> np.ndarray:
@@ -55,10 +57,20 @@ class Row:
         found: np.ndarray = self.case.feeds["input_ids"][0]
         return found
 
-    @property
-    def prompt(self) -> Case:
-        """The case of the encoder that reads its prompt."""
-        return Case(self.case.name, {"input_ids": self.case.feeds["source_ids"]})
+
+def behind(entry: GenerationEntry, row: Row, source: Array) -> Row:
+    """``row`` behind a prompt ``source`` ``[1, ...]`` that the encoder of ``entry`` reads."""
+    (spec,), _ = entry.encoder_interface
+    case = replace(row.case, feeds={**row.case.feeds, "source": source})
+    return replace(row, case=case, source=Case(row.case.name, {spec.name: source}))
+
+
+def random_prompt(entry: GenerationEntry, rng: np.random.Generator, tokens: int) -> Array:
+    """A prompt ``[1, ...]`` for the encoder of ``entry``: an array, or so many ``tokens``, or as many as it takes."""
+    assert entry.encoder is not None
+    if (spec := entry.encoder.input) is not None:
+        return rng.standard_normal(spec.shape(Bucket(1, 1)), np.float32)
+    return rng.integers(0, entry.vocabulary, (1, min(tokens, entry.encoder.positions)))
 
 
 # Rows that are in one cache; pieces of one token that several have at once are given together.
@@ -85,18 +97,19 @@ def cached_batches(entry: GenerationEntry, long: bool, tokens: int = _TOKENS) ->
     """Texts at random, always the same: of so many ``tokens`` whole, in pieces as drafts are verified, token by token,
     and rows of different length; if ``long``, also one of more tokens than a run takes, where the model has so many
     positions, and one of more than its window has, where that is affordable, which slides within a piece and before a
-    step. Behind an encoder each has a prompt of its own length.
+    step. Behind an encoder each has a prompt of its own length, or an array of its own.
     """
     rng, source_rng = np.random.default_rng(entry.vocabulary), np.random.default_rng(entry.vocabulary + 1)
     lengths = cycle(_SOURCE_TOKENS)
     most = min(tokens, entry.positions - SPARE) if entry.positions > SPARE + 1 else entry.positions
 
     def row(name: str, pieces: Sequence[int], longest_run: int = _MOST_DRAFTED, again: bool = False) -> Row:
-        feeds = {"input_ids": rng.integers(0, entry.vocabulary, (1, sum(pieces)))}
-        if entry.encoder is not None:
-            read = min(_LONGEST if sum(pieces) == _LONGEST else next(lengths), entry.encoder.positions)
-            feeds["source_ids"] = source_rng.integers(0, entry.vocabulary, (1, read))
-        return Row(Case(name, feeds, picks=True), tuple(pieces), longest_run, again)
+        ids = rng.integers(0, entry.vocabulary, (1, sum(pieces)))
+        found = Row(Case(name, {"input_ids": ids}, picks=True), tuple(pieces), longest_run, again)
+        if entry.encoder is None:
+            return found
+        read = _LONGEST if sum(pieces) == _LONGEST else next(lengths)
+        return behind(entry, found, random_prompt(entry, source_rng, read))
 
     def single(prompt: int) -> list[int]:
         return [prompt, *[1] * (most - prompt)]
@@ -144,7 +157,7 @@ def cases_of(batches: Sequence[Batch]) -> list[Case]:
 
 def prompts_of(batches: Sequence[Batch]) -> list[Case]:
     """An encoder's prompt before every row."""
-    return [row.prompt for batch in batches for row in batch]
+    return [row.source for batch in batches for row in batch if row.source is not None]
 
 
 class PromptRoutes(NamedTuple):
@@ -156,7 +169,14 @@ class PromptRoutes(NamedTuple):
 
 def read_prompts(runner: Runner, entry: GenerationEntry, batches: Sequence[Batch]) -> dict[str, list[Array]]:
     """Outputs of an encoder's open ``runner`` for the prompt of every row, by the name of its case."""
-    return {case.name: read_source(runner, entry, case.feeds["input_ids"][0]) for case in prompts_of(batches)}
+    return {case.name: read_source(runner, entry, prompt_in(case)) for case in prompts_of(batches)}
+
+
+def prompt_in(case: Case) -> Array:
+    """The prompt of an encoder's ``case``, without its row."""
+    (prompt,) = case.feeds.values()
+    found: Array = prompt[0]
+    return found
 
 
 def prompt_routes(runner: Runner, engine: EngineEntry, batches: Sequence[Batch]) -> PromptRoutes | None:
@@ -195,7 +215,7 @@ def run_batches(
 def _source(entry: GenerationEntry, batch: Batch, read: Mapping[str, Sequence[Array]]) -> Source:
     """An encoder's output in ``read`` for the rows of ``batch``."""
     assert entry.encoder is not None
-    most = max(row.prompt.tokens for row in batch) + SPARE
+    most = max(entry.encoder.tokens_of(prompt_in(case)) for case in prompts_of([batch])) + SPARE
     source = Source.empty(entry, len(batch), min(most, entry.encoder.positions))
     for number, row in enumerate(batch):
         source.put(number, read[row.case.name])

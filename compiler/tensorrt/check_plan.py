@@ -36,7 +36,17 @@ from ...runtime.engines.runner import Runner
 from ...runtime.generation.device_cache import prompt_read
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array, random_feeds
-from ..parity.cached_cases import Batch, Row, cached_batches, cases_of, judged_specs, read_prompts, run_batches
+from ..parity.cached_cases import (
+    Batch,
+    Row,
+    behind,
+    cached_batches,
+    cases_of,
+    judged_specs,
+    random_prompt,
+    read_prompts,
+    run_batches,
+)
 from ..parity.cases import Case, shapes_to_prove, unjudged
 from ..parity.compare import Rounding, Roundings, Tolerance
 from ..parity.judge import JudgedOutputs, Replayed, judge
@@ -186,11 +196,11 @@ def _texts(entry: GenerationEntry, engine: EngineEntry) -> list[Batch]:
     tokens = within.positions
     if tokens * entry.vocabulary <= _MOST_LOGITS:
         rng = np.random.default_rng(tokens)
-        feeds = {"input_ids": rng.integers(0, entry.vocabulary, (1, tokens))}
+        ids, steps = rng.integers(0, entry.vocabulary, (1, tokens)), min(_STEPS_AT_THE_END, tokens - 1)
+        row = Row(Case("to the last place", {"input_ids": ids}), (tokens - steps, *[1] * steps))
         if entry.encoder is not None:
-            feeds["source_ids"] = rng.integers(0, entry.vocabulary, (1, min(PROMPT_TOKENS, entry.encoder.positions)))
-        steps = min(_STEPS_AT_THE_END, tokens - 1)
-        batches.append((Row(Case("to the last place", feeds), (tokens - steps, *[1] * steps)),))
+            row = behind(entry, row, random_prompt(entry, rng, PROMPT_TOKENS))
+        batches.append((row,))
     return batches
 
 

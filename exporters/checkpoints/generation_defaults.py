@@ -26,8 +26,6 @@ _OTHERS: Mapping[str, Any] = {
     "encoder_repetition_penalty": 1,
     "sequence_bias": None,
     "bad_words_ids": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
     "exponential_decay_length_penalty": None,
@@ -39,6 +37,7 @@ _OTHERS: Mapping[str, Any] = {
     "max_time": None,
     "stop_strings": None,
     "watermarking_config": None,
+    "return_timestamps": False,
     "num_return_sequences": 1,
     "force_words_ids": None,
     "constraints": None,
@@ -67,7 +66,7 @@ class GenerationDefaults:
     made anew, not for those that transformers loads. ``beyond`` are stated tokens that the vocabulary lacks, with their
     keys, such as ``eos_token_id 50256``: none of them can come, so neither ends nor begins a text. ``template`` is the
     one for chats. ``forced`` are the first and the last token of what a decoder writes behind an encoder, by their
-    names in ``EncoderEntry``."""
+    names in ``EncoderEntry``; ``suppressed`` and ``suppressed_first`` as of ``GenerationEntry``."""
 
     end_ids: tuple[int, ...]
     begin_id: int | None
@@ -76,6 +75,8 @@ class GenerationDefaults:
     beyond: tuple[str, ...] = ()
     template: StatedTemplate | None = None
     forced: Mapping[str, int] = field(default_factory=dict)
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
 
     def notes(self, vocabulary: int) -> tuple[str, ...]:
         """Settings that engines of a model of so many tokens do not follow, and those that the folder lacks."""
@@ -110,6 +111,8 @@ class _Stated:
     repetition_penalty: float = 1.0
     forced_bos_token_id: int | None = field(default=None, metadata={"min": 0})
     forced_eos_token_id: int | None = field(default=None, metadata={"min": 0})
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
 
 
 def read_generation_defaults(
@@ -145,6 +148,8 @@ def read_generation_defaults(
         beyond=tuple(f"{key} {token}" for key, token in tokens if token >= vocabulary),
         template=read_chat_template(checkpoint.folder),
         forced={name: token for name, token in forced.items() if token < vocabulary},
+        suppressed=tuple(token for token in stated.suppress_tokens if 0 <= token < vocabulary),
+        suppressed_first=tuple(token for token in stated.begin_suppress_tokens if 0 <= token < vocabulary),
     )
 
 

@@ -23,16 +23,17 @@ from ..hugging_face.describe import describe
 from ..hugging_face.interface import HIDDEN, Loading, corners_in_order, single_choices
 from ..hugging_face.tensors import Parameters
 from ..parts import CachedSpec, EncoderSpec
-from ..signature import MASK, with_texts
+from ..signature import IDS, MASK, with_texts
 
 if TYPE_CHECKING:  # known types alone are read without torch
     import torch
 
-    from ..hugging_face import survey
+    from ..hugging_face import first_tokens, survey
     from ..hugging_face.kept_layers import KeptLayers
     from ..modules import layers
 else:
-    layers, survey = (Deferred(name, __package__) for name in ("..modules.layers", "..hugging_face.survey"))
+    names = ("..hugging_face.first_tokens", "..modules.layers", "..hugging_face.survey")
+    first_tokens, layers, survey = (Deferred(name, __package__) for name in names)
 
 # Behind which a step is counted.
 _PROMPT_TOKENS = 64
@@ -110,15 +111,23 @@ def _cached(checkpoint: Checkpoint, found: survey.Survey, positions: int) -> Cac
 
 def _encoder(checkpoint: Checkpoint, found: survey.Survey, kept: KeptLayers, positions: int) -> EncoderSpec:
     """Raises CheckpointError where nothing says with which token the decoder begins."""
-    workload = survey.encoder_workload(checkpoint, found, lambda model, ids: kept.encoder(model)(ids))
+    first = found.signature.inputs[0]
+    start = read_decoder_start(checkpoint, found.vocabulary, begin_for_it=True)
+
+    def read(model: Any, source: torch.Tensor) -> Any:
+        return kept.encoder(model)(source)
+
+    step = survey.step_workload(checkpoint, found, read, lambda model, source: kept.encoder(model).step(source))
     return EncoderSpec(
-        read_decoder_start(checkpoint, found.vocabulary, begin_for_it=True),
-        positions,
+        start,
+        positions if first.name == IDS else kept.places,
         lambda module: kept.encoder(module.model),
-        lambda submodel, bucket: workload(submodel, bucket, True),
-        lambda submodel: workload(submodel, Bucket(1, min(_PROMPT_TOKENS, positions)), False),
+        survey.workload_of(checkpoint, found, read),
+        lambda submodel: step(submodel, Bucket(1, min(_PROMPT_TOKENS, positions))),
         cache_axes=kept.read_axes,
         layers=None if kept.reads == kept.layers else kept.reads,
+        input=None if first.name == IDS else first,
+        begin_ids=first_tokens.first_tokens(checkpoint, found.module.model, start, found.vocabulary),
     )
 
 

@@ -187,11 +187,11 @@ def behind(model: Any, sources: Sequence[Cache]) -> dict[str, Any]:
     return {"past_key_values": both, "encoder_outputs": hidden, "use_cache": True}
 
 
-def encoded(model: Any, source_ids: torch.Tensor) -> dict[str, Any]:
-    """The arguments by which the decoder of ``model`` is given what its encoder makes of ``source_ids`` [B, N], and an
-    empty cache of transformers for both."""
+def encoded(model: Any, source: torch.Tensor) -> dict[str, Any]:
+    """The arguments by which the decoder of ``model`` is given what its encoder makes of ``source``, tokens [B, N] or
+    rows of the array that it takes, and an empty cache of transformers for both."""
     with nothing_left(model):
-        answer = model.get_encoder()(input_ids=source_ids)
+        answer = model.get_encoder()(source)
     return {"encoder_outputs": answer, "past_key_values": empty_cache(), "use_cache": True}
 
 
@@ -208,13 +208,24 @@ def source_keys(cache: Any) -> tuple[torch.Tensor, ...]:
 
 
 class SourceKeys(View):
-    """An encoder-decoder ``model`` up to what its decoder reads of a text, with the interface of ``EncoderEntry``."""
+    """An encoder-decoder ``model`` up to what its decoder reads of a prompt, with the interface of ``EncoderEntry``."""
 
-    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``input_ids`` [1, N] to keys [1, A, D, N] and values [1, A, N, D] of each layer of the decoder in turn."""
-        given = encoded(self.model, input_ids)
-        asked(self.model, input_ids[:, :1], None, None, **given)  # of a token of its own nothing is left in a graph
+    def forward(self, source: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``source`` [1, ...] to keys [1, A, D, N] and values [1, A, N, D] of each layer of the decoder in turn."""
+        given = encoded(self.model, source)
+        asked(self.model, _one_token(source), None, None, **given)  # of it nothing is left in a graph
         return source_keys(given["past_key_values"])
+
+    def step(self, source: torch.Tensor) -> Any:
+        """Answer of the decoder to one token behind ``source``, after ``forward``."""
+        read = caches_of(self(source))
+        given = behind(self.model, [Cache(keys.transpose(2, 3), values) for keys, values in read])
+        return asked(self.model, _one_token(source), None, None, **given)
+
+
+def _one_token(source: torch.Tensor) -> torch.Tensor:
+    """Any token for each row of ``source``."""
+    return source.new_zeros((source.shape[0], 1), dtype=torch.int64)
 
 
 def _source_attention(
@@ -318,8 +329,8 @@ class RecordedDecoder(torch.nn.Module):
         super().__init__()
         self.model, self.layers, self.states = model, layers, states
 
-    def forward(self, input_ids: torch.Tensor, source_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """``input_ids`` [B, S], behind ``source_ids`` [B, N] of an encoder, to logits [B, S, V], and keys and
+    def forward(self, input_ids: torch.Tensor, source: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """``input_ids`` [B, S], behind ``source`` [B, ...] of an encoder, to logits [B, S, V], and keys and
         values [B, heads, S, size] of each layer that has its own; of one with a window those of the last tokens that it
         sees; and the states behind the last token."""
         transformers = offline_transformers()
@@ -331,8 +342,8 @@ class RecordedDecoder(torch.nn.Module):
         # Places from 0 on are what transformers gives a class that generates, also one that would count from elsewhere.
         places = torch.arange(input_ids.shape[1])[None]
         given = {cache_argument(self.model) or "": cache, "use_cache": True}
-        if source_ids is not None:
-            given = encoded(self.model, source_ids)
+        if source is not None:
+            given = encoded(self.model, source)
             cache = given["past_key_values"].self_attention_cache
         answer = asked(self.model, input_ids, places, None, **given)
         layers = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]

@@ -66,7 +66,7 @@ class Kept(NamedTuple):
 class KeptLayers:
     """``layers`` of a cache, padded to the operator's sizes; ``numbers`` are theirs in transformers' cache, of
     so ``many``. ``cache_axes`` as of ``CachedSpec``, ``states`` beside keys and values. Behind an encoder each layer
-    ``reads`` keys and values of a prompt, which shrink by ``read_axes``."""
+    ``reads`` keys and values of a prompt, which shrink by ``read_axes``, at so many ``places`` of the passes'."""
 
     layers: tuple[CachedLayer, ...]
     numbers: tuple[int, ...]
@@ -76,13 +76,14 @@ class KeptLayers:
     states: tuple[State, ...] = ()
     reads: tuple[CachedLayer, ...] = ()
     read_axes: tuple[CacheAxes, ...] = ()
+    places: int = 0
 
     def decoder(self, model: Any) -> torch.nn.Module:
         """``model`` with the interface of ``GenerationEntry``, to be traced."""
         form = CachedDecoder if self.is_fused else BufferedDecoder
         return form(model, self.layers, self.numbers, self.many, self.states, self.reads)
 
-    def encoder(self, model: Any) -> torch.nn.Module:
+    def encoder(self, model: Any) -> SourceKeys:
         """``model`` with the interface of ``EncoderEntry``."""
         return SourceKeys(model)
 
@@ -91,15 +92,15 @@ class KeptLayers:
         return RecordedDecoder(model, self.layers, self.states)
 
 
-def find_kept(model: Any, ids: torch.Tensor, axes: FoundAxes, positions: int) -> KeptLayers | str:
+def find_kept(model: Any, ids: torch.Tensor, source: torch.Tensor, axes: FoundAxes, positions: int) -> KeptLayers | str:
     """What ``model``, whose parameters are fake tensors, keeps of each token of up to so many ``positions``; or why
-    it cannot generate. ``ids`` ``[2, S]`` are fake too."""
+    it cannot generate. ``ids`` ``[2, S]`` are fake too, and so is the ``source`` ``[2, ...]`` that an encoder reads."""
     if (argument := cache_argument(model)) is None:
         return f"{type(model).__name__} takes no cache of transformers' (past_key_values)"
     if model.config.model_type == "gpt_neo":  # over buffers it runs, and masks the wrong places
         return f"{type(model).__name__} takes new tokens for the last of its keys, and in a buffer they are not"
     try:
-        kept, states, many, sources = _kept(model, ids, argument)
+        kept, states, many, sources = _kept(model, ids, source, argument)
         windows, read = _windows(model, ids, kept, sources, positions), _read(model, kept, sources)
         found = KeptLayers(
             tuple(_layer(each, window) for each, window in zip(kept, windows or [None] * len(kept), strict=True)),
@@ -108,12 +109,13 @@ def find_kept(model: Any, ids: torch.Tensor, axes: FoundAxes, positions: int) ->
             windows is not None,
             states=tuple(states),
             reads=read,
+            places=int(sources[0].keys.shape[2]) if sources else 0,
         )
         if read and windows is None:
             raise ExportError(f"attention of the decoder of {type(model).__name__} is its own")
         if windows is None or states:
             _try_buffers(model, ids, found)
-        by = _cache_axes(model, ids, axes, kept, states, sources, argument)
+        by = _cache_axes(model, ids, source, axes, kept, states, sources, argument)
         return replace(found, cache_axes=by[: len(kept)], read_axes=by[len(kept) :])
     except ExportError as failure:
         return str(failure)
@@ -137,7 +139,9 @@ def _crossed(sources: Sequence[Cache]) -> list[Kept]:
     return [Kept(n, *map(int, (s.keys.shape[1], s.keys.shape[3], s.values.shape[3]))) for n, s in enumerate(sources)]
 
 
-def _kept(model: Any, ids: torch.Tensor, argument: str) -> tuple[list[Kept], list[State], int, list[Cache]]:
+def _kept(
+    model: Any, ids: torch.Tensor, source: torch.Tensor, argument: str
+) -> tuple[list[Kept], list[State], int, list[Cache]]:
     """The layers that the class's own cache has after a pass, which ``model`` returns by the name of its ``argument``,
     the states, how many layers it has with those that have no keys of their own, and what those read of an encoder."""
     name = type(model).__name__
@@ -145,7 +149,7 @@ def _kept(model: Any, ids: torch.Tensor, argument: str) -> tuple[list[Kept], lis
         planned = offline_transformers().DynamicCache(config=model.config.get_text_config())
     _require_plain(name, planned)  # before a pass, which may fail for it
     with _fails_with(f"{name} fails with a cache"):
-        given = encoded(model, ids) if is_encoder_decoder(model) else {"use_cache": True}
+        given = encoded(model, source) if is_encoder_decoder(model) else {"use_cache": True}
         cache = getattr(asked(model, ids, None, None, **given), argument)
     crossed = getattr(cache, "cross_attention_cache", None) if "encoder_outputs" in given else None
     sources = [Cache(layer.keys, layer.values) for layer in getattr(crossed, "layers", ())]
@@ -270,6 +274,7 @@ def _try_buffers(model: Any, ids: torch.Tensor, found: KeptLayers) -> None:
 def _cache_axes(
     model: Any,
     ids: torch.Tensor,
+    source: torch.Tensor,
     axes: FoundAxes,
     kept: Sequence[Kept],
     states: Sequence[State],
@@ -279,7 +284,7 @@ def _cache_axes(
     """By which axis the heads of each kept layer shrink, and then those that it reads of an encoder: passes of which
     each cuts the axes whose number has one bit set, so that the layers that shrank in it are known by their bits.
     Raises ExportError where ``states`` do."""
-    if states and _kept(axes.cut(model, axes.half), ids, argument)[1] != states:
+    if states and _kept(axes.cut(model, axes.half), ids, source, argument)[1] != states:
         raise ExportError("cut to half it keeps states of another shape")
     heads = [axis for axis in axes.axes if axis.kind.startswith(HEADS)]
     kept = [*kept, *_crossed(sources)]
@@ -287,7 +292,7 @@ def _cache_axes(
     for bit in range(bits):
         cut = {axis.name for number, axis in enumerate(heads, start=1) if number >> bit & 1}
         some = Submodel(tuple((axis, axis.size // 2 if axis.name in cut else axis.size) for axis in axes.axes))
-        own, _, _, read = _kept(axes.cut(model, some), ids, argument)
+        own, _, _, read = _kept(axes.cut(model, some), ids, source, argument)
         found = [*own, *_crossed(read)]
         if [each[2:] for each in found] != [each[2:] for each in kept]:
             raise ExportError("cut to fewer heads it keeps other numbers of each")

@@ -45,7 +45,7 @@ _CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
 _ROWS, _MORE_ROWS = 2, 3
 # Operators that have a form in ONNX.
 _NAMESPACES = ("aten", "prim", "prims", "torchvision", "onnx", "onnx_symbolic")
-# What is counted of a model that reads ids.
+# What is counted of a model that reads ids, or an array.
 Run = Callable[[Any, torch.Tensor], Any]
 # What operations of one kind cost.
 _COSTS = ("flops", "weight_bytes", "activation_bytes")
@@ -83,7 +83,9 @@ class Survey:
             if submodel is not None:
                 module._modules = {**module._modules, "model": self.axes.cut(module.model, submodel)}
             with counter:
-                module.answer(self.example(bucket)) if run is None else run(module.model, self.example(bucket)[IDS])
+                module.answer(self.example(bucket)) if run is None else run(
+                    module.model, next(iter(self.example(bucket).values()))
+                )
         return counter.ops
 
     def between(self, whole: Sequence[Op], half: Sequence[Op], submodel: Submodel) -> list[Op]:
@@ -135,13 +137,17 @@ def kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundA
     logits = next((spec for spec in signature.outputs if spec.role == "next_tokens"), None)
     if logits is None:
         return None
-    if others := [spec.name for spec in signature.inputs if spec.name not in (IDS, MASK, TYPE_IDS, WRITTEN_IDS)]:
-        return f"{type(model).__name__} takes {', '.join(others)} beside the text"
+    names = {spec.name for spec in signature.inputs}
+    others = names - {IDS, MASK, TYPE_IDS, WRITTEN_IDS}
+    if others and (len(names) != 2 or WRITTEN_IDS not in names):  # an array alone, which an encoder reads
+        return f"{type(model).__name__} takes {', '.join(sorted(others))} beside the text"
     if logits.dims[-1] != vocabulary(model):
         return f"{type(model).__name__} reads {vocabulary(model)} tokens and scores {logits.dims[-1]}"
+    positions = signature.max_sequence or 1
+    first, *_ = fake_inputs(fake, signature.inputs, Bucket(_ROWS, min(12, positions))).values()
     with fake:
-        ids = torch.ones((_ROWS, min(12, signature.max_sequence or 1)), dtype=torch.int64)
-        return find_kept(model, ids, axes, signature.max_sequence or 1)
+        ids = torch.ones((_ROWS, min(12, positions)), dtype=torch.int64)
+        return find_kept(model, ids, first, axes, positions)
 
 
 def axes_of(
@@ -179,16 +185,12 @@ def workload_of(
     return workload
 
 
-def encoder_workload(checkpoint: Checkpoint, found: Survey, run: Run) -> Callable[[Submodel, Bucket, bool], list[Op]]:
-    """The operations of ``run``, the encoder and a token of the decoder: those that ``grow`` with the prompt, which
-    are the encoder's and the keys made of it, or those of the token."""
-    workload = workload_of(checkpoint, found, run)
-
-    def part(submodel: Submodel, bucket: Bucket, grow: bool) -> list[Op]:
-        shorter = workload(submodel, Bucket(1, max(1, bucket.sequence // 2)))
-        return [op for op, less in zip(workload(submodel, bucket), shorter, strict=False) if (op != less) is grow]
-
-    return part
+def step_workload(
+    checkpoint: Checkpoint, found: Survey, read: Run, step: Run
+) -> Callable[[Submodel, Bucket], list[Op]]:
+    """The operations that ``step`` has behind those of ``read``, with which it begins."""
+    reading, both = (workload_of(checkpoint, found, run) for run in (read, step))
+    return lambda submodel, bucket: both(submodel, bucket)[len(reading(submodel, bucket)) :]
 
 
 def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:

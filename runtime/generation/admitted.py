@@ -89,7 +89,7 @@ class AdmittedEngines(EnginePool):
 def longer_prompt_bytes(entry: GenerationEntry, tokens: int) -> int:
     """Bytes of an encoder's activations for a prompt of ``tokens`` beside the figure of the manifest: at most by the
     square of its length, which is how scores of attention grow."""
-    if entry.encoder is None or tokens <= PROMPT_TOKENS:
+    if entry.encoder is None or entry.encoder.input is not None or tokens <= PROMPT_TOKENS:
         return 0
     counted = max(engine.activation_bytes for engine in entry.encoder.engines)
     return counted * (tokens**2 - PROMPT_TOKENS**2) // PROMPT_TOKENS**2

@@ -64,7 +64,7 @@ class Batch:
         rows = min(max(place + 1, 2), session.rows)
         logits, kept = session.prefill(place, read, engine, rows, source=row.source)
         took = 1e3 * (perf_counter() - started)
-        self._times.ran_prompt(engine, (len(read) if row.source is None else len(row.source)) - kept, took)
+        self._times.ran_prompt(engine, (len(read) if row.source is None else row.prompt_tokens) - kept, took)
         if not row.prompt_ms:
             row.reused_tokens = kept
         row.prompt_ms += took

@@ -99,9 +99,9 @@ class AnySource(ABC, Generic[Tensor]):
         """Exchanges two rows."""
 
     @abstractmethod
-    def read(self, row: int, runner: Runner, entry: GenerationEntry, ids: Array) -> None:
-        """Makes a row what the open ``runner`` of an encoder makes of a prompt ``ids`` ``[N]`` int64; ``entry`` has the
-        heads of its submodel."""
+    def read(self, row: int, runner: Runner, entry: GenerationEntry, prompt: Array) -> None:
+        """Makes a row what the open ``runner`` of an encoder makes of a ``prompt``, tokens ``[N]`` int64 or one row of
+        the array that it takes; ``entry`` has the heads of its submodel."""
 
 
 @dataclass(frozen=True)
@@ -278,8 +278,8 @@ class Source(AnySource[Array]):
         for tensor in (*self.tensors, self.lengths):
             tensor[[one, other]] = tensor[[other, one]]
 
-    def read(self, row: int, runner: Runner, entry: GenerationEntry, ids: Array) -> None:
-        self.put(row, read_source(runner, entry, ids))
+    def read(self, row: int, runner: Runner, entry: GenerationEntry, prompt: Array) -> None:
+        self.put(row, read_source(runner, entry, prompt))
 
     def put(self, row: int, found: Sequence[Array]) -> None:
         """Makes a row what ``read_source`` ``found`` of its prompt."""
@@ -289,12 +289,14 @@ class Source(AnySource[Array]):
         self.lengths[row] = length
 
 
-def read_source(runner: Runner, entry: GenerationEntry, ids: Array) -> list[Array]:
-    """An encoder's output, by its open ``runner``, for a prompt ``ids`` ``[N]`` int64: per layer keys
+def read_source(runner: Runner, entry: GenerationEntry, prompt: Array) -> list[Array]:
+    """An encoder's output, by its open ``runner``, for a ``prompt`` as of ``AnySource.read``: per layer keys
     ``[1, heads, size, N]`` and values ``[1, heads, N, size]`` in turn."""
-    names = [spec.name for spec in entry.encoder_interface[1]]
-    found = [np.empty(shape, np.float32) for shape in source_shapes(entry, 1, len(ids))]
-    runner.bind({"input_ids": np.ascontiguousarray(ids[None])}, dict(zip(names, found, strict=True)))()
+    (given,), specs = entry.encoder_interface
+    assert entry.encoder is not None
+    found = [np.empty(shape, np.float32) for shape in source_shapes(entry, 1, entry.encoder.tokens_of(prompt))]
+    names = [spec.name for spec in specs]
+    runner.bind({given.name: np.ascontiguousarray(prompt[None])}, dict(zip(names, found, strict=True)))()
     return found
 
 

@@ -68,11 +68,11 @@ class DeviceSource(AnySource[DeviceArray]):
         swap_rows(self.device, list(zip(self.tensors, self._token_dims, strict=True)), one, other, tokens)
         self.lengths[[one, other]] = self.lengths[[other, one]]
 
-    def read(self, row: int, runner: Runner, entry: GenerationEntry, ids: Array) -> None:
+    def read(self, row: int, runner: Runner, entry: GenerationEntry, prompt: Array) -> None:
         """As ``AnySource.read``, into memory of its own for that long, and from there into the row, whose tokens lie
         further apart. Raises BundleIncompatibleError where the device has no memory for it."""
-        device, tokens = self.device, len(ids)
-        with device.lock, prompt_read(device, runner, entry, ids) as found:
+        device, tokens = self.device, len(prompt)
+        with device.lock, prompt_read(device, runner, entry, prompt) as found:
             for tensor, array, dim in zip(self.tensors, found, self._token_dims, strict=True):
                 copy_tokens(device, tensor.rows(row, row + 1), array, tokens, dim)
         self.lengths[row] = tokens

@@ -15,14 +15,14 @@ from .sampling import SAMPLING_OPTIONS, Sampling
 from .session import Session
 from .text_stream import Stops
 
-# A text, or its tokens.
+# A text, or its tokens; or the array that an encoder reads.
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
 # A draft beside submodels and n-grams: whichever of them pays.
 AUTO = "auto"
 # Name of the draft that looks tokens up in the text itself.
 NGRAM = "n-gram"
 DEFAULT_TOKENS = 256
-_CHOICES = ("session", "stop", "budget", "submodel", "draft", "task")
+_CHOICES = ("session", "decoder_prompt", "stop", "budget", "submodel", "draft", "task")
 _COUNTS = ("max_tokens", "logprobs", "capacity", "drafted")
 _LIMITS = ("memory_mb", "tokens_per_second", "deadline_ms")
 
@@ -36,7 +36,8 @@ def _sampled(name: str) -> Any:
 @dataclass(frozen=True)
 class GenerationRequest:
     """A prompt to continue (a text, or its token ids), or several, a row each; or ``messages``, a chat,
-    ``[{"role": ..., "content": ...}]``, by the model's chat template.
+    ``[{"role": ..., "content": ...}]``, by the model's chat template. Of a model whose encoder reads an array, such as
+    Whisper's, prompts are that, rows first.
 
     In a ``session`` prompt ``n`` is the whole text of row ``n``, earlier turns included, and what it has in common with
     what is there is not computed again. At most one of a ``budget``, a ``submodel`` and limits (``memory_mb``, and
@@ -50,6 +51,10 @@ class GenerationRequest:
     _: KW_ONLY
     messages: Sequence[Mapping[str, str]] | None = None
     session: Session | None = None
+    decoder_prompt: str | Sequence[int] | None = option(
+        "Tokens that the decoder of an encoder-decoder begins with, such as those of language and task; in Python also "
+        "as text. Default: the model's own."
+    )
     max_tokens: int | None = option("Maximum number of new tokens. Default: what fits, at most 256.", min=1)
     temperature: float | None = _sampled("temperature")
     top_k: int | None = _sampled("top_k")

@@ -12,7 +12,8 @@ import numpy as np
 from ...bundle.entries.generation_entry import NO_DRAFTS, GenerationEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
-from ..inputs.text import TextEncoder
+from ..inputs.arrays import Array, InputChecker
+from ..inputs.text import TextEncoder, open_tokenizer
 from .cache_memory import limited_by, require_positions
 from .chat import ChatTemplate
 from .options import GenerationRequest
@@ -30,10 +31,15 @@ class Prompts:
         """``encoder`` gives that of the bundle; it is called only where there is a text."""
         self._bundle, self._entry, self._encoder = bundle, entry, encoder
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any | None:
         """None where the bundle has none."""
-        return None if self._bundle.manifest.text is None else self._encoder().tokenizer
+        bundle, file = self._bundle, self._entry.tokenizer
+        if file is None:
+            return None if bundle.manifest.text is None else self._encoder().tokenizer
+        bundle.require_hashes(file)
+        with bundle.held(file):
+            return open_tokenizer(bundle.file(file))
 
     def tokens(self, prompt: object, messages: object) -> list[Ids]:
         """The rows of a call, each ``[T]``, of either. Raises InputError for none, for an empty one, or for tokens that
@@ -42,25 +48,46 @@ class Prompts:
             raise InputError("generate: expected either a prompt or messages")
         if messages is not None:
             text = self._chat.render(messages)  # type: ignore[arg-type]  # which checks them
-            return [self._checked(0, self._require_encoder().ids(text, add_special_tokens=False))]
-        return [self._checked(number, self._ids(number, one)) for number, one in enumerate(_several(prompt))]
+            return [self._checked("prompt 0", self._require_encoder().ids(text, add_special_tokens=False))]
+        several = [(f"prompt {number}", one) for number, one in enumerate(_several(prompt))]
+        return [self._checked(what, self._ids(what, one)) for what, one in several]
 
-    def behind_encoder(self, rows: list[Ids]) -> tuple[list[Ids], list[Ids | None]]:
-        """Each row's tokens to continue, and its encoder's prompt: of an encoder-decoder the token that its decoder
-        begins with, and the prompt. Raises InputError for a prompt that is longer than the encoder takes."""
-        encoder = self._entry.encoder
+    def rows(self, request: GenerationRequest) -> tuple[list[Ids], list[Array | None]]:
+        """Each row's tokens to continue, and its encoder's prompt: of an encoder-decoder the tokens that its decoder
+        begins with, and the prompt. Raises InputError for what either does not take, and where nothing says with which
+        tokens the decoder begins."""
+        encoder, begin = self._entry.encoder, request.decoder_prompt
         if encoder is None:
-            return rows, [None] * len(rows)
-        for number, ids in enumerate(rows):
-            if len(ids) > encoder.positions:
+            if begin is not None:
+                raise InputError("decoder_prompt: this model has no encoder; write it into the prompt")
+            found = self.tokens(request.prompt, request.messages)
+            return found, [None] * len(found)
+        if encoder.input is not None:
+            if not isinstance(request.prompt, np.ndarray) or request.messages is not None:
+                raise InputError(f"prompt: expected a numpy array of {encoder.input.name}, rows first")
+            InputChecker([encoder.input]).shape_of({encoder.input.name: request.prompt})
+            sources = list(request.prompt)
+        else:
+            sources = self.tokens(request.prompt, request.messages)
+        for number, source in enumerate(sources):
+            if (tokens := encoder.tokens_of(source)) > encoder.positions:
+                raise InputError(f"prompt {number}: {tokens} tokens, the encoder takes {encoder.positions}; shorten it")
+        if begin is None:
+            begin = (encoder.start_id,) if encoder.begin_ids is None else encoder.begin_ids
+            if not begin:
                 raise InputError(
-                    f"prompt {number}: {len(ids)} tokens, the encoder takes {encoder.positions}; shorten it"
+                    f"decoder_prompt: this model begins with {encoder.start_id} and tokens of language and task, and "
+                    "the language is not detected; pass them"
                 )
-        return [np.array([encoder.start_id], np.int64)] * len(rows), list(rows)
+        elif isinstance(begin, str):
+            if self.tokenizer is None:
+                raise InputError(f"bundle {self._bundle.path}: has no tokenizer; pass `decoder_prompt` as token ids")
+            begin = self.tokenizer.encode(begin, add_special_tokens=False).ids
+        return [self._checked("decoder_prompt", begin)] * len(sources), [*sources]
 
     def require_tokenizer(self) -> None:
         """Raises InputError where there is none, so that no text can be found in what is generated."""
-        if self._bundle.manifest.text is None:
+        if self.tokenizer is None:
             raise InputError(f"bundle {self._bundle.path}: has no tokenizer; stop at token ids instead of texts")
 
     def require_chats(self) -> None:
@@ -68,24 +95,24 @@ class Prompts:
         self._require_encoder()
         _ = self._chat
 
-    def _ids(self, number: int, prompt: object) -> Sequence[object]:
+    def _ids(self, what: str, prompt: object) -> Sequence[object]:
         if isinstance(prompt, str):
             if not prompt:
-                raise InputError(f"prompt {number}: empty; there is nothing to continue")
+                raise InputError(f"{what}: empty; there is nothing to continue")
             return self._require_encoder().ids(prompt)
         found = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
         if not isinstance(found, Sequence) or isinstance(found, bytes | bytearray):
-            raise InputError(f"prompt {number}: expected a text or a list of token ids, got {prompt!r:.80}")
+            raise InputError(f"{what}: expected a text or a list of token ids, got {prompt!r:.80}")
         return found
 
-    def _checked(self, number: int, ids: Sequence[object]) -> Ids:
+    def _checked(self, what: str, ids: Sequence[object]) -> Ids:
         vocabulary = self._entry.vocabulary
         if not ids:
-            raise InputError(f"prompt {number}: empty; there is nothing to continue")
+            raise InputError(f"{what}: empty; there is nothing to continue")
         for place, token in enumerate(ids):
             if not isinstance(token, int | np.integer) or isinstance(token, bool) or not 0 <= token < vocabulary:
                 raise InputError(
-                    f"prompt {number}: token {place} is {token!r:.80}; expected a whole number from 0 to "
+                    f"{what}: token {place} is {token!r:.80}; expected a whole number from 0 to "
                     f"{vocabulary - 1}, the vocabulary"
                 )
         return np.array(ids, np.int64)
@@ -135,7 +162,7 @@ class RequestedRows(NamedTuple):
 
 def requested_rows(prompts: Prompts, entry: GenerationEntry, request: GenerationRequest) -> RequestedRows:
     """The rows of a prompt, of several, or of a chat. Raises InputError for what does not fit."""
-    continued, sources = prompts.behind_encoder(prompts.tokens(request.prompt, request.messages))
+    continued, sources = prompts.rows(request)
     if request.session is not None and len(continued) > request.session.rows:
         raise InputError(f"session: {len(continued)} prompts, it has {request.session.rows} rows; open one with more")
     if request.draft is not None and entry.states:
@@ -153,13 +180,24 @@ def requested_rows(prompts: Prompts, entry: GenerationEntry, request: Generation
     capacity = _capacity(entry, request, longest)
     tokens = request.tokens_for(longest, capacity, f"the capacity of {capacity}")
     sampling = request.sampling(entry.sampling or {})
-    first, last = (entry.encoder.first_id, entry.encoder.last_id) if entry.encoder else (None, None)
-    options = RowOptions(tokens, sampling, stops, frozenset(entry.end_ids), request.logprobs, first, last)
+    encoder = entry.encoder
+    options = RowOptions(
+        tokens,
+        sampling,
+        stops,
+        frozenset(entry.end_ids),
+        request.logprobs,
+        encoder.first_id if encoder and longest == 1 else None,
+        encoder.last_id if encoder else None,
+        entry.suppressed_ids or (),
+        entry.suppressed_first_ids or (),
+    )
+    read = [encoder.tokens_of(source) if encoder and source is not None else 0 for source in sources]
     each = [
-        Row(number, ids, options, prompts.tokenizer, source)
-        for number, (ids, source) in enumerate(zip(continued, sources, strict=True))
+        Row(number, ids, options, prompts.tokenizer, source, of_source)
+        for number, (ids, source, of_source) in enumerate(zip(continued, sources, read, strict=True))
     ]
-    return RequestedRows(each, capacity, max((len(ids) for ids in sources if ids is not None), default=0), sampling)
+    return RequestedRows(each, capacity, max(read), sampling)
 
 
 def _capacity(entry: GenerationEntry, request: GenerationRequest, longest: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...bundle.entries.engine_entry import EngineEntry
+from ..inputs.arrays import Array
 from .pace import Chosen
 from .sampling import (
     Drafted,
@@ -108,7 +109,7 @@ class RowOptions:
     """The options of every row of a call: at most ``max_tokens``, where ``stops`` (with the model's own ``end_ids``
     among them) do not end it before. ``logprobs`` asks for the log-probabilities of the tokens and of so many of the
     most likely ones. ``first`` and ``last`` are the tokens at the first place and at that of ``max_tokens``, whatever
-    is likely there."""
+    is likely there; ``suppressed`` never come, ``suppressed_first`` not as the first that is not forced."""
 
     max_tokens: int
     sampling: Sampling
@@ -117,16 +118,35 @@ class RowOptions:
     logprobs: int | None = None
     first: int | None = None
     last: int | None = None
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+
+    def allowed(self, logits: Logits, number: int) -> Logits:
+        """``logits`` ``[V]`` of token ``number`` of a row, without those that may not come there."""
+        ids = [*self.suppressed, *(self.suppressed_first if number == (self.first is not None) else ())]
+        if ids:
+            logits = logits.copy()
+            logits[ids] = -np.inf
+        return logits
 
 
 class Row:
     """Row ``number`` of a call, behind ``prompt`` ``[T]``; ``tokenizer`` is None where the bundle has none. Of an
-    encoder-decoder the request's prompt is the ``source``, and ``prompt`` what its decoder begins with."""
+    encoder-decoder the request's prompt is the ``source``, of ``source_tokens``, and ``prompt`` what its decoder begins
+    with."""
 
     def __init__(
-        self, number: int, prompt: Ids, options: RowOptions, tokenizer: Any | None, source: Ids | None = None
+        self,
+        number: int,
+        prompt: Ids,
+        options: RowOptions,
+        tokenizer: Any | None,
+        source: Array | None = None,
+        source_tokens: int = 0,
     ) -> None:
         self.number, self.prompt, self.source = number, prompt, source
+        # Length of the request's prompt.
+        self.prompt_tokens = len(prompt) if source is None else source_tokens
         self.finish: Finish | None = None
         self.reused_tokens, self.prompt_ms = 0, 0.0
         self.token_ms: list[float] = []
@@ -148,13 +168,10 @@ class Row:
 
     @property
     def seen(self) -> Ids:
-        """``tokens``, behind what an encoder read."""
-        return self.tokens if self.source is None else np.concatenate([self.source, self.tokens])
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the request's prompt."""
-        return len(self.prompt if self.source is None else self.source)
+        """``tokens``, behind those that an encoder read."""
+        if self.source is None or self.source.dtype.kind == "f":
+            return self.tokens
+        return np.concatenate([self.source, self.tokens])
 
     @property
     def last(self) -> int:
@@ -175,6 +192,7 @@ class Row:
         """A draft's token, ``ahead`` places behind the next one, of the ``logits`` ``[V]`` that it computed behind what
         it drafted before. Fewer than ``tokens_left`` can be drafted."""
         end = len(self.prompt) + self._count + ahead
+        logits = self._options.allowed(logits, self._count + ahead)
         drafted = draw_draft(self._sampler, logits, self._history[:end])
         self._history[end] = drafted.token  # until the token at its place is picked
         return drafted
@@ -189,9 +207,9 @@ class Row:
         if forced is not None:
             token = forced
         elif drafted is None:
-            token = self._sampler.pick(logits, history)
+            token = self._sampler.pick(self._options.allowed(logits, self._count), history)
         else:
-            token = pick_checked(self._sampler, logits, history, drafted)
+            token = pick_checked(self._sampler, self._options.allowed(logits, self._count), history, drafted)
         self._history[end] = token
         if not self._runs or self._runs[-1][0] != chosen:
             self._runs.append((chosen, self._count))

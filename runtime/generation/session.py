@@ -144,11 +144,12 @@ class Session:
         for row in range(rows):
             self._swap(self._row_at.index(row), row)
 
-    def unknown(self, tokens: Ids, engine: EngineEntry, source: Ids | None = None) -> int:
+    def unknown(self, tokens: Ids, engine: EngineEntry, source: Array | None = None) -> int:
         """How many of ``tokens``, as all that a row has, ``engine`` would compute; of a ``source``, which an encoder
         reads, all."""
         if source is not None:
-            return len(source)
+            assert self._entry.encoder is not None
+            return self._entry.encoder.tokens_of(source)
         return len(tokens) - max(self._usable(tokens, engine))
 
     def prefill(
@@ -158,7 +159,7 @@ class Session:
         engine: EngineEntry,
         rows: int,
         own: bool = False,
-        source: Ids | None = None,
+        source: Array | None = None,
     ) -> tuple[Array, int]:
         """The logits ``[V]`` behind ``tokens`` as all that the row at ``place`` has, of ``rows`` that are used, and how
         many of them were there already; with ``own`` none whose keys another engine computed. At least one is computed,
@@ -260,7 +261,7 @@ class Session:
             self._unbind()
             self._cache = self._whole.laid_out(self._whole.heads if rows == 1 else own.heads, own.sizes)
 
-    def _read(self, place: int, source: Ids, engine: EngineEntry, rows: int) -> None:
+    def _read(self, place: int, source: Array, engine: EngineEntry, rows: int) -> None:
         """Gives the row at ``place``, of ``rows`` that are used, what the encoder of ``engine`` makes of its prompt."""
         encoder, own = self._entry.encoder_of(engine), self._entry.of(engine)
         target = self._cache.part(0, rows).laid_out(own.heads, own.sizes).source

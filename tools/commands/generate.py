@@ -30,6 +30,7 @@ Examples:
   nestforge generate my.bundle --prompt-file question.txt --temperature 0.8 --top-p 0.95 --seed 7
   nestforge generate my.bundle --chat --tokens-per-second 20
   nestforge generate my.bundle --messages chat.json --submodel S --json
+  nestforge generate my.bundle --inputs features.npz --decoder-prompt 50258,50259,50359,50363
 """
 
 # Fields of the request without an option of the same form: texts and objects, and one too many.
@@ -42,6 +43,7 @@ _GENERATE_FIELDS = tuple(field.name for field in fields(GenerationRequest) if fi
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Text to continue; repeatable, each is a row.")
 @path_option("--prompt-file", "UTF-8 file whose whole text is continued.")
 @click.option("--chat", is_flag=True, help="Chat on standard input, a turn a line; an empty line ends it.")
+@path_option("--inputs", "NPZ file with the array that the model's encoder reads, rows first.")
 @path_option("--messages", 'JSON file of a chat to answer: [{"role": ..., "content": ...}].')
 @click.option(
     "--stop",
@@ -58,6 +60,7 @@ def generate_command(
     prompts: tuple[str, ...],
     prompt_file: Path | None,
     chat: bool,
+    inputs: Path | None,
     messages: Path | None,
     threads: int | None,
     residency: Residency | Literal["auto"],
@@ -71,8 +74,8 @@ def generate_command(
     Without --budget, --submodel, --tokens-per-second or --deadline-ms the largest submodel writes. The text is streamed
     to stdout; who wrote it and how fast follows on stderr. The bundle must be compiled with --generate.
     """
-    if bool(prompts) + (prompt_file is not None) + chat + (messages is not None) != 1:
-        raise click.UsageError("expected one of --prompt, --prompt-file, --chat and --messages")
+    if bool(prompts) + chat + sum(file is not None for file in (prompt_file, inputs, messages)) != 1:
+        raise click.UsageError("expected one of --prompt, --prompt-file, --inputs, --chat and --messages")
     if sum(options[name] is not None for name in ("budget", "submodel", "tokens_per_second", "deadline_ms")) > 1:
         raise click.UsageError("expected at most one of --budget, --submodel, --tokens-per-second and --deadline-ms")
     if chat and (as_json or options["logprobs"] is not None):
@@ -89,13 +92,13 @@ def generate_command(
             with model.session(capacity=capacity, task=task) as session:
                 converse(lambda turns: model.generate.stream(messages=turns, session=session, **options), names)
             return
-        arguments = _prompt_arguments(prompts, prompt_file, messages)
+        arguments = _prompt_arguments(prompts, prompt_file, inputs, messages)
         generation = model.generate.stream(**arguments, capacity=capacity, **options)
         with generation:
             if as_json:
                 print_json(generated_data(generation.finish()))
                 return
-            if len(prompts) > 1 or model.bundle.manifest.text is None:
+            if inputs is not None or len(prompts) > 1 or model.bundle.manifest.text is None:
                 print_texts(generation.finish())
             else:
                 stream_text(generation)
@@ -106,10 +109,17 @@ def generate_command(
         say_speed(generated, names)
 
 
-def _prompt_arguments(prompts: tuple[str, ...], prompt_file: Path | None, messages: Path | None) -> dict[str, Any]:
+def _prompt_arguments(
+    prompts: tuple[str, ...], prompt_file: Path | None, inputs: Path | None, messages: Path | None
+) -> dict[str, Any]:
     """The arguments of ``generate`` that say what is continued."""
-    from ...runtime.inputs.files import read_text_file
+    from ...runtime.inputs.files import MAX_BYTES, read_npz, read_text_file
 
+    if inputs is not None:
+        arrays = list(read_npz(inputs, MAX_BYTES).values())
+        if len(arrays) != 1:
+            raise InputError(f"{inputs}: {len(arrays)} arrays; expected the one that the model's encoder reads")
+        return {"prompt": arrays[0]}
     if messages is not None:
         return {"messages": _chat_of(read_text_file(messages), messages)}
     if prompt_file is not None:

@@ -19,6 +19,7 @@ from nestforge.bundle.entries.generation_entry import (
     GenerationEntry,
 )
 from nestforge.bundle.entries.task_entry import TaskTensor
+from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.files import sealed_json
 from nestforge.bundle.manifest import TASKS_NAME, FileEntry, Manifest
 from nestforge.bundle.open_bundle import open_bundle
@@ -333,6 +334,18 @@ REFUSED_GENERATION = {
         behind(replace(ENCODERS, engines=(replace(READER, weight_bytes=None),))),
         "ffn8.encoder@b1-s1_40: an engine that generates without weight_bytes",
     ),
+    "begins beyond": (behind(replace(ENCODERS, begin_ids=(0, 48))), "begin_ids 48; expected a number below the vocab"),
+    "another input": (
+        behind(replace(ENCODERS, input=TensorSpec("features", "float32", ("batch", 8)))),
+        "input 'features' of an encoder; expected one of the inputs, float32, of one shape",
+    ),
+    "bucket of arrays": (
+        behind(replace(ENCODERS, input=TensorSpec("features", "float32", ("batch", 8)))),
+        "bucket 1x1..40; expected one row of 40 places",
+    ),
+    "suppressed beyond": (replace(ENTRY, suppressed_ids=(1, 48)), "suppressed_ids [1, 48]; expected numbers below"),
+    "first suppressed beyond": (replace(ENTRY, suppressed_first_ids=(49,)), "suppressed_ids [49]; expected numbers"),
+    "no tokenizer": (replace(ENTRY, tokenizer="other.json"), "file 'other.json' is not among the files"),
     "vocabulary": (replace(ENTRY, vocabulary=2**26), "logits of 64 rows have more than"),
     "empty state": (replace(ENTRY, states=((4, 0),)), "a state has more than 8 dimensions, or one that is empty"),
     "huge states": (replace(ENTRY, states=((2**15, 2**16),)), "the states of a row have 2147483648 numbers"),

@@ -157,10 +157,6 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # States no token that a decoder begins with.
     "mbart": ("MBartForConditionalGeneration", {"bos_token_id": 4}),
-    "speech_to_text": (
-        "Speech2TextForConditionalGeneration",
-        {"max_source_positions": 96, "input_feat_per_channel": 8, "conv_channels": 8},
-    ),
     # Distances are biases of each layer; the head has a matrix of its own, which transformers would tie.
     "umt5": (
         "UMT5ForConditionalGeneration",
@@ -257,5 +253,3 @@ def test_why_an_encoder_decoder_cannot_generate(tmp_path: Path) -> None:
     folder = edit_config(save(tmp_path / "bart", "bart"), decoder_start_token_id=None, bos_token_id=None)
     (folder / "generation_config.json").unlink()
     assert "decoder_start_token_id: expected a token of the vocabulary, 0..95, with which" in cannot(folder)
-    heard = save(tmp_path / "heard", "speech_to_text")
-    assert "Speech2TextForConditionalGeneration takes input_features beside the text" in cannot(heard)

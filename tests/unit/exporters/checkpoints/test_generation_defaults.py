@@ -96,6 +96,12 @@ def test_settings_that_end_a_text_otherwise_are_named(tmp_path: Path, key: str, 
     assert read_generation_defaults(checkpoint_of(tmp_path, LLAMA, {key: value}), VOCABULARY).left_out == (key,)
 
 
+def test_suppressed_tokens_of_the_vocabulary_are_kept(tmp_path: Path) -> None:
+    stated = {"suppress_tokens": [7, 3, 50256, -1], "begin_suppress_tokens": [2, 220]}
+    found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, stated), VOCABULARY)
+    assert (found.suppressed, found.suppressed_first, found.left_out) == ((7, 3), (2,), ())
+
+
 def test_tokens_beyond_the_vocabulary_can_never_come(tmp_path: Path) -> None:
     stated = {"eos_token_id": [2, 32], "bos_token_id": 50256}
     found = read_generation_defaults(checkpoint_of(tmp_path, LLAMA, stated), VOCABULARY)

@@ -130,7 +130,7 @@ def opt(tmp_path_factory: pytest.TempPathFactory) -> Survey:
 def asked_of(opt: Survey, axes: FoundAxes | None = None, model: Any = None) -> KeptLayers | str:
     with opt.fake:
         ids = torch.ones((2, 12), dtype=torch.int64)
-        return find_kept(opt.module.model if model is None else model, ids, axes or opt.axes, 64)
+        return find_kept(opt.module.model if model is None else model, ids, ids, axes or opt.axes, 64)
 
 
 def test_heads_of_a_cache_are_steps_of_an_axis(opt: Survey) -> None:

@@ -235,6 +235,19 @@ def test_a_stream_that_is_left_gives_its_cache_back_at_once(llama_bundle: Path) 
 
 LARGE = EngineEntry("large", "large", Bucket(1, 1), "onnxruntime", "large.onnx", "sliced", 0, 0, 0, 0)
 SMALL = replace(LARGE, id="small", submodel="small")
+
+
+def test_suppressed_tokens_are_as_unlikely_as_can_be() -> None:
+    logits = np.arange(4, dtype=np.float32)
+    options = RowOptions(5, Sampling(), Stops(), frozenset(), suppressed=(3,), suppressed_first=(2,))
+    behind_forced = replace(options, first=1)
+    assert options.allowed(logits, 0).tolist() == [0, 1, -np.inf, -np.inf]
+    assert options.allowed(logits, 1).tolist() == [0, 1, 2, -np.inf]
+    assert behind_forced.allowed(logits, 1).tolist() == [0, 1, -np.inf, -np.inf]
+    assert OPTIONS.allowed(logits, 0) is logits
+    assert logits.tolist() == [0, 1, 2, 3]
+
+
 OPTIONS = RowOptions(5, Sampling(), Stops(frozenset([2, 3])), frozenset([2]))
 
 

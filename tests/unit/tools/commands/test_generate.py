@@ -115,8 +115,8 @@ def test_log_probabilities_are_a_table(bundle: Path, model: ElasticModel) -> Non
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ((), "expected one of --prompt, --prompt-file, --chat and --messages"),
-        (("--prompt", "a", "--chat"), "expected one of --prompt, --prompt-file, --chat and --messages"),
+        ((), "expected one of --prompt, --prompt-file, --inputs, --chat and --messages"),
+        (("--prompt", "a", "--chat"), "expected one of --prompt, --prompt-file, --inputs, --chat and --messages"),
         (
             ("--prompt", "a", "--submodel", "S", "--deadline-ms", "5"),
             "expected at most one of --budget, --submodel, --tokens-per-second and --deadline-ms",
