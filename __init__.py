@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .compiler.compile import compile_bundle as compile
     from .compiler.convert_coda import convert_coda
     from .compiler.job import plan
-    from .compiler.nest.nest import nest
+    from .compiler.nest import nest
     from .compiler.planning.plan import Plan
     from .compiler.verify import VerifyReport
     from .compiler.verify import verify_bundle as verify
@@ -141,7 +141,7 @@ _NAMES = {
     "compiler.add_task": ["add_task"],
     "compiler.convert_coda": ["convert_coda"],
     "compiler.job": ["plan"],
-    "compiler.nest.nest": ["nest"],
+    "compiler.nest": ["nest"],
     "compiler.planning.plan": ["Plan"],
     "compiler.verify": ["VerifyReport"],
     "exporters.families.coda.tasks": ["save_task"],

@@ -28,8 +28,7 @@ from .graph.precision.proof_graphs import proof_bundle_in, with_proof_graphs
 from .graph.store import read_store, share_store, write_store
 from .job import Job, resolve
 from .parity.cases import few
-from .parity.prove import prove
-from .parity.prove_texts import prove_texts
+from .parity.prove import prove, prove_texts
 from .parity.references import References, references_at, smallest
 from .provenance import JobKeys, keys_of
 from .tensorrt.build_bundle import build_plans

@@ -18,8 +18,7 @@ from ..exporters.checkpoints.checkpoint import Checkpoint
 from ..exporters.dimensions import trained_by_layer
 from ..exporters.families.module import FAMILY
 from ..exporters.in_memory.checkpoint import ModuleInMemory
-from ..exporters.published_slice import read_slice
-from ..exporters.slicing_table import TableRow, read_slicing_table, sets_left_out
+from ..exporters.published_slices import TableRow, read_slice, read_slicing_table, sets_left_out
 from ..exporters.source import ModelSource, open_source
 from ..exporters.tasks import with_stated_tasks, with_tasks
 from ..profiles.backends import BACKENDS

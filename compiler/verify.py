@@ -35,7 +35,7 @@ from .parity.cases import Case
 from .parity.compare import tolerance_for
 from .parity.engine_verdict import EngineVerdict, judged_outputs
 from .parity.judge import Replayed, judge
-from .parity.prove_texts import judged_texts
+from .parity.prove import judged_texts
 from .parity.reference import Reference, in_torch, replayed
 from .parity.references import References, references_at
 from .work.clock import Clock

@@ -214,7 +214,7 @@ def _workload(base: Architecture, ranks: Mapping[str, int], submodel: Submodel, 
 def _load(base: Architecture, ranks: Mapping[str, int], saved: frozenset[str], where: str) -> torch.nn.Module:
     import torch
 
-    from .modules.low_rank import with_pairs
+    from .modules.layers import with_pairs
 
     module = base.load()
     assert isinstance(module.model, torch.nn.Module)
@@ -238,7 +238,7 @@ def _refuse_tied(module: torch.nn.Module, saved: frozenset[str], where: str) -> 
 
 
 def _merged(module: torch.nn.Module) -> torch.nn.Module:
-    from .modules.low_rank import merged
+    from .modules.layers import merged
 
     return merged(module)
 

@@ -23,16 +23,16 @@ class Backend:
 
     ``title`` is its name in sentences, ``module`` what Python imports, from one of ``distributions``, and ``extra``
     nestforge's that installs it. ``provider`` is what ONNX Runtime calls it. ``opener`` is the module of the runtime
-    that opens its engines, and ``finisher`` that of the compiler whose ``accepted`` brings a graph into its
-    operators. ``kinds`` are its engines beside whole ones. ``runs_graphs``: it opens a graph as it is, on the
-    processor, so that engines are proven and measured where they are compiled; of any other a plan is built on the
-    device, and ONNX Runtime proves the graph. ``own_operators``: its graphs have operators and layouts of ONNX
+    that opens its engines, and ``finisher`` that of the compiler whose ``accepted`` brings a graph into its operators.
+    ``kinds`` are its engines beside whole ones. ``runs_graphs``: it opens a graph as it is, on the processor, so that
+    engines are proven and measured where they are compiled; of any other a plan is built on the device, and ONNX
+    Runtime proves the graph. ``judged_by_itself``: the gate judges its own answers, not ONNX Runtime's to the same
+    graph, which alone has values inside to look at. ``own_operators``: its graphs have operators and layouts of ONNX
     Runtime's kernels for processors. ``widens_half``: half-precision numbers are computed with in float32.
     ``shares_weights``: engines can read the weight store in place. ``fixed_caches``: caches of engines that generate
-    have one capacity. ``caches_integers``: such engines may have integer products. ``takes_computed_counts``: how
-    many tokens an encoder selects may follow from a prompt's length. ``static_segments``: segments hand on memory of
-    one shape. ``generation_note`` is said where engines generate.
-    """
+    have one capacity. ``caches_integers``: such engines may have integer products. ``takes_computed_counts``: how many
+    tokens an encoder selects may follow from a prompt's length. ``static_segments``: segments hand on memory of one
+    shape. ``generation_note`` is said where engines generate."""
 
     name: BackendName
     title: str
@@ -44,6 +44,7 @@ class Backend:
     provider: str
     finisher: str | None = None
     runs_graphs: bool = True
+    judged_by_itself: bool = False
     own_operators: bool = False
     widens_half: bool = False
     shares_weights: bool = False
@@ -93,5 +94,6 @@ OPENVINO = Backend(
     opener="runtime.engines.openvino",
     kinds=frozenset(),
     provider="OpenVINOExecutionProvider",
+    judged_by_itself=True,
 )
 BACKENDS: Mapping[str, Backend] = MappingProxyType({one.name: one for one in (ONNXRUNTIME, TENSORRT, OPENVINO)})

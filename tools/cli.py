@@ -35,7 +35,7 @@ COMMANDS = {
     "compile": "compile",
     "add-task": "compile",
     "build": "compile",
-    "farm": "farm",
+    "farm": "compile",
     "measure": "bench",
     "calibrate": "calibrate",
     "verify": "checks",
@@ -48,7 +48,7 @@ COMMANDS = {
     "search": "retrieval",
     "bench": "bench",
     "serve": "serve",
-    "loadtest": "loadtest",
+    "loadtest": "serve",
     "profile": "host",
 }
 

@@ -20,7 +20,7 @@ from ...bundle.roles import has_decoder
 from ...bundle.weight_files import weights_in
 from ...errors import ParityError
 from ...exporters.universal import PREFIX, UniversalModel
-from ...profiles.backends import BACKENDS, ONNXRUNTIME
+from ...profiles.backends import BACKENDS
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
 from .compare import Tolerance, counted, rounding, tolerance_for, within
@@ -147,7 +147,7 @@ def require_parity(
         if where == NOWHERE and isinstance(verdict.broken, BrokenRoute):
             return "no module; the route alone is wrong"
         backend = BACKENDS[engine.backend]
-        if where == NOWHERE and backend.runs_graphs and backend is not ONNXRUNTIME:
+        if where == NOWHERE and backend.judged_by_itself:
             return f"no module in ONNX Runtime; the difference is of {backend.title}"
         return where
 

@@ -15,7 +15,7 @@ from ...bucket import Bucket
 from ...bundle.manifest import Limits
 from ...elastic import Submodel
 from ...errors import PlanError
-from ...exporters.slicing_table import TableRow
+from ...exporters.published_slices import TableRow
 from ...exporters.source import ModelSource
 from ...profiles.budget import LIMITS, BudgetSpec, resolve_limit
 from ...profiles.device_profile import DeviceProfile

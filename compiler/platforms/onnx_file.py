@@ -23,7 +23,7 @@ from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import MANIFEST_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import BundleIncompatibleError, ParityError, SelectionError
-from ...profiles.backends import BACKENDS, ONNXRUNTIME
+from ...profiles.backends import BACKENDS
 from ...profiles.precision import PRECISIONS
 from ...progress import Progress, silent
 from ...runtime.device.threads import threads_or_default
@@ -121,7 +121,7 @@ def chosen_engine(bundle: Bundle, submodel: str | None, bucket: Bucket | None) -
         asked = "name one with `bucket`" if bucket is None else f"got {bucket}"
         raise SelectionError(f"submodel {entry.id}: has {', '.join(str(one.bucket) for one in engines)}; {asked}")
     for engine in found:
-        is_proven = engine.backend == ONNXRUNTIME.name or not BACKENDS[engine.backend].runs_graphs
+        is_proven = not BACKENDS[engine.backend].judged_by_itself
         if is_proven and not PRECISIONS[engine.precision].is_emulated:
             return engine
     raise BundleIncompatibleError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...bundle.open_bundle import open_bundle
-from ...compiler.nest.nest import RECORD_NAME
+from ...compiler.nest import RECORD_NAME
 from ...tables import Table
 from ...tools.console import print_table
 from ..budget_curve import time_engines

@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from ...errors import ExportError
 from ...outside import library_errors
-from .asserts import without_asserts
 from .dims_rules import Followed, Noted, rule_of
 from .factors import block
+from .passes import without_asserts
 from .transformers_model import caches_unused
 
 

@@ -29,7 +29,7 @@ from ..modules.cached_attention import (
 from ..modules.layers import View
 from ..signature import WRITTEN_IDS
 from .distances import BIAS, biased_at
-from .nothing_left import nothing_left
+from .passes import nothing_left
 
 _NAME = "nestforge"
 # Layers of transformers' cache that keep every token, by those that keep a window.

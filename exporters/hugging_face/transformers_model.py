@@ -20,10 +20,9 @@ from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
-from .asserts import without_asserts
 from .distances import look_up_distances
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
-from .nothing_left import nothing_left
+from .passes import nothing_left, without_asserts
 from .tensors import Shape
 
 # In transformers' masking_utils: finds where the next of several sequences in one row begins.

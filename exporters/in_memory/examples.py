@@ -20,7 +20,7 @@ from ...bundle.entries.tensor_spec import RowNeed, TensorSpec
 from ...errors import InputError
 from ...strict import nearest
 from ..hugging_face import survey
-from ..hugging_face.nothing_left import nothing_left
+from ..hugging_face.passes import nothing_left
 from ..own_lines import line_of, own_line
 from .checkpoint import ModuleInMemory
 from .module import copied, named_outputs, plainly, without_whole_parameters

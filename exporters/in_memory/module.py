@@ -18,7 +18,7 @@ from ...errors import CheckpointError, ExportError, InputError
 from ...outside import library_errors
 from ..checkpoints.own_folder import is_finite
 from ..hugging_face import survey
-from ..hugging_face.nothing_left import nothing_left
+from ..hugging_face.passes import nothing_left
 from ..hugging_face.transformers_model import TransformersModule, one_sequence_a_row
 from ..modules.layers import part_layers
 from ..own_lines import line_of

@@ -194,10 +194,7 @@ class FakeCuda(ModuleType):
 ON_A_GPU = frozenset(
     {
         *("runtime.device.cuda_memory", "runtime.device.cuda_device"),
-        *(
-            f"runtime.engines.tensorrt.{name}"
-            for name in ("engine", "contexts", "runner", "cache_runs", "cached_runner")
-        ),
+        *(f"runtime.engines.tensorrt.{name}" for name in ("engine", "contexts", "runner", "cached_runner")),
         "compiler.tensorrt.build_plan",
     }
 )

@@ -20,7 +20,7 @@ from ..options import BUDGET, field_options, json_option, model_argument, path_o
 if TYPE_CHECKING:
     from ...compiler.convert_coda import ConversionReport
     from ...compiler.mix_n_match import Comparison
-    from ...compiler.nest.nest import NestReport
+    from ...compiler.nest import NestReport
     from ...profiles.budget import BudgetSpec
 
 
@@ -46,7 +46,7 @@ def nest_command(model: Path, as_json: bool, **settings: Any) -> None:
     if settings["minutes"] is not None and settings["steps"] is not None:
         raise click.UsageError("--minutes and --steps: give one of them")
     with working() as progress, resumable(settings["output"]):
-        from ...compiler.nest.nest import nest
+        from ...compiler.nest import nest
 
         report = nest(model, progress=progress, **settings)
     show(as_json, {**vars(report), "output": str(report.output)}, lambda: _nest_report(report))

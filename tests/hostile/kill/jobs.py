@@ -249,5 +249,5 @@ JOBS = (
         _bundle_in("out.bundle"),
         _COMPILER,
     ),
-    Job("nest", _prepare_model, _nest, _bytes_below("nested"), ("nestforge.compiler.nest.nest", *_COMPILER)),
+    Job("nest", _prepare_model, _nest, _bytes_below("nested"), ("nestforge.compiler.nest", *_COMPILER)),
 )

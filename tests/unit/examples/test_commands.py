@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.nest.nest import nest
+from nestforge.compiler.nest import nest
 from nestforge.errors import CheckpointError, PlanError
 from nestforge.examples.commands import output_option, training
 from nestforge.examples.encoder import corpus

@@ -11,7 +11,7 @@ from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.own_folder import save_model
 from nestforge.exporters.families.matformer.config import MatformerConfig
 from nestforge.exporters.families.matformer.model import MatformerLM
-from nestforge.exporters.published_slice import read_slice
+from nestforge.exporters.published_slices import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from safetensors.torch import load_file, save_file
 from support.cost_eff_models import save_tiny

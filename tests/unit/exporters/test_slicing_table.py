@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nestforge.elastic import DEPTH, Axis, ElasticSpec
 from nestforge.errors import CheckpointError, PlanError
-from nestforge.exporters.slicing_table import TableRow, read_slicing_table, sets_left_out
+from nestforge.exporters.published_slices import TableRow, read_slicing_table, sets_left_out
 
 HEADER = "name, # Layers, # Effective Params (B), MMLU PT accuracy, FFN Hidden Dims, Layers Skipped\n"
 SPEC = ElasticSpec(

@@ -18,8 +18,7 @@ from click.testing import CliRunner
 from nestforge.compiler.parity.compare import Rounding
 from nestforge.errors import CheckpointError, InputError
 from nestforge.parity.model import open_model
-from nestforge.parity.simulated import simulated
-from nestforge.parity.verdict import Rule
+from nestforge.parity.verdict import Rule, simulated
 from nestforge.tools.cli import main
 from support.export_recipes import RECIPES
 from support.exports import Recipe, Zoo, quiet

@@ -10,7 +10,7 @@ import nestforge
 import onnx
 import pytest
 from nestforge.bundle.open_bundle import Bundle
-from nestforge.compiler.tensorrt.operators import unsupported
+from nestforge.compiler.tensorrt.graphs import unsupported
 from nestforge.errors import ParityError
 from support.tiny_compile import board
 from support.tiny_matlm import save_tiny_matlm

@@ -19,9 +19,8 @@ from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.parity import prove_exits as module
 from nestforge.compiler.parity.compare import tolerance_for
-from nestforge.compiler.parity.prove import prove_slice
+from nestforge.compiler.parity.prove import prove_slice, prove_texts
 from nestforge.compiler.parity.prove_exits import expected_exits
-from nestforge.compiler.parity.prove_texts import prove_texts
 from nestforge.elastic import Submodel
 from nestforge.errors import ParityError
 from nestforge.exporters.source import open_source

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from nestforge.compiler.tensorrt.graphs import in_parsed_operators
-from nestforge.compiler.tensorrt.operators import operator_tables, unsupported
+from nestforge.compiler.tensorrt.graphs import in_parsed_operators, operator_tables, unsupported
 
 MASK = "(int64[2,8] mask) => (int64[2,8] out)"
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from nestforge.compiler.tensorrt.operators import unsupported
+from nestforge.compiler.tensorrt.graphs import unsupported
 from nestforge.compiler.tensorrt.scatter_caches import scatter_caches
 from nestforge.errors import BuildError
 from onnx import TensorProto, helper

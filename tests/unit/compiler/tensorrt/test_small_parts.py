@@ -19,8 +19,7 @@ from nestforge.bundle.shape_profile import ShapeProfile
 from nestforge.compiler.tensorrt.build_bundle import layer_kinds
 from nestforge.compiler.tensorrt.check_plan import case_feeds
 from nestforge.compiler.tensorrt.check_provider import check_on_provider
-from nestforge.compiler.tensorrt.graphs import in_parsed_operators
-from nestforge.compiler.tensorrt.operators import unsupported
+from nestforge.compiler.tensorrt.graphs import in_parsed_operators, unsupported
 from nestforge.compiler.tensorrt.progress import Phases
 from nestforge.errors import BuildError
 from nestforge.progress import silent

@@ -18,7 +18,7 @@ from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.decoder_types import LAYOUTS as KINDS
 from nestforge.exporters.families.gated_decoder import FAMILY
 from nestforge.exporters.families.gemma3n import Gemma3nParts
-from nestforge.exporters.published_slice import read_slice
+from nestforge.exporters.published_slices import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal, rank, taylor_scores
 from nestforge.workload import macs

@@ -14,9 +14,9 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
+from nestforge.compiler.distill import blocks_of
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.job import stated_source
-from nestforge.compiler.nest.distill import blocks_of
 from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.prove import prove_padding
 from nestforge.compiler.parity.references import References

@@ -9,13 +9,13 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.compiler.nest.nest import refuse_unwritable, write_folder
+from nestforge.compiler.nest import refuse_unwritable, write_folder
 from nestforge.compiler.work.staging import Stage
 from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gpt2 import FAMILY
-from nestforge.exporters.published_slice import read_slice
+from nestforge.exporters.published_slices import read_slice
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.workload import macs

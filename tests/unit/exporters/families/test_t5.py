@@ -16,7 +16,7 @@ from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.t5 import FAMILY
-from nestforge.exporters.published_slice import read_slice
+from nestforge.exporters.published_slices import read_slice
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import load_universal
 from nestforge.runtime.consistency.measure import consistency

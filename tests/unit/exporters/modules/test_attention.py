@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.errors import CheckpointError
 from nestforge.exporters.modules.attention import additive_mask, causal_mask, rotary
-from nestforge.exporters.modules.low_rank import LowRankLinear, merged, with_pairs
+from nestforge.exporters.modules.layers import LowRankLinear, merged, with_pairs
 from nestforge.exporters.modules.top_tokens import (
     highest,
     indices_problem,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from nestforge.compiler.nest import nest as nest_module
+from nestforge.compiler import nest as nest_module
 from nestforge.exporters.families.coda.config import (
     MOST_ADAPTER_SIZE,
     MOST_LABELS,

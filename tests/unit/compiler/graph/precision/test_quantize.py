@@ -15,8 +15,7 @@ from nestforge.compiler.graph.precision.quantize import (
     products,
     quantized,
 )
-from nestforge.compiler.tensorrt.graphs import accepted
-from nestforge.compiler.tensorrt.operators import unsupported
+from nestforge.compiler.tensorrt.graphs import accepted, unsupported
 from onnx import TensorProto
 from support.cost_eff_models import save_tiny
 from support.derived_engines import FORMS, EncodedEngines, encoded_engines, filled, parsed, run

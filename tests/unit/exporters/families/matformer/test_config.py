@@ -21,8 +21,7 @@ from nestforge.exporters.families.matformer.config import (
     MatformerConfig,
     MatformerVitConfig,
 )
-from nestforge.exporters.families.matformer.family import is_embedding
-from nestforge.exporters.families.matformer.ops import elastic_spec, language_parameters
+from nestforge.exporters.families.matformer.family import elastic_spec, is_embedding, language_parameters
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.tools.cli import main
 from support.tiny_matlm import TINY_MATLM, matlm_config

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nestforge.exporters.families.matformer.family import elastic_spec, language_parameters
 from nestforge.exporters.families.matformer.model import MatformerLM, RecordedLM, distance_buckets
-from nestforge.exporters.families.matformer.ops import elastic_spec, language_parameters
 from support.tiny_matlm import matlm_config, tiny_matlm
 from torch.nn import functional
 from transformers.models.t5.modeling_t5 import T5Attention

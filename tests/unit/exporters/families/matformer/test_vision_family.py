@@ -9,8 +9,8 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.errors import CheckpointError
 from nestforge.exporters.families.matformer.config import MatformerVitConfig
+from nestforge.exporters.families.matformer.family import vision_parameters
 from nestforge.exporters.families.matformer.model import MatformerViT
-from nestforge.exporters.families.matformer.ops import vision_parameters
 from nestforge.exporters.source import ModelSource, open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.tiny_models import CLASSES, TINY_VIT, edit_config, save_tiny_matvit

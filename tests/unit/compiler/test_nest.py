@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from nestforge.bundle.open_bundle import open_bundle
+from nestforge.compiler import distill as distill_module
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.nest import distill as distill_module
-from nestforge.compiler.nest.nest import NestReport, nest, refuse_unwritable, write_folder
+from nestforge.compiler.nest import NestReport, nest, refuse_unwritable, write_folder
 from nestforge.compiler.work import staging as staging_module
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import BundleCorruptError, CheckpointError, InputError, NestforgeError, OutputError, PlanError
@@ -28,7 +28,7 @@ from support.gated_decoders import save_decoder
 from support.tiny_compile import board
 from support.tiny_models import add_pooling, save_tiny_encoder
 
-from ..conftest import Ordinary
+from .conftest import Ordinary
 
 STEPS = 40
 

@@ -15,25 +15,25 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ...argument_types import takes_request
-from ...bundle.files import to_json
-from ...elastic import Submodel
-from ...errors import CheckpointError, OutputError, PlanError
-from ...exporters.checkpoints.checkpoint import Checkpoint
-from ...exporters.sentence_transformers.read_modules import SentenceModules
-from ...exporters.source import ModelSource, open_source
-from ...exporters.universal import PREFIX, UniversalModel, load_universal
-from ...profiles.nest_request import NestRequest
-from ...strict import digest, unstructure
-from ..examples.corpus import Corpus, read_corpus
-from ..examples.rank_axes import rank_axes
-from ..examples.texts import TextBatches, embeddings, mean_cosines, training_texts
-from ..planning.levels import RANKED_FRACTIONS, Level
-from ..planning.levels import levels as make_levels
-from ..provenance import source_entries, tool_versions
-from ..work.clock import Clock
-from ..work.staging import Stage, staged, write_synced
+from ..argument_types import takes_request
+from ..bundle.files import to_json
+from ..elastic import Submodel
+from ..errors import CheckpointError, OutputError, PlanError
+from ..exporters.checkpoints.checkpoint import Checkpoint
+from ..exporters.sentence_transformers.read_modules import SentenceModules
+from ..exporters.source import ModelSource, open_source
+from ..exporters.universal import PREFIX, UniversalModel, load_universal
+from ..profiles.nest_request import NestRequest
+from ..strict import digest, unstructure
 from .distill import Effort, Taught, distill, trainable
+from .examples.corpus import Corpus, read_corpus
+from .examples.rank_axes import rank_axes
+from .examples.texts import TextBatches, embeddings, mean_cosines, training_texts
+from .planning.levels import RANKED_FRACTIONS, Level
+from .planning.levels import levels as make_levels
+from .provenance import source_entries, tool_versions
+from .work.clock import Clock
+from .work.staging import Stage, staged, write_synced
 
 DEFAULT_LEVELS: Mapping[str, Sequence[float]] = {"ffn": RANKED_FRACTIONS}
 DEFAULT_MINUTES = 8.0

@@ -1,4 +1,4 @@
-"""Passes without numbers and traces leave out what classes of transformers assert."""
+"""Passes of a model that leave nothing in it, and, where they have no numbers, leave out what its class asserts."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ def _stripped(forward: Callable[..., Any]) -> CodeType | None:
             return code
         whole += [each for each in code.co_consts if isinstance(each, CodeType)]
     return None
+
+
+@contextmanager
+def nothing_left(model: torch.nn.Module) -> Iterator[None]:
+    """After it the parts of ``model`` have the attributes and buffers that they had: what a pass without numbers or a
+    trace leaves there, as ``longrope`` leaves its frequencies, would be taken for numbers by the next."""
+    held = [own for part in model.modules() for own in (vars(part), part._buffers)]
+    before = [dict(own) for own in held]
+    try:
+        yield
+    finally:
+        for own, kept in zip(held, before, strict=True):
+            for name in [name for name in own if name not in kept]:
+                del own[name]
+            own.update(kept)

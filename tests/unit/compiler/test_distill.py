@@ -10,8 +10,7 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.manifest import TextEntry
-from nestforge.compiler.examples.texts import TextBatches, training_texts
-from nestforge.compiler.nest.distill import (
+from nestforge.compiler.distill import (
     Effort,
     NestedPasses,
     Pass,
@@ -24,6 +23,7 @@ from nestforge.compiler.nest.distill import (
     save_state,
     trainable,
 )
+from nestforge.compiler.examples.texts import TextBatches, training_texts
 from nestforge.compiler.planning.levels import levels
 from nestforge.compiler.work.clock import Clock
 from nestforge.compiler.work.staging import Stage
@@ -31,7 +31,7 @@ from nestforge.exporters.signature import Signature
 from nestforge.progress import silent
 from nestforge.runtime.inputs.arrays import random_feeds
 
-from ..conftest import Ordinary
+from .conftest import Ordinary
 
 
 def test_the_loss_falls(ordinary: Ordinary, tmp_path: Path) -> None:

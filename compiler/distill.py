@@ -14,16 +14,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ...elastic import Submodel
-from ...errors import CheckpointError
-from ...exporters.sentence_transformers.read_modules import HEAD
-from ...exporters.signature import Signature
-from ...exporters.universal import PREFIX, UniversalModel
-from ...whole_file import write_whole
-from ..examples.texts import TextBatches
-from ..planning.levels import Level
-from ..work.clock import Clock
-from ..work.staging import Stage
+from ..elastic import Submodel
+from ..errors import CheckpointError
+from ..exporters.sentence_transformers.read_modules import HEAD
+from ..exporters.signature import Signature
+from ..exporters.universal import PREFIX, UniversalModel
+from ..whole_file import write_whole
+from .examples.texts import TextBatches
+from .planning.levels import Level
+from .work.clock import Clock
+from .work.staging import Stage
 
 BATCH = 16  # texts
 _LEARNING_RATE = 3e-4  # AdamW's, at its highest

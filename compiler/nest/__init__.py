@@ -1,1 +1,0 @@
-"""An ordinary pretrained encoder made nested: ranked, then taught by its own original."""
