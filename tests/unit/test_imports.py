@@ -74,9 +74,10 @@ def _imports(module: str) -> Iterator[tuple[str, str, bool]]:
         if isinstance(f, ast.If) and "TYPE_CHECKING" in ast.unparse(f.test)
         for n in ast.walk(f)
     }
+    later = lazy | typing_only
     package = module.split(".")[:-1]
     for node in ast.walk(tree):
-        eager = id(node) not in lazy | typing_only
+        eager = id(node) not in later
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield "outside", alias.name, eager

@@ -118,32 +118,34 @@ def matlm() -> ModelSource:
 
 
 # Table 5, whose labels are these counts cut to whole millions; row 4 as its own parameter count demands.
-@pytest.mark.parametrize(
-    ("budget", "expected", "parameters"),
-    [
-        ("226.8M", "ffn1536", 226_749_440),
-        ("245.7M", "ffn1536x12_3072x4", 245_629_952),
-        ("278.7M", "ffn1536x5_3072x11", 278_670_848),
-        ("377.8M", "ffn3072x8_6144x8", 377_793_536),
-    ],
-)
-def test_mix_n_match_of_the_matformer_paper(matlm: ModelSource, budget: str, expected: str, parameters: int) -> None:
-    board = device({"paper": BudgetSpec(non_embedding_parameters=budget)}, memory_mb=1e6)
-    plan = plan_for(matlm, board)
-    (chosen,) = plan.budgets
-    candidate = next(candidate for candidate in plan.candidates if candidate.id == chosen.submodel)
-    assert (candidate.id, candidate.non_embedding_parameters) == (expected, parameters)
+TABLE_5 = {
+    "226.8M": ("ffn1536", 226_749_440),
+    "245.7M": ("ffn1536x12_3072x4", 245_629_952),
+    "278.7M": ("ffn1536x5_3072x11", 278_670_848),
+    "377.8M": ("ffn3072x8_6144x8", 377_793_536),
+}
+
+
+def test_mix_n_match_of_the_matformer_paper(matlm: ModelSource) -> None:
     table = 256_000 * 1537
-    assert candidate.parameters == parameters + table
-    assert len(plan.candidates) == 49
     # Attention and norms with their biases, the bias of the down-projection, and the one of relative positions.
     unsliced = 16 * (4 * 1536**2 + 9 * 1536 + 32 * 16) + 2 * 1536
-    assert candidate.ffn_parameters == parameters - unsliced
-    for name, limit in (("ffn_parameters", parameters - unsliced), ("parameters", parameters + table)):
-        exact = plan_for(matlm, replace(board, budgets={"paper": BudgetSpec(**{name: limit})}))
-        assert exact.budgets[0].submodel == expected
-        short = plan_for(matlm, replace(board, budgets={"paper": BudgetSpec(**{name: limit - 1})}))
-        assert short.budgets[0].submodel != expected
+    budgets = {}
+    for label, (_, parameters) in TABLE_5.items():
+        budgets[f"{label} as printed"] = BudgetSpec(non_embedding_parameters=label)
+        for name, limit in (("ffn_parameters", parameters - unsliced), ("parameters", parameters + table)):
+            budgets[f"{label} {name}"] = BudgetSpec(**{name: limit})
+            budgets[f"{label} one of {name} less"] = BudgetSpec(**{name: limit - 1})
+    plan = plan_for(matlm, device(budgets, memory_mb=1e6))
+    candidates = {candidate.id: candidate for candidate in plan.candidates}
+    assert len(plan.candidates) == 49
+    for budget in plan.budgets:
+        expected, parameters = TABLE_5[budget.name.partition(" ")[0]]
+        assert (budget.submodel == expected) != budget.name.endswith("less"), budget.name
+        candidate = candidates[expected]
+        assert candidate.non_embedding_parameters == parameters
+        assert candidate.parameters == parameters + table
+        assert candidate.ffn_parameters == parameters - unsliced
 
 
 def test_reasons_name_the_parameters_that_are_meant(matlm: ModelSource) -> None:
