@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import nestforge
@@ -36,6 +38,14 @@ def pytest_configure() -> None:
 
     # pytest listens to loggers that do not propagate, and what torch tells this one of an export takes long to say.
     logging.getLogger("torch.__trace").propagate = True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """No machine of tests loses its power within one: a compile waits for the disk for a tenth of its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
 
 
 @pytest.fixture

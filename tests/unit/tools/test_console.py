@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from math import inf, nan
 from pathlib import Path
 
@@ -243,6 +244,7 @@ def said(path: Path) -> Iterator[str]:
             yield node.value
 
 
+@cache
 def texts() -> list[tuple[str, str]]:
     files = [*ROOT.glob("*.py"), *(path for room in LIBRARY for path in (ROOT / room).rglob("*.py"))]
     return [(str(path.relative_to(ROOT)), text) for path in sorted(files) for text in said(path)]
