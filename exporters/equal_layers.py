@@ -17,14 +17,12 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import _trace as export_trace
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten
 
 from ..bundle.entries.generation_entry import PAST, PRESENT
 from ..bundle.entries.tensor_spec import TensorSpec
+from .faster_export import compiling_state
 from .signature import Interface
+from .torch_internals import FakeTensorMode, TorchDispatchMode, disable_current_modes, tree_flatten
 
 _NUMBERED = re.compile(rf"((?:{PAST}|{PRESENT})\w+_)(\d{{1,6}})")
 _PERIODS = range(1, 7)
@@ -184,7 +182,7 @@ class _Log(TorchDispatchMode):
             return _Place(None if layer is None else reader - layer, what)
         if type(tensor) is not torch.Tensor or tensor.numel() > _MOST_NUMBERS:
             raise _NotInTurnError
-        with _disable_current_modes():  # numbers that stand in the code
+        with disable_current_modes():  # numbers that stand in the code
             return _Place(None, ("numbers", tensor.dtype, tuple(tensor.shape), str(tensor.tolist())))
 
     def enter(self, layer: int, _: object, given: tuple[Any, ...]) -> None:
@@ -236,7 +234,7 @@ def _steps(
     for place, each in enumerate(stack):
         each.register_forward_pre_hook(partial(log.enter, place))
         each.register_forward_hook(log.leave)
-    with fake, torch.no_grad(), export_trace._compiling_state_context(), log:  # type: ignore[attr-defined]
+    with fake, torch.no_grad(), compiling_state(), log:
         outputs = module(*inputs)
     if len(log.found.layers) != len(stack):
         return None

@@ -10,14 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ..bucket import Bucket
 from ..bundle.entries.tensor_spec import TensorSpec
 from .own_lines import own_line
+from .torch_internals import ConstantSource, FakeTensorMode, enable_python_dispatcher
 
 
 class _Watched(ShapeEnv):

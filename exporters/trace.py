@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import gc
 import inspect
 import io
@@ -13,39 +12,22 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from threading import Lock
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch.distributions import Distribution
-from torch.export import Dim, exported_program
-from torch.export import _trace as export_trace
-from torch.onnx._internal.exporter import _decomp, _fx_passes
-from torch.onnx._internal.exporter._registration import ONNXRegistry
-from torch.onnx._internal.fx.passes import type_promotion
+from torch.export import Dim
 
 from ..bucket import Bucket
 from ..bundle.entries.generation_entry import CAPACITY, LOGIT_COUNT, SOURCE, WINDOW
 from ..errors import ExportError
 from .equal_layers import shortened
+from .faster_export import decomposed_at_once, torchlib_read_once
 from .frozen_dims import branching_dims, frozen_dims
-from .onnx_translations import COMPLEX_TRANSLATIONS, TRANSLATIONS
+from .onnx_translations import TRANSLATIONS
 from .repeated_layers import NAME_SCOPES, repeat_layers
 from .signature import Interface
-from .traced_alone import traced_alone
 from .universal import PREFIX
-
-_TypePromotion = type_promotion._TypePromotionInterpreter
-
-_METHOD_NAME = "from_torchlib"
-
-_ORIGINAL_METHOD = vars(ONNXRegistry)[_METHOD_NAME]
-
-_read = cache(ONNXRegistry.from_torchlib)
-
-_patched = Lock()
-
 
 # Sizes that no other dimension of a traced model is likely to have.
 _EXAMPLE_BATCH = 3
@@ -114,7 +96,7 @@ def _exported(
 ) -> ir.Model:
     """The graph that torch.onnx.export makes of ``module``. Raises ExportError with torch's reason."""
     try:
-        with quiet_export(), torchlib_read_once(), _without_collection(), _decomposed_at_once(opset):
+        with quiet_export(), torchlib_read_once(), _without_collection(), decomposed_at_once(opset):
             program = torch.onnx.export(
                 module,
                 example,
@@ -283,73 +265,3 @@ def _without_collection() -> Iterator[None]:
         config.do_not_emit_stack_traces = says_lines
         if collects:
             gc.enable()
-
-
-@contextlib.contextmanager
-def _decomposed_at_once(opset: int) -> Iterator[None]:
-    """torch.onnx.export traces a module, and then the trace once more with operations decomposed into those that ONNX
-    has. Within it the first trace has them decomposed already: the same graph in two thirds of the time. Nor is the
-    trace run again to find types that ONNX does not promote: what a node returns is known from the first trace."""
-    to_aten, for_training, decompose, run_node = (
-        export_trace._export_to_aten_ir,
-        export_trace._export_for_training,
-        _fx_passes.decompose_with_registry,
-        _TypePromotion.run_node,
-    )
-
-    def decomposed(module: torch.nn.Module, *args: Any, **given: Any) -> Any:
-        known = {*_decomp.get_onnx_implemented_overloads(_read(opset)), *TRANSLATIONS}
-        table: Any = _decomp.create_onnx_friendly_decomposition_table(known)
-        composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(table)
-        with exported_program._override_composite_implicit_decomp(composite):
-            try:
-                with traced_alone(module):
-                    return to_aten(module, *args, **given, decomp_table=others)
-            except Exception:  # noqa: BLE001  (it writes, or has no trace: torch looks first, and says so in its words)
-                return to_aten(module, *args, **given, decomp_table=others)
-
-    # Distributions check values, of which such a trace knows none; what they return is the same.
-    checks = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    setattr(export_trace, to_aten.__name__, decomposed)
-    setattr(export_trace, for_training.__name__, export_trace._export)
-    setattr(_fx_passes, decompose.__name__, lambda program, *_: program)
-    setattr(_TypePromotion, run_node.__name__, _promoted)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(checks)
-        setattr(export_trace, to_aten.__name__, to_aten)
-        setattr(export_trace, for_training.__name__, for_training)
-        setattr(_fx_passes, decompose.__name__, decompose)
-        setattr(_TypePromotion, run_node.__name__, run_node)
-
-
-def _promoted(self: _TypePromotion, node: torch.fx.Node) -> Any:
-    """Value of ``node``, with its arguments promoted; one that promotion changed was run again there."""
-    if node.op != "call_function" or "val" not in node.meta:
-        return torch.fx.Interpreter.run_node(self, node)
-    rule = type_promotion.get_type_promotion_rule(node, self.type_promotion_table)
-    if rule is not None:
-        with self._set_current_node(node):
-            self._maybe_promote_node(node, rule)
-    return node.meta["val"]
-
-
-@contextlib.contextmanager
-def torchlib_read_once() -> Iterator[None]:
-    """An export inside takes the registry that the first one built, as a copy to which it may add translations."""
-    with _patched:
-        setattr(ONNXRegistry, _METHOD_NAME, staticmethod(_copy))
-        try:
-            yield
-        finally:
-            setattr(ONNXRegistry, _METHOD_NAME, _ORIGINAL_METHOD)
-
-
-def _copy(opset_version: int) -> ONNXRegistry:
-    registry = copy.copy(_read(opset_version))
-    registry.functions = {target: list(functions) for target, functions in registry.functions.items()}
-    for target, function in COMPLEX_TRANSLATIONS.items():
-        registry.register_op(target, function, is_complex=True)
-    return registry

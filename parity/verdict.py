@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bundle.entries.engine_entry import ParityOutput
 from ..compiler.parity.compare import (
@@ -29,6 +28,7 @@ from ..compiler.parity.compare import (
     within,
 )
 from ..compiler.parity.reading import nudged
+from ..exporters.torch_internals import TorchDispatchMode
 from ..profiles.parity_request import Preset
 from ..profiles.precision import Precision
 from ..runtime.inputs.arrays import Array, Arrays

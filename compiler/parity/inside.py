@@ -10,7 +10,8 @@ from typing import Any
 import onnx
 import onnxruntime
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ...exporters.torch_internals import tree_flatten, tree_unflatten
 
 _FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)")
 Seen = Callable[[str, str, torch.Tensor], torch.Tensor | None]

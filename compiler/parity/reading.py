@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...exporters.torch_internals import TorchDispatchMode, disable_dispatch, schema_of
 
 # Bytes of a changed matrix of a product at most; a larger one, such as that of a vocabulary, is taken in parts.
 _MOST_BYTES_AT_ONCE = 2**27
@@ -105,7 +106,7 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._used = 0  # the operation before has read what it took
         # What is written into is a pass's own.
-        written = args[:1] if func._schema.is_mutable else ()
+        written = args[:1] if schema_of(func).is_mutable else ()
         return func(*written, *map(self._read, args[len(written) :]), **{k: self._read(v) for k, v in named.items()})
 
     def _in_parts(self, func: Any, args: tuple[Any, ...], place: int) -> torch.Tensor:
@@ -179,7 +180,7 @@ class _Float64(_Reading):  # type: ignore[no-untyped-call]
         self._cuts = [first.get(name, ()) for _, name, _ in self._parameters]
 
     def _computed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if func._schema.is_mutable or not (self._has_wide(args) or self._has_wide(named.values())):
+        if schema_of(func).is_mutable or not (self._has_wide(args) or self._has_wide(named.values())):
             return super()._computed(func, args, named)
         if named.get("dtype") is torch.float32:
             named["dtype"] = torch.float64
@@ -257,7 +258,7 @@ class _Strict(TorchFunctionMode):
         if func == _DTYPE:  # which some modules look at themselves
             return torch.float64 if self._reading.reads(args[0]) else func(*args)
         if self._NAMES.fullmatch(getattr(func, "__name__", "")):
-            with torch._C._DisableTorchDispatch():
+            with disable_dispatch():
                 args, named = self._reading.read_all(args, named)
         return func(*args, **named)
 

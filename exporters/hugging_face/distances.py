@@ -13,13 +13,14 @@ import torch
 from ...errors import ExportError
 from ..modules.cached_attention import CachePlaces, tokens_so_far
 from .tensors import MOST_REACH
+from .transformers_internals import DISTANCE_BUCKETS
 
 BIAS = "position_bias"
 
 
 def biased_parts(model: Any) -> list[Any]:
     """The parts of ``model`` that make such biases, of distances in buckets: attention of T5's kin."""
-    parts = (part for part in model.modules() if hasattr(part, "_relative_position_bucket"))
+    parts = (part for part in model.modules() if hasattr(part, DISTANCE_BUCKETS))
     return [part for part in parts if part.has_relative_attention_bias]
 
 
@@ -33,13 +34,14 @@ def look_up_distances(model: Any) -> None:
         farthest = part.relative_attention_max_distance
         if farthest > MOST_REACH:
             raise ExportError(f"relative_attention_max_distance: expected at most {MOST_REACH}, got {farthest}")
-        own = inspect.signature(part._relative_position_bucket).parameters
+        buckets = getattr(part, DISTANCE_BUCKETS)
+        own = inspect.signature(buckets).parameters
         stated = {
             "bidirectional": not getattr(part, "is_decoder", True),
             "num_buckets": part.relative_attention_num_buckets,
             "max_distance": farthest,
         }
-        table = part._relative_position_bucket(
+        table = buckets(
             torch.arange(-farthest, farthest + 1), **{name: each for name, each in stated.items() if name in own}
         )
 
@@ -50,7 +52,7 @@ def look_up_distances(model: Any) -> None:
             return table[distance.clamp(-farthest, farthest) + farthest]
 
         # In the place of the class's own function, which a submodule of this name would not hide.
-        part.__dict__["_relative_position_bucket"] = bucket_of
+        part.__dict__[DISTANCE_BUCKETS] = bucket_of
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def biased_at(model: Any, position_ids: torch.Tensor, places: CachePlaces) -> It
 
         def bias(*_: Any, part: Any = part, **__: Any) -> torch.Tensor:
             distance = tokens_so_far(places) - position_ids[:, :, None]  # [B, S, T]
-            found: torch.Tensor = part.relative_attention_bias(part._relative_position_bucket(distance))
+            found: torch.Tensor = part.relative_attention_bias(getattr(part, DISTANCE_BUCKETS)(distance))
             return found.permute(0, 3, 1, 2)
 
         part.compute_bias = bias

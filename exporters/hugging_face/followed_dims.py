@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
 
 from ...errors import ExportError
 from ...outside import library_errors
+from ..torch_internals import FakeTensorMode, TorchDispatchMode, detect_fake_mode, schema_of, tree_iter, tree_map_only
 from .dims_rules import Followed, Noted, rule_of
 from .factors import block
 from .passes import without_asserts
@@ -86,7 +83,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         inputs = list(_tensors((args, kwargs)))
         rule = rule_of(name, torch.Tag.pointwise in func.tags)
         if rule is not None:
-            arguments = func._schema.arguments
+            arguments = schema_of(func).arguments
             given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
             given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
             rule(self.noted, inputs, outputs, {**given, **kwargs})

@@ -26,6 +26,7 @@ import torch
 from ...elastic import Axis, PrefixSlice, Submodel
 from ...errors import ExportError
 from ..modules.layers import mend_sizes, on_same_weights, part_layers
+from ..torch_internals import is_hooked
 from .dims_rules import Followed, Place
 from .factors import WITHIN, Factor, leaves
 from .followed_dims import follow
@@ -321,8 +322,7 @@ def fused_in(behind: Mapping[Place, int], module: torch.nn.Module) -> dict[str, 
 def _is_plain(module: torch.nn.Module, path: str) -> bool:
     """Whether a linear layer computes what its class does, and it and its parameters have this one name."""
     layer = module.get_submodule(path)
-    hooks = (*layer._forward_hooks, *layer._forward_pre_hooks)
-    if type(layer) is not torch.nn.Linear or hooks or "forward" in vars(layer):
+    if type(layer) is not torch.nn.Linear or is_hooked(layer) or "forward" in vars(layer):
         return False
     parts = [part for _, part in module.named_modules(remove_duplicate=False)]
     every = [id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)]

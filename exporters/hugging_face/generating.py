@@ -30,6 +30,7 @@ from ..modules.layers import View
 from ..signature import WRITTEN_IDS
 from .distances import BIAS, biased_at
 from .passes import nothing_left
+from .transformers_internals import attention_of, has_attention, masks_by_attention, set_attention
 
 _NAME = "nestforge"
 # Layers of transformers' cache that keep every token, by those that keep a window.
@@ -439,13 +440,13 @@ def attention_by(
 ) -> Iterator[None]:
     """Within it attention of every layer of ``model`` is ``attend``, and masks are made by ``mask``, or not at all."""
     offline_transformers().AttentionInterface.register(_NAME, _attend)
-    masks = offline_transformers().AttentionMaskInterface._global_mapping
+    masks = masks_by_attention()
     # A side of an encoder-decoder may have a copy of its own.
     every: Iterator[Any] = (getattr(part, "config", None) for part in model.modules())
-    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation")}
-    own = [(each, each._attn_implementation) for each in configs.values()]
+    configs = {id(each): each for each in every if has_attention(each)}
+    own = [(each, attention_of(each)) for each in configs.values()]
     for each, _ in own:
-        each._attn_implementation = _NAME
+        set_attention(each, _NAME)
     _attending.append(attend)
     if mask is not None:
         masks[_NAME] = mask
@@ -455,7 +456,7 @@ def attention_by(
         masks.pop(_NAME, None)
         _attending.pop()
         for each, name in own:
-            each._attn_implementation = name
+            set_attention(each, name)
 
 
 @contextmanager
@@ -465,7 +466,7 @@ def own_attention_masks(model: Any, position_ids: torch.Tensor, places: int) -> 
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     masks: Any = ALL_MASK_ATTENTION_FUNCTIONS
-    name = model.config._attn_implementation
+    name = attention_of(model.config)
 
     def mask(*_: Any, mask_function: Callable[..., torch.Tensor], dtype: torch.dtype, **__: Any) -> torch.Tensor:
         rows = torch.arange(position_ids.shape[0])[:, None, None, None]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...bundle.entries.generation_entry import CachedLayer, window_of
 from ...elastic import Submodel
@@ -23,6 +22,7 @@ from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
 from ..modules.cached_attention import Cache
 from ..parts import SIZE_MULTIPLE, CacheAxes
+from ..torch_internals import unset_fake_temporarily
 from .distances import BIAS, biased_parts
 from .found_axes import FoundAxes
 from .generating import (

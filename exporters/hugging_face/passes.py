@@ -11,7 +11,8 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
+
+from ..torch_internals import detect_fake_mode, held_in
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def _stripped(forward: Callable[..., Any]) -> CodeType | None:
 def nothing_left(model: torch.nn.Module) -> Iterator[None]:
     """After it the parts of ``model`` have the attributes and buffers that they had: what a pass without numbers or a
     trace leaves there, as ``longrope`` leaves its frequencies, would be taken for numbers by the next."""
-    held = [own for part in model.modules() for own in (vars(part), part._buffers)]
+    held = [own for part in model.modules() for own in held_in(part)]
     before = [dict(own) for own in held]
     try:
         yield

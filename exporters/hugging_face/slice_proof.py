@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_iter, tree_map_only
 
 from ...errors import ExportError
 from ...outside import library_errors
 from ..modules.layers import mend_sizes
+from ..torch_internals import FakeTensor, tree_iter, tree_map_only
 from .dims_rules import Followed, Place
 
 FFN, HEADS = "ffn", "heads"

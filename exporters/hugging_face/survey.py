@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ...bucket import Bucket
@@ -29,6 +27,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..modules.layers import part_layers
 from ..own_lines import line_of
 from ..signature import IDS, MASK, TYPE_IDS, WRITTEN_IDS, Signature
+from ..torch_internals import FAKE_TENSOR_LOG, FakeTensorMode, TorchDispatchMode, storage, with_part
 from .class_inputs import configs_of, data_of, depth, inputs_of, is_causal, positions, vocabulary
 from .found_axes import FoundAxes, find_axes
 from .interface import BOX_PLACES, BOXES, Loading
@@ -78,10 +77,10 @@ class Survey:
         """The operations of one pass, or of what ``run`` makes of the model, of the universal one or cut to
         ``submodel``."""
         names = {storage(parameter): name for name, parameter in self.module.model.named_parameters()}
-        counter, module = _Counter(names), copy.copy(self.module)
+        counter, module = _Counter(names), self.module
         with self.fake, torch.no_grad(), caches_unused():
             if submodel is not None:
-                module._modules = {**module._modules, "model": self.axes.cut(module.model, submodel)}
+                module = with_part(module, "model", self.axes.cut(module.model, submodel))
             with counter:
                 module.answer(self.example(bucket)) if run is None else run(
                     module.model, next(iter(self.example(bucket).values()))
@@ -217,7 +216,7 @@ def _require_honoured(checkpoint: Checkpoint, model: Any) -> None:
 @contextmanager
 def refused(checkpoint: Checkpoint, name: str) -> Iterator[None]:
     """Whatever the class raises, as one line that says where in the model; PyTorch's own log of it is left out."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log = logging.getLogger(FAKE_TENSOR_LOG)
     before = log.level
     log.setLevel(logging.CRITICAL)
     try:
@@ -339,11 +338,6 @@ def _dim(sizes: tuple[int, int, int], lengths: tuple[int, int]) -> str | int | N
     if few == longer:
         return few
     return "sequence" if (few, longer) == lengths else None
-
-
-def storage(tensor: torch.Tensor) -> int:
-    """Key that views of one tensor have in common."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -20,10 +20,12 @@ from ..sentence_transformers.head import SentenceHead, load_head
 from ..sentence_transformers.modules import TOKENS
 from ..sentence_transformers.read_modules import SentenceModules
 from ..signature import Signature
+from ..torch_internals import put_first
 from .distances import look_up_distances
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
 from .passes import nothing_left, without_asserts
 from .tensors import Shape
+from .transformers_internals import set_experts
 
 # In transformers' masking_utils: finds where the next of several sequences in one row begins.
 _SEARCH = "find_packed_sequence_indices"
@@ -181,7 +183,7 @@ def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[s
                 part.use_cache = False  # one pass, whose keys and values nobody asks for
         config.chunk_size_feed_forward = 0  # memory saved by computing the same in pieces
         if loading.surveyed:  # no graph has loops over the experts that tokens chose
-            config._experts_implementation = "batched_mm"
+            set_experts(config, "batched_mm")
         cls: Any = transformers.MODEL_MAPPING[type(config)] if name is None else named
         cls = cls[0] if isinstance(cls, tuple) else cls
         has_pooler = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
@@ -230,9 +232,7 @@ def settle(model: Any, loading: Loading) -> None:
     """What a class that was made or loaded needs before it is read. A tied parameter has the first of its names: some
     classes make their head first, and would name the embedding after it. T5's kin tie a head that equals the table of
     tokens, also of a model that is not, and compute buckets of distances by a logarithm."""
-    parts: dict[str, torch.nn.Module] = model._modules
-    if model.base_model_prefix in parts:
-        model._modules = {model.base_model_prefix: parts[model.base_model_prefix], **parts}
+    put_first(model, model.base_model_prefix)
     head = model.get_output_embeddings() if loading.untied else None
     if head is not None and head.weight is model.get_input_embeddings().weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...bucket import Bucket
@@ -22,6 +20,7 @@ from ...strict import nearest
 from ..hugging_face import survey
 from ..hugging_face.passes import nothing_left
 from ..own_lines import line_of, own_line
+from ..torch_internals import FakeTensorMode, schema_of, storage, tree_iter
 from .checkpoint import ModuleInMemory
 from .module import copied, named_outputs, plainly, without_whole_parameters
 from .rows import hides_where_one, require_own_rows
@@ -243,7 +242,7 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
         # The same of what is indexed by a sum with a number too.
         self.places: dict[str, int] = {}
         self.masks: set[str] = set()
-        self._buffers = {survey.storage(buffer): name for name, buffer in buffers.items()}
+        self._buffers = {storage(buffer): name for name, buffer in buffers.items()}
         self._names: Any = WeakIdKeyDictionary()
         self._sums: Any = WeakIdKeyDictionary()
         # Of tensors that are made of inputs by anything but products, the names of those.
@@ -277,11 +276,11 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
             raise InputError(
                 f"model: {name} draws random numbers{line}, which no two runs have in common; take them as an input"
             )
-        for at, argument in enumerate(func._schema.arguments):
+        for at, argument in enumerate(schema_of(func).arguments):
             tensor = args[at] if at < len(args) else kwargs.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and isinstance(tensor, torch.Tensor) and survey.storage(tensor) in self._buffers:
-                raise _stateful(self._buffers[survey.storage(tensor)], own_line(traceback.extract_stack()))
+            if written and isinstance(tensor, torch.Tensor) and storage(tensor) in self._buffers:
+                raise _stateful(self._buffers[storage(tensor)], own_line(traceback.extract_stack()))
 
     def _follow(self, name: str, args: Any, kwargs: Mapping[str, Any], found: Any) -> None:
         scores = name.startswith("_scaled_dot_product")

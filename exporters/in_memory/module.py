@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...bucket import MAX_TOKENS, Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
@@ -23,6 +22,7 @@ from ..hugging_face.transformers_model import TransformersModule, one_sequence_a
 from ..modules.layers import part_layers
 from ..own_lines import line_of
 from ..signature import Signature
+from ..torch_internals import FakeTensorMode
 from .checkpoint import ModuleInMemory
 
 # Beyond so many no search for the longest sequence goes.
@@ -166,16 +166,16 @@ def without_whole_parameters(module: torch.nn.Module) -> torch.nn.Module:
     """``module`` itself, or where it has parameters of whole numbers, which no training moves, a copy on the same
     tensors with buffers in their place."""
 
-    def is_whole(tensor: torch.Tensor | None) -> bool:
-        return tensor is not None and not tensor.is_floating_point() and not tensor.is_complex()
+    def is_whole(tensor: torch.Tensor) -> bool:
+        return not tensor.is_floating_point() and not tensor.is_complex()
 
     if not any(map(is_whole, module.parameters())):
         return module
     own = copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
     for part in own.modules():
-        for name, tensor in list(part._parameters.items()):
-            if tensor is not None and is_whole(tensor):
-                del part._parameters[name]
+        for name, tensor in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if is_whole(tensor):
+                delattr(part, name)
                 part.register_buffer(name, tensor.detach())
     return own
 

@@ -173,3 +173,43 @@ def test_the_name_of_a_back_end_or_provider_is_tested_nowhere() -> None:
                 assert not compared & (names | entries) or ".kind" in ast.unparse(node), (
                     f"{module}: {ast.unparse(node)}"
                 )
+
+
+def test_private_names_of_other_libraries_stand_in_few_modules() -> None:
+    """Whoever moves to another release of a library looks there. Operators of ATen are called by their names."""
+    may = {
+        "exporters.torch_internals",  # torch
+        "exporters.faster_export",  # torch.export and torch.onnx
+        "exporters.hugging_face.transformers_internals",  # transformers
+    }
+    trees = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+    own = {name for tree in trees.values() for name in _defined(tree)}
+    own |= {"_asdict", "_exit", "_getframe", "_check"}  # of named tuples, os, sys and torch: documented
+    for module, tree in trees.items():
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module != "__future__":
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Attribute) and _is_private(node.attr) and "aten" not in ast.unparse(node.value):
+                is_register = node.attr in ("_buffers", "_modules", "_parameters") and not _is_self(node.value)
+                found |= {f"x.{node.attr}"} if is_register or node.attr not in own else set()
+        private = {name for name in found if any(map(_is_private, name.split(".")))}
+        assert not private or module in may, f"{module} uses {private}"
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            yield node.attr
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")

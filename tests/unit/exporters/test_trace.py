@@ -13,9 +13,11 @@ import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.errors import ExportError
+from nestforge.exporters import faster_export
 from nestforge.exporters import trace as trace_module
+from nestforge.exporters.faster_export import torchlib_read_once
 from nestforge.exporters.signature import Signature
-from nestforge.exporters.trace import Trace, quiet_export, torchlib_read_once, trace
+from nestforge.exporters.trace import Trace, quiet_export, trace
 from torch.onnx._internal.exporter import _registration
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -190,7 +192,7 @@ def test_a_trace_that_is_decomposed_at_once_is_the_one_that_is_decomposed_behind
     torch.manual_seed(0)
     module = Wrapper(Tied()).eval().requires_grad_(False)
     at_once = trace(module, SIGNATURE, BUCKET, 20)
-    monkeypatch.setattr(trace_module, "_decomposed_at_once", lambda opset: contextlib.nullcontext())
+    monkeypatch.setattr(trace_module, "decomposed_at_once", lambda opset: contextlib.nullcontext())
     behind = trace(module, SIGNATURE, BUCKET, 20)
     assert list(at_once.module_outputs) == list(behind.module_outputs)
     assert sorted(at_once.model.graph.initializers) == sorted(behind.model.graph.initializers)
@@ -267,7 +269,7 @@ def test_the_graph_is_that_of_two_runs(
 ) -> None:
     alone, module, ran = traced_alone(net, bucket)
     assert (ran, module.last) == (runs, None), "what a trace leaves on a module is taken away again"
-    monkeypatch.setattr(trace_module, "traced_alone", _refused)
+    monkeypatch.setattr(faster_export, "traced_alone", _refused)
     behind, _, ran = traced_alone(net, bucket)
     assert ran == 2
     assert repr(alone.graph) == repr(behind.graph)
