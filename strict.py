@@ -1,8 +1,8 @@
 """Strict reading of outside data (YAML profiles, JSON manifests): plain data into frozen dataclasses.
 
 Unknown keys are refused with the nearest known name, missing ones by name, and every value is checked against its type.
-Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``. Of a union of dataclasses
-whose first field is a literal, that names the one which data are of.
+Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices": (...)})``. The first field of
+dataclasses in a union, where it is a literal, names the one which data are of.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from .work.clock import Clock
 # Beside the bundles, until all are done: what the jobs of a model share.
 _POOLS = ".farm"
 _POLL_S, _CONNECT_S = 0.5, 10.0
-# Of a compile that is given neither tasks nor precisions; others have up to three more.
+# For a compile that is given neither tasks nor precisions; others have up to three more.
 _STAGES = 11
 
 

@@ -152,8 +152,8 @@ def layer_list(architecture: Architecture) -> str | None:
 
 
 def _of_layers(ops: Sequence[Op], stack: str, layers: frozenset[int]) -> Iterator[Op]:
-    """Those of ``ops`` that belong to ``layers`` or to none. What reads no weights is numbered, and belongs to the
-    layer before it."""
+    """Those of ``ops`` that belong to ``layers`` or to none. An operation that reads no weights is numbered, and
+    belongs to the layer before it."""
     place, runs = re.compile(rf"(?:{re.escape(stack)}|layers)\.(\d+)\."), True
     for op in ops:
         if match := place.match(op.name):

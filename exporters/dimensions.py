@@ -50,8 +50,8 @@ def read_depths(
     pairs: Pairs | None = None,
 ) -> tuple[tuple[int, ...] | None, Pairs | None]:
     """The layers after which a model may answer, None for what its family knows, and their pairs with dimensions, None
-    where each goes with the other: those requested, else those that its folder states. Of its pairs nothing is left
-    where ``layers`` or ``dimensions`` were requested.
+    where each goes with the other: those requested, else those that its folder states. Its pairs are dropped where
+    ``layers`` or ``dimensions`` were requested.
 
     Raises CheckpointError for what the folder says in another form.
     """

@@ -152,7 +152,7 @@ def traced_alone(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _meta(given: Sequence[Any], outputs: list[OutputAliasInfo], static: Any, keeps: bool) -> ViewAndMutationMeta:
-    """What torch would find of a module that writes into nothing. ``outputs`` are filled when it is traced."""
+    """Metadata that torch would find of a module that writes into nothing. ``outputs`` are filled when it is traced."""
     read = InputAliasInfo(
         is_leaf=True,
         mutates_data=False,

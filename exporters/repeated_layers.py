@@ -129,7 +129,8 @@ def _counterparts(
     period: int,
     static: Mapping[ir.Value, tuple[object, ...]],
 ) -> dict[ir.Value, ir.Value] | None:
-    """What the ``first`` of two equal pieces of a graph makes, with what the ``last`` does; None where they differ."""
+    """Values that the ``first`` of two equal pieces of a graph makes, with those of the ``last``; None where they
+    differ."""
     same: dict[ir.Value, ir.Value] = {}
     made = {value for node in first for value in node.outputs}
     for one, other in zip(first, last, strict=False):

@@ -1,9 +1,9 @@
 """Inputs that find faults, by a stated rule and a seed.
 
-Of a model that reads tokens: each of the lengths 1, 2, 5, the traced one, 16, 33 and the longest (what the model has
+A model that reads tokens: each of the lengths 1, 2, 5, the traced one, 16, 33 and the longest (what the model has
 positions for; at most 2048, and beyond 512 only where weights times tokens stay below 2^34), in batches of one to
 three; rows padded on the right, on the left and inside; the first and last tokens of the vocabulary, those whose rows
-the export stores otherwise, one token repeated, other types of tokens. Of one that reads numbers: normal and uniform
+the export stores otherwise, one token repeated, other types of tokens. One that reads numbers: normal and uniform
 ones, zeros, values at the ends of what is legal, one impulse. A size that the export declares fixed stays.
 """
 
@@ -121,7 +121,7 @@ def traced_sizes(trials: Sequence[Trial]) -> Iterator[Trial]:
 
 
 def longest_of(model: Model) -> int:
-    """What the model has positions for, where a pass of that length in float64 takes seconds."""
+    """Number of the model's positions, where a pass of that length in float64 takes seconds."""
     weights = sum(parameter.numel() for parameter in model.module.parameters())
     affordable = max(_USUAL, min(_LONGEST, _MOST_PRODUCTS // max(1, weights)))
     positions = model.facts.positions or _USUAL

@@ -106,7 +106,7 @@ class ParityReport:
 def check_parity(request: ParityRequest) -> ParityReport:
     """Whether ``export`` answers as the model ``against`` does, and where it goes wrong if it does not.
 
-    As ``nestforge parity``. Of a bundle every submodel is compared, the smaller ones with slices of the model's folder;
+    As ``nestforge parity``. Every submodel of a bundle is compared, the smaller ones with slices of the model's folder;
     with another model the whole one alone. Raises InputError or CheckpointError where nothing can be judged.
     """
     opened = open_exports(request.export, None if request.library is None else Path(request.library))

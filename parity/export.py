@@ -48,7 +48,7 @@ class Export(ABC):
     files: tuple[Path, ...] = ()
     # Rows and length of the largest input that it says it takes.
     largest: tuple[int, int] | None = None
-    # Of a bundle which submodel this is, beside the one that is the whole model.
+    # The submodel of a bundle that this is, beside the one that is the whole model.
     submodel: str | None = None
 
     def ready(self) -> None:  # noqa: B027  (most are, once opened)

@@ -104,8 +104,8 @@ class OpenVinoExport(Export):
 
 
 class PlanExport(Export):
-    """A TensorRT plan, for the GPU and the release that it was built for. What it computes in is not in its file: it is
-    judged as what its inputs and outputs are, or by what the user accepts."""
+    """A TensorRT plan, for the GPU and the release that it was built for. Its file does not say what it computes in: it
+    is judged as what its inputs and outputs are, or by what the user accepts."""
 
     kind = "TensorRT plan"
 

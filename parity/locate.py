@@ -4,7 +4,7 @@ Every module of the model is watched, what goes in and what comes out, in the or
 there where the export computes the same numbers under whatever name, so that graphs without names, rewritten or fused
 ones are searched alike. A fused value is in no graph: where a later value that depends on it is right, so was it. The
 first value that is missing, that no later one which is there depends on and that the wrong output does depend on, is
-where the fault lies. What it is is found by trial: the model is changed as the known faults change it
+where the fault lies. The kind of fault is found by trial: the model is changed as the known faults change it
 (``explanations.py``), and the one that computes the export's numbers is named.
 """
 

@@ -121,8 +121,8 @@ class OnnxExport(Export):
         return library_errors(lambda said: InputError(f"{self.label}: ONNX Runtime does not run it ({said}){advice}"))
 
     def values(self, feeds: Arrays, sizes: Collection[int]) -> Iterator[Value]:
-        """Without ONNX Runtime's own fusions, so that every value of the file is there. What a session may return lies
-        in memory until its run ends, so that each has some of the values."""
+        """Without ONNX Runtime's own fusions, so that every value of the file is there. Values that a session may
+        return lie in memory until its run ends, so that each has some of the values."""
         from ..compiler.parity.inside import open_values
 
         self.rest()

@@ -144,7 +144,7 @@ PRECISIONS: Mapping[Precision, PrecisionSpec] = MappingProxyType(
             tolerance=LayerTolerance(atol=1e-2, rtol=1e-3, min_cosine=1 - 1e-4, rms=1.1e-2),
             calibration="range",
         ),
-        # Of a checkpoint in bfloat16 these are its very numbers. 8 bits in place of 11: eight times float16's limits.
+        # For a checkpoint in bfloat16 these are its very numbers. 8 bits in place of 11: eight times float16's limits.
         "bf16-weights": PrecisionSpec(
             encoding=BF16,
             backends=("onnxruntime",),

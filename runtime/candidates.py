@@ -137,8 +137,8 @@ class Engine:
         return Candidate(self.entry, median, known, self.memory_mb, slow, time.p50_ms, estimate, is_noisy, cores=cores)
 
     def longest_sequence(self, batch: int, limits: Mapping[str, float]) -> int:
-        """The longest sequence of ``batch`` rows that it answers within ``limits``; 0 where it answers none. What a run
-        takes rises with its length."""
+        """The longest sequence of ``batch`` rows that it answers within ``limits``; 0 where it answers none. The time
+        of a run rises with its length."""
         bucket = self.entry.bucket
         if not limits:
             return bucket.sequence

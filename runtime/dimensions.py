@@ -38,7 +38,7 @@ def cut_to(manifest: Manifest, dimensions: int) -> Cut:
 
 
 def paired(manifest: Manifest) -> dict[int, frozenset[str]]:
-    """Of a model that was trained in pairs of layers and dimensions, the submodels that have each number of those."""
+    """Submodels by the dimensions that they have, where a model was trained in pairs of layers and dimensions."""
     output = embedding_of(manifest)
     pairs = () if output is None or output.pairs is None else output.pairs
     return {

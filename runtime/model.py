@@ -132,7 +132,7 @@ class ElasticModel:
         ``deadline_ms`` counts what this model is answering for other threads too. A limit in time that no figure keeps
         is refused once a run has shown the same. An input smaller than its bucket is padded, which the answer says.
         ``exits`` may be an ``ExitPolicy``; without a policy or gate, or with a limited latency, the whole engine
-        answers. Of a ``task`` only submodels that it was proven on are chosen. An embedding cut to ``dimensions`` is
+        answers. For a ``task`` only submodels on which it was proven are chosen. An embedding cut to ``dimensions`` is
         brought to length 1 again where the model brings it there. Raises InputError, SelectionError, or a
         BundleError if an engine cannot be opened.
         """

@@ -241,8 +241,8 @@ class Service:
             raise
 
     async def unless_gone(self, request: Request, answer: asyncio.Future[T]) -> T:
-        """What ``answer`` gives, unless the client goes away before, for which it is watched where that takes longer:
-        then the answer is cancelled, and ClientDisconnect raised."""
+        """The result of ``answer``, unless the client goes away before, for which it is watched where that takes
+        longer: then the answer is cancelled, and ClientDisconnect raised."""
         gone: list[asyncio.Future[Message]] = []
 
         def watch() -> None:

@@ -72,7 +72,7 @@ def _kind(served: Served) -> dict[str, Any]:
 
 
 async def root(service: Service, request: Request) -> Response:
-    """What the model does: vectors, else scores of texts beside a query, else classes."""
+    """The model's task: vectors, else scores of texts beside a query, else classes."""
     served = named(service, request)
     if embedding_of(served.model.bundle.manifest) is not None:
         return await tei_embed(service, request)

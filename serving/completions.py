@@ -26,7 +26,7 @@ from .served import Reply, Served, stated
 _PASSED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "task")
 _CHOICE = ("budget", "submodel", "memory_mb", "task")
 _READ = ("stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "logprobs", "deadline_ms", "user")
-# What is not done here may be asked for with the value that says so.
+# Options that are not offered here may have the value that leaves them out.
 _NEUTRAL: Mapping[str, Any] = {
     "n": 1,
     "best_of": 1,
@@ -76,7 +76,7 @@ async def _generated(service: Service, request: Request, is_chat: bool) -> Respo
         if not streams:
             return await service.unless_gone(request, asyncio.ensure_future(of.whole()))
         events = of.events(with_usage)
-        # What is refused has its status.
+        # A refusal has its status.
         first = asyncio.ensure_future(anext(events))
         return _Stream(await service.unless_gone(request, first), events, generation)
     except BaseException:

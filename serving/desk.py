@@ -16,7 +16,7 @@ from .served import now_ms, options
 _Given = TypeVar("_Given", contravariant=True)
 _Found = TypeVar("_Found", covariant=True)
 T = TypeVar("T")
-# What takes a millisecond or so is done at once; threads for what is larger, of which each may hold 600 bytes a letter.
+# Work of a millisecond or so is done at once; threads for what is larger, of which each may hold 600 bytes a letter.
 _SMALL, _TEXTS = 1024, 2
 # A run of no more milliseconds may be made on the event loop's own thread.
 _SHORT_MS = 10.0
@@ -28,7 +28,7 @@ def own_part(most: int, clients: Iterable[str], client: str) -> int:
 
 
 class Answers(Protocol[_Given, _Found]):
-    """What makes runs, each for the work of its jobs, on a thread of the desk's."""
+    """Functions that make runs, each for the work of its jobs, on a thread of the desk's."""
 
     def replies(self, works: Sequence[_Given], run: Run, /) -> Sequence[_Found | Further]: ...
 

@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 # Bytes that are read, and numbers that are written, in the time in which a letter is tokenised.
 _BYTES, _NUMBERS = 64, 16
-# Of a shape: more than any model has. The product of as many as a body holds takes very long.
+# Dimensions of a shape: more than any model has. The product of as many as a body holds takes very long.
 _MOST_SIZES = 32
 # Heads of at most so many bytes are remembered.
 _SHORT = 2048

@@ -18,7 +18,7 @@ from ..runtime.inputs.arrays import Array
 @dataclass(eq=False, frozen=True)
 class Going:
     """A request of ``count`` rows, of which ``rows`` [n], by number, have not left: ``feeds`` is what segment number
-    ``segment`` takes of them, by name. Of those that left there are ``outputs``, by name, and the ``layer`` of each.
+    ``segment`` takes of them, by name. Those that left have ``outputs``, by name, and the ``layer`` of each.
     The engines are chosen for ``reason``. Others may come to where it stands ``until`` then (milliseconds)."""
 
     count: int
@@ -54,7 +54,7 @@ def go_on(exits: OpenExits, given: Sequence[Going], stop: Stop) -> list[Going]:
     run = exits.answer(feeds, together, given[0].segment, stop)
     found = []
     for place, one in zip(places, given, strict=True):
-        # What is written of rows that go on is written again when they leave.
+        # Outputs of rows that go on are written again when they leave.
         for name, array in ((entry.logits, run.logits), (entry.entropy, run.entropy)):
             outputs = one.outputs.setdefault(name, np.empty((one.count, *array.shape[1:]), array.dtype))
             outputs[one.rows] = array[place]

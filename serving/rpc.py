@@ -40,7 +40,7 @@ _CONTENTS = {
 _HEAD_BYTES = 1 << 20
 # Calls at once, and numbers of a call that are not raw: they become JSON.
 _MOST_CALLS, _MOST_VALUES = 512, 1 << 16
-# What is asked without the token.
+# Methods that need no token.
 _HEALTH = frozenset({"ServerLive", "ServerReady"})
 
 

@@ -32,7 +32,7 @@ _MOST_WRONG, _MS_TRIED = 10.0, 1000.0
 # For how many of its deadlines after a refusal a job gets the submodel that takes least: the time that a larger one
 # takes is what the next job is refused for.
 _DEADLINES_SMALL = 5.0
-# What a refusal leaves of the time to send: else one that was long once would refuse for ever.
+# Share of the time to send that a refusal leaves: else one that was long once would refuse for ever.
 _UNLEARNT = 0.99
 # Jobs in a row that do not fit a run before no more are looked at.
 _MISFITS = 4

@@ -108,7 +108,7 @@ class Reply:
 
 
 def stated(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request states of its budget, by headers ``nestforge-deadline-ms`` and so on or parameters of the body
+    """The budget that a request states, by headers ``nestforge-deadline-ms`` and so on or parameters of the body
     (``deadline_ms``). Raises InputError for what is none, or stands in both."""
     found: dict[str, Any] = {}
     for name, header_name in HEADERS.items():
@@ -173,7 +173,7 @@ class Served:
 
     @staticmethod
     def choice(found: Mapping[str, Any], dimensions: int | None = None) -> tuple[Asked, float | None]:
-        """What a request leaves to choose, and its deadline, by what is ``stated`` of it. Raises as a call does."""
+        """Choices that a request leaves open, and its deadline, by what is ``stated`` of it. Raises as a call does."""
         deadline = found.get("deadline_ms")
         limits = {name: value for name, value in found.items() if name != "task"}
         if deadline is not None:
@@ -202,9 +202,9 @@ class Served:
         return Job(key, shape.batch, shape.sequence, terms.client, terms.arrived, terms.due, alone, terms.is_timed)
 
     def together(self, asked: Asked, rows: int, steps: int, segment: int = 0) -> Sequence[Candidate]:
-        """The engines that take so many rows of several requests in one run, from a segment on by its number. What no
-        bucket holds is not looked up: its figures in several runs cost more than many a run, and the queue asks at
-        every arrival."""
+        """The engines that take so many rows of several requests in one run, from a segment on by its number. A request
+        that no bucket holds is not looked up: its figures in several runs cost more than many a run, and the queue asks
+        at every arrival."""
         if not any(bucket.batch >= rows and bucket.sequence >= steps for bucket in self._buckets):
             return ()
         try:

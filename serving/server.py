@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _in_head, _head_bytes = True, 0
-    # What is done where the rest of a head or body does not come in time, and whether that is new since the last look.
+    # Action where the rest of a head or body does not come in time, and whether that is new since the last look.
     _late: Callable[[], None] | None = None
     _is_new = True
 
@@ -224,7 +224,7 @@ def application(service: Service, token: str | None, log: AccessLog) -> Guard:
         for protocol, table in tables
         for method, path, handler in table
     ]
-    # What no route takes is refused as the protocol of its path says it.
+    # A request that no route takes is refused as the protocol of its path says it.
     of = {"/v1/": embeddings.OPENAI, "/v2": kserve.PROTOCOL, "/": embeddings.TEI}
 
     async def nowhere(_: Service, request: Request) -> Response:

@@ -26,7 +26,7 @@ from ..tables import Table
 
 # A part of what a command says: a table, facts, a line, or several of these without an empty line between them.
 Block = str | Table | Sequence["Block"]
-# Of a log, about a stage that takes long; what is left of it, once so much is done.
+# Seconds between lines of a log about a stage that takes long; share done from which the time left is estimated.
 _SECONDS_BETWEEN_LINES, _LEAST_SHARE_JUDGED = 30.0, 0.05
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*( ?%| ±[\d.]+)?|-|")
 

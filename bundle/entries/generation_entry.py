@@ -107,7 +107,7 @@ class GenerationEntry:
     """The ``engines`` of a causal language model, or of a decoder behind an ``encoder``, that keep keys and values in a
     cache of the caller's, one for each submodel; of those for TensorRT, whose caches have one size, one for each
     capacity too. A submodel continues the cache of another that has as many heads in
-    every layer, or more, of one size: it reads the first of them. Of a layer that it has not it has none, and its
+    every layer, or more, of one size: it reads the first of them. There are none of a layer that it lacks, and its
     engine takes nothing.
 
     An engine takes ``input_ids`` and ``position_ids`` (``[B, S]`` int64), the new tokens and their places in the text,

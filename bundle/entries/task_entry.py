@@ -51,7 +51,7 @@ class TasksEntry:
 
 @dataclass(frozen=True, eq=False)
 class MergedTask:
-    """Task ``name``: its float32 ``arrays`` by the names of ``TasksEntry.tensors``. Of ``lora`` pairs are summed into
+    """Task ``name``: its float32 ``arrays`` by the names of ``TasksEntry.tensors``. Pairs of ``lora`` are summed into
     the weights beside them; all else takes the place of the base's own. None is the base, which changes nothing."""
 
     name: str | None

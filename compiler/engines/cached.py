@@ -206,7 +206,7 @@ def _prove_exact(
     builder: EngineBuilder, form: CachedSpec, engine: Emitted, submodel: Submodel, batches: Sequence[Batch]
 ) -> None:
     """Proves an integer engine without the rounding of its activations; see ``ExactProof``. Before it PyTorch reads the
-    prompts. Of a large model texts in many pieces are left to the engine itself: every run decodes all 4 bits here."""
+    prompts. Texts of a large model in many pieces are left to the engine itself: every run decodes all 4 bits here."""
     limit, references, source = builder.prove_exact.limit, builder.engine_references, builder.universal.source
     if (lowered := references.form(builder.proofs, engine.entry, submodel)) is not None:
         answers = in_torch(cached_reference(Reference(None, lowered, ()), form), cases_of(batches))

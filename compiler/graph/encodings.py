@@ -56,9 +56,9 @@ _LARGEST_INT8 = 63
 # Values of the largest weight of a block in 4 bits, beside -8: a little more is clipped, less is spread wider.
 _INT4_STEPS = (7.0, 7.5, 8.5, 9.0, 9.5)
 # Integers of the largest weight of a row or a block where none is clipped, and how many times the squares of half a
-# step rounding may leave in an output, and in a block: float32 adds a little. Of 4 bits plain rounding leaves 0.35 and
-# 0.7 times as much, and what examples chose mostly less than once; zeros, or twice the numbers, in the place of a block
-# leave 14^2 / 32 = 6.1 times as much or more, and of 128 inputs 1.5 times.
+# step rounding may leave in an output, and in a block: float32 adds a little. With 4 bits plain rounding leaves 0.35
+# and 0.7 times as much, and what examples chose mostly less than once; zeros, or twice the numbers, in the place of a
+# block leave 14^2 / 32 = 6.1 times as much or more, and of 128 inputs 1.5 times.
 _STEPS: Mapping[Encoding, tuple[int, float, float]] = {
     INT8: (_LARGEST_INT8, 1.001, 1.001),
     INT4: (7, 2.0, 6.0),

@@ -207,7 +207,7 @@ PASSES = (
         ensures=(linear_layers_are_gemm,),
         is_idempotent=False,
     ),
-    # What takes joined values apart reads them before.
+    # Nodes that take joined values apart read them before.
     Pass("take_parts", lambda model, _: take_parts(model), (extents_are_known,)),
     # The tokens whose logits are requested, by one node.
     Pass("pick_tokens", lambda model, _: pick_tokens(model), (extents_are_known,), (), False, "cached"),

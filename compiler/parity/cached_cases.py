@@ -199,8 +199,8 @@ def run_batches(
     """Per row the logits ``[1, S, vocabulary]`` behind its ``judged_places``, and what the cache holds of each layer in
     the end, ``key_0`` and ``value_0`` ``[1, heads, S, size]`` and so on; of a layer with a window those of the last
     tokens that it sees. ``runner`` is the open one of ``engine``;
-    ``read`` is what an encoder returned of each prompt, by the name of its case. Of a
-    plan the cache lies on its ``device``."""
+    ``read`` is what an encoder returned of each prompt, by the name of its case. A plan's cache lies on its
+    ``device``."""
     found: list[Arrays] = []
     for batch in batches:
         source = None if read is None else _source(entry, batch, read)

@@ -35,7 +35,7 @@ _FEW = 8
 _MOST_AGAIN = 128
 # Numbers that are judged of an output that has some of every position, 32 MB in float64, but of no fewer positions.
 MOST_JUDGED, _LEAST_PLACES = 2**22, 16
-# Of a large model no shape of a range has more tokens but its largest and its longest.
+# For a large model no shape of a range has more tokens but its largest and its longest.
 _MOST_BETWEEN = 16
 # Tokens below which a shape of a range has no case of text: tokenizers add some of their own.
 _LEAST_TEXT = 8
@@ -180,7 +180,7 @@ def shapes_to_prove(bucket: Bucket, is_large: bool = False) -> list[Bucket]:
     """Shapes all over a range: the ends of each dimension, the powers of two of its sequence, and some at random, whose
     lengths are one in each of as many parts of the range that are equal on a logarithmic scale.
 
-    Of many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. A large model, whose every
+    With many rows at once the sequence is as long as ``_MOST_TOKENS`` allow. A large model, whose every
     token is dear, has of those that are not short the ones at its longest sequence and of most rows alone. Always the
     same for the same range and model.
     """

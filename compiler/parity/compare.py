@@ -14,11 +14,11 @@ hundredth of the output's: fewer numbers may all be near zero by chance. A whole
 another (below), has at least the scale 1. Where rows have fewer numbers, the fourth is asked of the output, if that has
 more than one.
 
-What a model answers at positions that its mask leaves out is not compared (``counted``).
+Answers at positions that a model's mask leaves out are not compared (``counted``).
 
 All must hold (numpy's rule; Polygraphy's default is abs OR rel, which lets a large error pass where the reference is
-large or small by chance). NaN or infinity in either side fails. Of an output computed from another one (an entropy from
-its logits) neither angle nor size is asked: entropies near zero have some that rounding turns at will.
+large or small by chance). NaN or infinity in either side fails. Neither angle nor size is asked of an output computed
+from another one (an entropy from its logits): entropies near zero have some that rounding turns at will.
 
 Tolerances grow with depth because every layer adds its own rounding: float32 has a unit roundoff of 6e-8, a dot product
 over a few thousand terms in another order moves a value of size 1 by about 1e-6, and LayerNorm keeps values near

@@ -3,9 +3,9 @@
 There is no copy of a module. Its parameters stay as they are, float32 in whatever memory they lie, such as a file that
 is mapped; what an operation takes of them is changed for that operation, so that a pass needs memory for one of them.
 
-Models ask for float32 by name here and there (norms, softmax, rotary angles). What depends on a weight stays in float64
-there; what depends on none, such as a table of rotary angles or a mixing matrix, is as much given as a weight is, and
-keeps the float32 numbers that the model, and so an engine, computes with.
+Models ask for float32 by name here and there (norms, softmax, rotary angles). Values that depend on a weight stay in
+float64 there; what depends on none, such as a table of rotary angles or a mixing matrix, is as much given as a weight
+is, and keeps the float32 numbers that the model, and so an engine, computes with.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _computed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._used = 0  # the operation before has read what it took
-        # What is written into is a pass's own.
+        # A tensor that is written into is the pass's own.
         written = args[:1] if schema_of(func).is_mutable else ()
         return func(*written, *map(self._read, args[len(written) :]), **{k: self._read(v) for k, v in named.items()})
 
@@ -298,8 +298,8 @@ class _Nudged(_Reading):  # type: ignore[no-untyped-call]
 
 @cache
 def _strides_in_a_copy(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a tensor with ``strides``, such as a transposed one, whose products would be computed otherwise if it lay
-    otherwise."""
+    """Strides in a copy of a tensor with ``strides``, such as a transposed one, whose products would be computed
+    otherwise if it lay otherwise."""
     return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
 
 

@@ -29,8 +29,8 @@ from .reference import Reference, replayed
 _MOST_BYTES_CACHED = 2**30
 
 
-# Of a large model the most tokens of a case for its narrower widths, and the least, where there are so many, of the one
-# that PyTorch always passes in float64: with a single key no head has a part in what attention returns.
+# For a large model the most tokens of a case for its narrower widths, and the least, where there are so many, of the
+# one that PyTorch always passes in float64: with a single key no head has a part in what attention returns.
 _SHORT, _SEVERAL = 8, 4
 
 # The name and the inputs of a case.

@@ -38,7 +38,7 @@ _LEAST_SHARE = 0.55
 # for all that it is proven by.
 _FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_REPEATED, _SECONDS_A_GFLOP = 15, 0.7, 0.1, 0.14
 _LAYERS_TRACED = 4
-# Of a large model a GFLOP of that run, which its narrower widths are not asked, and 10^9 weights of its short ones; of
+# For a large model a GFLOP of that run, which its narrower widths are not asked, and 10^9 weights of its short ones; of
 # integers too for rounding weights, PyTorch with the rounded ones, and runs that decode them.
 _SECONDS_A_GFLOP_OF_FEW, _SECONDS_A_BILLION = 0.03, 25
 _MORE_OF_INTEGERS_A_GFLOP, _MORE_OF_INTEGERS_A_BILLION = 0.03, 60

@@ -1,8 +1,8 @@
 """``nestforge export --format onnx``: one submodel at one bucket as a plain ONNX file, which needs no bundle.
 
-The graph is that of the engine. What it reads of the weight store, views and tables alike, becomes initializers of the
-submodel's shape inside the file, or in one file beside it where protobuf's limit of 2 GB is near; the tensors of a task
-take the place of the inputs that it has. Needs onnx and ONNX Runtime; no torch and no checkpoint.
+The graph is that of the engine. All that it reads of the weight store, views and tables alike, becomes initializers of
+the submodel's shape inside the file, or in one file beside it where protobuf's limit of 2 GB is near; the tensors of a
+task take the place of the inputs that it has. Needs onnx and ONNX Runtime; no torch and no checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COPIED_BYTES = 2**24
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """What was written: ``files``, the ONNX file first, of so many ``bytes`` in all. With the options of the bundle's
+    """Files of an export: ``files``, the ONNX file first, of so many ``bytes`` in all. With the options of the bundle's
     engine ONNX Runtime gave its very numbers; ``parity`` is with its own options."""
 
     files: tuple[str, ...]

@@ -191,12 +191,12 @@ class _Table:
         self._places, self._api = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p)), api or self
 
     def address(self, place: int) -> int | None:
-        """What a function without arguments returns, None for a null pointer."""
+        """Value of a function without arguments, None for a null pointer."""
         found: int | None = self._function(place)()
         return found
 
     def made(self, place: int, *given: Any) -> ctypes.c_void_p:
-        """What a function puts behind its last argument. Raises ParityError with what the library says."""
+        """Value that a function puts behind its last argument. Raises ParityError with what the library says."""
         found = ctypes.c_void_p()
         if status := self._function(place)(*given, ctypes.byref(found)):
             said = ctypes.string_at(self._api._function(_ERROR_MESSAGE)(ctypes.c_void_p(status))).decode(

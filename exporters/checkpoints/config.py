@@ -154,7 +154,7 @@ def read_classes(checkpoint: Checkpoint) -> int:
 
 
 def _foreign(config: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """Of a configuration and of those of its parts, which stand ``at`` keys of it."""
+    """Problems of a configuration and of those of its parts, which stand ``at`` keys of it."""
     if config.get("auto_map"):
         yield (
             f"{at}auto_map: the folder brings code of its own, which is never run; remove the key if transformers' own "

@@ -46,7 +46,7 @@ _OTHERS: Mapping[str, Any] = {
     "token_healing": False,
 }
 _OTHERS_OF_CHANCE: Mapping[str, Any] = {"typical_p": 1, "top_h": None, "epsilon_cutoff": 0, "eta_cutoff": 0}
-# What a decoder behind an encoder writes first and last, by the names in ``EncoderEntry``.
+# Tokens that a decoder behind an encoder writes first and last, by the names in ``EncoderEntry``.
 _FORCED = {"forced_bos_token_id": "first_id", "forced_eos_token_id": "last_id"}
 
 

@@ -65,7 +65,7 @@ def _cached(hub: Any, name: str, commit: str, wanted: Mapping[str, Any]) -> Path
         folder = Path(hub.snapshot_download(name, revision=commit, local_files_only=True, **wanted))
     except hub.errors.LocalEntryNotFoundError:
         return None
-    # What fetched files one by one, as transformers does, left no list of those that the commit has.
+    # A library that fetched files one by one, as transformers does, left no list of those that the commit has.
     needed = {"config.json", *_WEIGHTS} & {"config.json", *wanted["allow_patterns"]}
     return folder if all(any(folder.glob(pattern)) for pattern in needed) else None
 

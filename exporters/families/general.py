@@ -1,9 +1,9 @@
 """Any class of transformers that no other family names, as a whole. See docs/architectures.md.
 
-What it is comes of the class itself, made from its configuration without weights (exporters/hugging_face/survey.py),
-and so do its axes (exporters/hugging_face/found_axes.py). That needs torch: planning without is what other families
-add, as are exits and routes. It runs in one pass, in the code of the installed transformers; code of a
-folder's own is refused.
+All that is known of it comes of the class itself, made from its configuration without weights
+(exporters/hugging_face/survey.py), and so do its axes (exporters/hugging_face/found_axes.py). That needs torch:
+planning without is what other families add, as are exits and routes. It runs in one pass, in the code of the installed
+transformers; code of a folder's own is refused.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def data_of(model: Any) -> Iterator[str]:
 
 
 def inputs_of(model: Any) -> Iterator[tuple[TensorSpec, ...]]:
-    """The inputs of ``forward``, by their names: all that are known, then text, image or sound alone. What a pass does
-    without is left out."""
+    """The inputs of ``forward``, by their names: all that are known, then text, image or sound alone. Inputs that a
+    pass does without are left out."""
     taken = inspect.signature(model.forward).parameters
     configs = configs_of(model.config)
     texts = tuple(_text_specs(model, taken, configs)) if IDS in taken else ()
@@ -163,8 +163,8 @@ def _sees_all(model: Any) -> bool:
 
 def is_causal(model: Any) -> bool:
     """Whether logits are of the token behind each: of causal models, and of what a decoder writes behind an encoder.
-    Of types that transformers lists among causal models XLNet sees every token, and so does BERT's own for generation
-    where it is no decoder."""
+    Among the types that transformers lists as causal models XLNet sees every token, and so does BERT's own for
+    generation where it is no decoder."""
     from transformers.models.auto import modeling_auto as auto
 
     if is_encoder_decoder(model):

@@ -17,8 +17,8 @@ Place = tuple[str, int]
 
 @dataclass
 class Followed:
-    """What one pass of a module showed. ``made`` and ``read`` are the dimensions of weights that products with
-    activations make and sum over; ``batched`` are those of products of two activations that neither sums over, as
+    """Dimensions that one pass of a module showed. ``made`` and ``read`` are the dimensions of weights that products
+    with activations make and sum over; ``batched`` are those of products of two activations that neither sums over, as
     attention has its heads. ``calls`` are the arguments, shapes alone, of each part's first call by its name;
     ``answers`` the shapes that the module returns."""
 

@@ -1,7 +1,7 @@
 """Dimensions as products of factors, slowest first, which are found to be one and the same or made of others.
 
 As in ``compiler/graph/passes/free_elastic_dims.py``: what a query projection makes is ``(heads * 32)``, and after the
-split ``heads, 32``. What is done to a factor beside carrying it is noted as the reason why it cannot shrink.
+split ``heads, 32``. Anything done to a factor beside carrying it is noted as the reason why it cannot shrink.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def follow(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
             made = torch.empty(tensor.shape, dtype=tensor.dtype)
             return torch.nn.Parameter(made, False) if isinstance(tensor, torch.nn.Parameter) else made
 
-    # What a pass leaves in a module has no numbers: it runs a copy.
+    # A pass leaves tensors without numbers in a module: it runs a copy.
     module = copy.deepcopy(module, {id(tensor): shaped(tensor) for tensor in tensors})
     noted = Noted(found)
     for name, parameter in module.named_parameters():

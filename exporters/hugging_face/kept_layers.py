@@ -43,7 +43,7 @@ from .transformers_model import caches_unused, one_sequence_a_row
 
 # Rows and tokens of the passes, and places of a buffer, which no size of a model is likely to have.
 _ROWS, _TOKENS, _PLACES = 2, 12, 29
-# What transformers' layers of a cache are that hold keys and values of tokens, recurrent states, both or nothing.
+# Classes of transformers' cache layers that hold keys and values of tokens, recurrent states, both or nothing.
 _PLAIN = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 _STATES = tuple(f"LinearAttention{and_}Layer" for and_ in ("", "AndFullAttention", "AndSlidingWindowAttention"))
 # Keywords of attention that change no score, or that the operator has.
@@ -93,8 +93,9 @@ class KeptLayers:
 
 
 def find_kept(model: Any, ids: torch.Tensor, source: torch.Tensor, axes: FoundAxes, positions: int) -> KeptLayers | str:
-    """What ``model``, whose parameters are fake tensors, keeps of each token of up to so many ``positions``; or why
-    it cannot generate. ``ids`` ``[2, S]`` are fake too, and so is the ``source`` ``[2, ...]`` that an encoder reads."""
+    """The cache that ``model``, whose parameters are fake tensors, keeps of each token of up to so many ``positions``;
+    or why it cannot generate. ``ids`` ``[2, S]`` are fake too, and so is the ``source`` ``[2, ...]`` that an encoder
+    reads."""
     if (argument := cache_argument(model)) is None:
         return f"{type(model).__name__} takes no cache of transformers' (past_key_values)"
     if model.config.model_type == "gpt_neo":  # over buffers it runs, and masks the wrong places

@@ -43,9 +43,9 @@ _SMALL: dict[int, str] = {
     "max_length codebook_size num_conv_pos window context_size",
 }
 _SIZE_OF = {name: size for size, names in _SMALL.items() for name in names.split()}
-# Of those sizes, the ones that are widths.
+# Those of the sizes that are widths.
 _WIDTHS = (8, 16, 32, 48)
-# What arrays of a request depend on; and texts, which have the tokens of a tokenizer.
+# Settings on which arrays of a request depend; and texts, which have the tokens of a tokenizer.
 _OF_ARRAYS = frozenset(
     f"{_SMALL[64]} image_size input_size img_size max_source_positions "
     "num_mel_bins patch_size encoder_stride num_frames window_size".split()
@@ -76,8 +76,8 @@ _SHARED_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "linear_num
 
 def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str, Any]:
     """Changes to a configuration that leave a model of two layers, or more where a list says that they are of several
-    kinds, and of some thousand weights, its widths by ``scale`` larger; parts of it in turn. What is named in ``keep``
-    stays."""
+    kinds, and of some thousand weights, its widths by ``scale`` larger; parts of it in turn. Settings named in ``keep``
+    stay."""
     stated = config.to_dict()
     parts = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is not None]
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """A class of transformers, surveyed on itself: built without weights and run without numbers.
 
 The model is made from its configuration on the meta device and passes run on fake tensors, which have a shape and no
-memory. Of them come its parameters, its outputs with their dimensions, and the operations of a pass.
+memory. From them come its parameters, its outputs with their dimensions, and the operations of a pass.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _CPU_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
 _ROWS, _MORE_ROWS = 2, 3
 # Operators that have a form in ONNX.
 _NAMESPACES = ("aten", "prim", "prims", "torchvision", "onnx", "onnx_symbolic")
-# What is counted of a model that reads ids, or an array.
+# The counted pass of a model that reads ids, or an array.
 Run = Callable[[Any, torch.Tensor], Any]
-# What operations of one kind cost.
+# Costs of operations of one kind.
 _COSTS = ("flops", "weight_bytes", "activation_bytes")
 
 
@@ -132,7 +132,7 @@ def shapes_of(model: torch.nn.Module) -> dict[str, Shape]:
 
 
 def kept_by(model: Any, fake: FakeTensorMode, signature: Signature, axes: FoundAxes) -> KeptLayers | str | None:
-    """What ``model`` keeps of each token, or why it cannot generate; None where it is not causal."""
+    """The cache that ``model`` keeps of each token, or why it cannot generate; None where it is not causal."""
     logits = next((spec for spec in signature.outputs if spec.role == "next_tokens"), None)
     if logits is None:
         return None

@@ -172,7 +172,7 @@ def class_of(checkpoint: Checkpoint, loading: Loading) -> tuple[Any, Any, dict[s
             assert isinstance(listed, list)
             config = transformers.AutoConfig.for_model(**{**checkpoint.config, widths: max(listed)})
         else:
-            # Of a folder of several media it reads its own part, and a class of one of them has that alone.
+            # It reads its own part of a folder of several media, and a class of one of them has that alone.
             known = transformers.CONFIG_MAPPING[checkpoint.config["model_type"]]
             own: Any = getattr(named, "config_class", None)
             known = own if own in known.sub_configs.values() else known
@@ -229,7 +229,7 @@ def _resized(cls: Any, shapes: Mapping[str, Shape]) -> Any:
 
 
 def settle(model: Any, loading: Loading) -> None:
-    """What a class that was made or loaded needs before it is read. A tied parameter has the first of its names: some
+    """Makes a class that was made or loaded ready to be read. A tied parameter has the first of its names: some
     classes make their head first, and would name the embedding after it. T5's kin tie a head that equals the table of
     tokens, also of a model that is not, and compute buckets of distances by a logarithm."""
     put_first(model, model.base_model_prefix)
@@ -240,7 +240,7 @@ def settle(model: Any, loading: Loading) -> None:
 
 
 def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], surveyed: Any) -> None:
-    """Of a ``surveyed`` model no tensor is passed over, but what modules of sentence-transformers do without: heads and
+    """No tensor of a ``surveyed`` model is passed over, but what modules of sentence-transformers do without: heads and
     poolers, which lie outside the base model; and what a class of one medium does without: parts that read others."""
     for name, found, expected in sorted(report["mismatched_keys"]):
         raise CheckpointError(

@@ -245,7 +245,7 @@ class Lookups(survey.OwnOperators):  # type: ignore[no-untyped-call]
         self._buffers = {storage(buffer): name for name, buffer in buffers.items()}
         self._names: Any = WeakIdKeyDictionary()
         self._sums: Any = WeakIdKeyDictionary()
-        # Of tensors that are made of inputs by anything but products, the names of those.
+        # Names of the inputs of which a tensor is made by anything but products.
         self._made_of: Any = WeakIdKeyDictionary()
         for name, tensor in given.items():
             if not tensor.is_floating_point():

@@ -12,7 +12,7 @@ from ..own_lines import line_of
 from .module import named_outputs
 
 _ROWS = 3
-# Of the largest number of an answer; products of other sizes are rounded otherwise.
+# Share of the largest number of an answer; products of other sizes are rounded otherwise.
 _TOLERANCE = 1e-3
 
 Tensors = Mapping[str, torch.Tensor]

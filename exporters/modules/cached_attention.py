@@ -70,8 +70,8 @@ def cached_attention(
     the cache with those. Every token sees those up to itself, the last ``window`` of them where that is given; scores
     are bent to ``soft_cap``. ``bias`` [B, A, S, T] is added to scores, of all ``T`` tokens so far.
 
-    For an export alone: ONNX Runtime's operator, which writes into the past where both are one buffer. Of several rows
-    each has one new token.
+    For an export alone: ONNX Runtime's operator, which writes into the past where both are one buffer. With several
+    rows each has one new token.
     """
     rows, heads, tokens, size = query.shape
     keys, values = new

@@ -48,7 +48,7 @@ class _Entry:
 class SentenceModules:
     """The modules behind the transformer by their place in ``modules.json``, each with the folder of its files.
 
-    Of the embedding that the last of them writes, the first ``width`` numbers are the model's. ``headers`` are the
+    The first ``width`` numbers of the embedding that the last of them writes are the model's. ``headers`` are the
     tensors in the folders, by parameter name, where there are weights.
     """
 

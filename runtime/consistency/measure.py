@@ -209,7 +209,7 @@ def measure(
     """Yields engines with their figures against ``universal``; nothing where no output can be compared
     (``compared_outputs``).
 
-    Engines have the universal's bucket, or a shorter sequence and as many rows. Of those each model runs at its own, on
+    Engines have the universal's bucket, or a shorter sequence and as many rows. Each model runs at its own, on
     the samples that fit the shorter, and positions behind it are not compared; an engine that no sample fits is left
     out. ``universal`` lies in the bundle ``reference``, by default in ``bundle``. At most one batch of two models'
     outputs is held at a time. ``tick(done, total)`` counts batches. Raises

@@ -60,7 +60,7 @@ class DistributionTally:
     """Choices and divergences of logits ``[B, V]`` or ``[B, S, V]``, over every position that counts; see
     ``VectorTally``.
 
-    Of ``next_tokens`` a position counts where the text goes on: what follows the last token of a text is not known.
+    For ``next_tokens`` a position counts where the text goes on: what follows the last token of a text is not known.
     """
 
     def __init__(self, role: Role, spec: TensorSpec, ids: TensorSpec | None) -> None:

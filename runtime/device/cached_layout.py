@@ -43,7 +43,8 @@ class CachedLayouts:
         self.interface = inputs, outputs
         self.inputs = [spec for spec in inputs if not spec.name.startswith(ON_DEVICE)]
         self.outputs = [spec for spec in outputs if not spec.name.startswith((PRESENT, *ON_DEVICE))]
-        # What lies on the device: what runs read, a cache and what they update in place among it, and what they make.
+        # Arrays on the device: those that runs read, a cache and what they update in place among it, and what they
+        # make.
         self.read = [spec for spec in inputs if spec.name.startswith(ON_DEVICE)]
         self.made = [spec for spec in outputs if spec.name.startswith(ON_DEVICE)]
         self.profiles = shape_profiles(bundle.manifest, engine)

@@ -106,7 +106,7 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], object]) -> DeviceGraph:
-        """What ``work`` queues, by the thread of ``perform``, as one graph; nothing runs. Raises BundleError with the
+        """One graph of what ``work`` queues, by the thread of ``perform``; nothing runs. Raises BundleError with the
         reason where it is not the device's work alone."""
         ...
 

@@ -1,8 +1,8 @@
 """Where an engine's inputs and outputs lie on a device, whether arrays fit, and runs that copy through such memory.
 
 All of them share one block of device memory and one of page-locked host memory, at the same offsets, inputs first: so
-one copy brings all inputs over, and each output comes back by itself if it is wanted. Of an engine that takes a range
-of shapes each run has a layout of its own, in a block that holds the largest.
+one copy brings all inputs over, and each output comes back by itself if it is wanted. Each run of an engine that takes
+a range of shapes has a layout of its own, in a block that holds the largest.
 """
 
 from __future__ import annotations

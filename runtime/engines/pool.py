@@ -20,8 +20,8 @@ from .runner import Runner, TakesTasks, device_source, runnable_engines, runner_
 class EnginePool:
     """Opens engines on demand and closes them all together; engines of one file are one. Thread-safe.
 
-    With a ``provider`` their graphs run in ONNX Runtime on it, else each engine runs on its backend. What is open
-    counts under the ``memory`` cap, if there is one.
+    With a ``provider`` their graphs run in ONNX Runtime on it, else each engine runs on its backend. Open engines count
+    under the ``memory`` cap, if there is one.
     """
 
     def __init__(

@@ -127,8 +127,7 @@ def _alone_bytes(group: Sequence[EngineNeed]) -> int:
 class OpenEngines:
     """A set of open engines; ``bytes`` is an upper bound of what they hold together.
 
-    Engines that read the same views are one row. Of the rows that are open as shared, those count that no other one
-    contains.
+    Engines that read the same views are one row. A row that is open as shared counts where no other one contains it.
     """
 
     def __init__(self, needs: Sequence[EngineNeed]) -> None:

@@ -63,7 +63,7 @@ class ExitChooser:
         self._bundle = bundle
         self._gate = exits.gate
         self._pool = pool
-        # What was predicted or measured of a processor says nothing of a GPU.
+        # A figure predicted or measured of a processor says nothing of a GPU.
         self._latencies = () if pool.on_gpu else host_latencies(bundle, pool.threads).of_chains
         self._calibration = Calibration.read(bundle)
         policies = self._calibration.policies if self._calibration else ()

@@ -26,7 +26,7 @@ Cost = Callable[[Bucket], float]
 # Results are remembered by the size of a request; ranges may have thousands of them.
 _MAX_REMEMBERED_SIZES = 4096
 remembered = lru_cache(_MAX_REMEMBERED_SIZES)
-# What a run on a GPU costs before its first token, in tokens: 12 layers of hidden 768 take 1.5 ms for 64 tokens and
+# Cost of a run on a GPU before its first token, in tokens: 12 layers of hidden 768 take 1.5 ms for 64 tokens and
 # 2.8 ms for 512 on an H200.
 _TOKENS_OF_A_RUN = 512
 

@@ -134,7 +134,7 @@ class Workspace(ABC):
         self._state_spec = specs[exits.state_out]
         (self._mask_spec,) = (spec for spec in first.inputs if spec.name == exits.mask)
         self._answer_specs = (specs[exits.logits], specs[exits.entropy])
-        # What segments behind the first take, once for all of them.
+        # Inputs of segments behind the first, once for all of them.
         self._begun = (replace(self._state_spec, name=exits.state_in, pad=0), self._mask_spec)
         self._steps = Steps()
         self.open_ms = 0.0

@@ -23,8 +23,8 @@ _MOST_STEPS = 16
 class Batch:
     """Up to ``session.rows`` rows in a session of their own. One thread at a time uses it.
 
-    ``engines`` may generate, the largest first, all with heads alike, so that one continues what another computed. What
-    rows have in common with those that are there, or were, is not computed again.
+    ``engines`` may generate, the largest first, all with heads alike, so that one continues what another computed. A
+    beginning in common with rows that are there, or were, is not computed again.
     """
 
     def __init__(self, session: Session, engines: Sequence[EngineEntry], times: StepTimes, owner: Owner) -> None:

@@ -1,6 +1,6 @@
 """Keys and values that a decoder reads: of the tokens it has seen, in a KV cache; of prompts, from an encoder.
 
-What caches have in common, wherever they lie, is ``AnyCache`` and ``AnySource``; those in memory of the host's follow,
+The common part of caches, wherever they lie, is ``AnyCache`` and ``AnySource``; those in memory of the host's follow,
 ``device_cache.py`` has those of a device.
 """
 
@@ -229,7 +229,7 @@ class AnyCache(ABC, Generic[Tensor]):
 
     def laid_out(self: _SomeCache, heads: Sequence[int], sizes: Sequence[int]) -> _SomeCache:
         """The same memory for that many heads of each layer, and of what each reads of a prompt, at most what there
-        are, and for such sizes of them. Of one row fewer heads of one size are its first; else what was there is
+        are, and for such sizes of them. In one row fewer heads of one size are its first; else what was there is
         lost."""
         layers = len(self.tensors) // 2
         own = [each for each in zip(heads[:layers], sizes[:layers], strict=True) for _ in ("key", "value")]

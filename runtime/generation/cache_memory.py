@@ -80,7 +80,8 @@ class CacheMemory:
 
 class DeviceMemory(CacheMemory):
     """Memory of a device: room for as many tokens as engines of one capacity take, the smallest at first, and a larger
-    one only when a row needs it, since every step reads all of it. What an encoder made of prompts stays where it is.
+    one only when a row needs it, since every step reads all of it. The encoder's answers to prompts stay where they
+    are.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ MAX_TEMPLATE_LETTERS = 2**18
 class ChatTemplate:
     """A template that is ready to render. Thread-safe.
 
-    What a user writes may spell the template's own marks (``<|im_end|>``): the tokenizer makes the same tokens of both,
+    A user's text may spell the template's own marks (``<|im_end|>``): the tokenizer makes the same tokens of both,
     as with transformers. Time and letters of a rendering are bounded (bounded_templates.py).
     """
 

@@ -91,7 +91,7 @@ class NgramDraft(Draft):
 
 def look_up(tokens: Ids, count: int) -> Ids:
     """``count`` tokens that followed where ``tokens`` ``[T]`` ended alike before: at the last such place, of those with
-    the most tokens alike. What is found reaches into itself where it is shorter. None where there is no such place.
+    the most tokens alike. A find that is shorter reaches into itself. None where there is no such place.
 
     Texts that repeat their prompt (summaries, edited code, answers that quote) go on as they did before (Saxena 2023,
     "prompt lookup decoding").

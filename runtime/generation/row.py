@@ -66,7 +66,7 @@ class GeneratedRow:
     """One row. ``tokens`` are all that were picked, also the one that ended it; ``text`` is what they add to the
     prompt, up to the stop, and None where the bundle has no tokenizer. ``finish`` is None where the generation was
     closed before the row ended; ``stop`` is the id or string that ended it. ``runs`` say which submodel generated which
-    tokens. Of the ``prompt_tokens`` ``reused_tokens`` were in the session's cache; the others took ``prompt_ms``, and
+    tokens. ``reused_tokens`` of the ``prompt_tokens`` were in the session's cache; the others took ``prompt_ms``, and
     each token after the first ``token_ms``, with all rows that stepped together; tokens that one run checked have equal
     parts of its time. ``drafts`` say what was drafted, by whom, and how much of it was accepted.
     """
@@ -131,7 +131,7 @@ class RowOptions:
 
 
 class Row:
-    """Row ``number`` of a call, behind ``prompt`` ``[T]``; ``tokenizer`` is None where the bundle has none. Of an
+    """Row ``number`` of a call, behind ``prompt`` ``[T]``; ``tokenizer`` is None where the bundle has none. For an
     encoder-decoder the request's prompt is the ``source``, of ``source_tokens``, and ``prompt`` what its decoder begins
     with."""
 

@@ -7,7 +7,7 @@ is the first whose sum exceeds a uniform number.
 **Reproducible.** Row ``r`` under seed ``s`` takes its uniforms from
 ``PCG64(SeedSequence(s, spawn_key=(r,)))``, one for each token drawn: the upper 53 bits of a raw draw, over 2^53. numpy
 promises that stream for every platform and version, and other rows of a batch do not change it. Probabilities are
-float64. What may differ between platforms is the last bit of ``exp``, and the engine's logits.
+float64. The last bit of ``exp`` may differ between platforms, and the engine's logits.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Sampler:
 
     def probabilities(self, logits: Logits, history: Ids) -> Probabilities:
         """The distribution ``[V]`` that tokens are drawn from, after penalty, temperature and filters; 1 at the most
-        likely token if greedy. What speculative sampling accepts and rejects drafted tokens by."""
+        likely token if greedy. Speculative sampling accepts and rejects drafted tokens by it."""
         logits = self._penalised(logits, history)
         best = self._most_likely(logits)
         whole = np.zeros(len(logits), np.float64)

@@ -2,9 +2,9 @@
 
 A prompt's beginning that the session has already is not computed again: only the tokens behind it are, and they
 overwrite what lay at their places. The keys of a token are those of the submodel that computed it; another submodel
-continues them where it has no more heads in any layer, of one size, of which it then reads the first. Of layers with a
-window the cache has the last tokens alone: a text that is continued far before its end is computed again, and so is
-one of a model with recurrent states that does not go on from all that they have read.
+continues them where it has no more heads in any layer, of one size, of which it then reads the first. For layers with a
+window the cache has the last tokens alone: a text that is continued far before its end is computed again, and so is one
+of a model with recurrent states that does not go on from all that they have read.
 
 The tokens are valid only once the run that computed their keys has ended, so that a generation may be interrupted at
 any point: what was under way is computed again.

@@ -1,8 +1,8 @@
 """The initializers of an engine that lie in the weight store, read from its graph without the onnx package.
 
-An ONNX file is a protobuf message: fields of a number, a kind and a value. Of those only ``ModelProto.graph`` (7),
-``GraphProto.initializer`` (5) and the fields of ``TensorProto`` below are looked at; whatever else is in the file
-is searched as bytes for what names a file, and not read. The bytes may come from anywhere, so every length is checked
+An ONNX file is a protobuf message: fields of a number, a kind and a value. Only ``ModelProto.graph`` (7),
+``GraphProto.initializer`` (5) and the fields of ``TensorProto`` below are looked at; whatever else is in the file is
+searched as bytes for what names a file, and not read. The bytes may come from anywhere, so every length is checked
 before it is used, and what only some readers accept (groups, tags of more than 32 bits) is refused.
 """
 

@@ -20,7 +20,7 @@ Arrays = Mapping[str, Array]
 def random_feeds(inputs: Iterable[TensorSpec], bucket: Bucket, seed: int = 0) -> dict[str, Array]:
     """One value per input at ``bucket``'s shape, the same for the same seed.
 
-    Whole numbers lie in ``[0, high)``, or are 0 where the manifest states no ``high``; floats are standard normal. Of a
+    Whole numbers lie in ``[0, high)``, or are 0 where the manifest states no ``high``; floats are standard normal. In a
     mask every row has what it needs, and hides a position where it has several.
     """
     rng = np.random.default_rng(seed)

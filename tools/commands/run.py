@@ -87,7 +87,7 @@ def run_command(
     """Answer one request with the submodel that fits it.
 
     Without --budget, --latency-ms, --deadline-ms or --submodel the largest submodel answers. Prints which one did,
-    why, and how long it took. Of logits it prints the best classes or tokens.
+    why, and how long it took. For logits it prints the best classes or tokens.
 
     The first run of an engine often takes several times as long as later ones. With a limit in time the request is
     therefore answered twice, and the second answer is shown, with the time of the first run and whether the limit was

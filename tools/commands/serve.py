@@ -75,7 +75,7 @@ def serve_command(
 
 
 _PICTURES = (".svg", ".png", ".pdf")
-# Of what SingleStream shows: offered loads, and the deadline.
+# Shares of what SingleStream shows: offered loads, and the deadline.
 _LOADS, _PATIENCE = (0.5, 1.0, 2.0, 3.0), 4.0
 _POSITIVE = FiniteRange(min=0, min_open=True)
 _EXAMPLES = """\b

@@ -47,8 +47,8 @@ def fuse_rotary_into_attention(model: ir.Model, count: int, weights: Collection[
 
     ``GroupQueryAttention`` does with ``do_rotary`` what ``RotaryEmbedding`` does before it, by rows of ``cos_cache``
     and ``sin_cache`` that ``position_ids`` name. The positions are given in every layer: those of a window have other
-    places in its buffer than in the text. What the operator does not take, or whose table would be larger than it is
-    worth, is left.
+    places in its buffer than in the text. An embedding that the operator does not take, or whose table would be larger
+    than it is worth, is left.
     """
     positions = next((value for value in model.graph.inputs if value.name == POSITIONS), None)
     tables = None if positions is None else AngleTables(model, positions, count, weights)

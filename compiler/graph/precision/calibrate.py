@@ -93,8 +93,8 @@ def overflowing(
     """The largest magnitude of each value that ``proto16`` holds in float16 and that leaves its range on ``feeds``:
     weights, then what is computed, in the order of the graph.
 
-    ``graph`` is the emitted float32 engine, whose weights lie in ``folder``. What is not finite there is beyond any
-    limit.
+    ``graph`` is the emitted float32 engine, whose weights lie in ``folder``. A value that is not finite there is beyond
+    any limit.
     """
     held = {name.removesuffix(FP16) for name, kind in element_types(proto16).items() if kind == TensorProto.FLOAT16}
     largest = {

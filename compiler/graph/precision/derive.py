@@ -35,8 +35,8 @@ def in_precision(
 ) -> Template:
     """``template``, whose graph is in fp32, in ``precision`` as ``backend`` runs it.
 
-    ``scales`` are those of the inputs of products, by weight. What answers at the outputs ``heads`` stays in fp32, and
-    so do the scores that decide routes. The weights ``outermost`` have 8 bits where others have 4.
+    ``scales`` are those of the inputs of products, by weight. Nodes that answer at the outputs ``heads`` stay in fp32,
+    and so do the scores that decide routes. The weights ``outermost`` have 8 bits where others have 4.
     """
     proto, tables = _TRANSFORMS[precision](_Traced(template, backend, scales, heads, outermost))
     return replace(template, proto=proto, tables=tables, precision=precision)

@@ -23,7 +23,7 @@ from ..encodings import beyond_rounding, encode, in_blocks, int4_scale, packed, 
 from .calibrate import counted_rows, observe, require_finite
 from .quantize import products
 
-# Of the mean of the diagonal, added to it: a few thousand rows say nothing of some directions.
+# Share of the mean of the diagonal that is added to it: a few thousand rows say nothing of some directions.
 _DAMPING = 0.01
 # Bytes of second moments that are held at once; what is more is seen in another pass over the examples.
 _MOMENTS_BYTES = 1 << 31

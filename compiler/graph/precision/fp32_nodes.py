@@ -5,13 +5,13 @@ for the nodes that are kept in float32, which are wide:
 
 1. Softmax, normalisations, reductions, powers and logarithms; and what has no such type in ONNX, or is not known here
    to have one in TensorRT.
-2. What lies between a Softmax and the product before it: masks are added to scores in float32.
-3. What lies between a decision (TopK, ArgMax, a comparison), or an output that the caller names, and the product before
+2. Nodes between a Softmax and the product before it: masks are added to scores in float32.
+3. Nodes between a decision (TopK, ArgMax, a comparison), or an output that the caller names, and the product before
    it, that product included: rounding must not choose another expert, or leave at another exit.
-4. What reads an intermediate result of a normalisation (an *open* value), so that one spelled out as
+4. Readers of an intermediate result of a normalisation (an *open* value), so that one spelled out as
    ``x * reciprocal(sqrt(mean(x ** 2) + eps))`` is wide as one operation would be. It ends where it meets ``x`` again.
    So are scores that a decision compares: what is computed of them alone, such as gates by many rounds, is wide.
-5. What reads a constant that the narrow type has not; its result is open.
+5. Readers of a constant that the narrow type has not; its result is open.
 
 Data movement is as wide as what it moves.
 """

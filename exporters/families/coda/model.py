@@ -99,7 +99,7 @@ class Layer(torch.nn.Module):
     norms come last the paper has none, and what a layer adds to the rows that it computes is the frozen layer of them
     less the rows: with every token at a gate of 1 and no adapter, it is the frozen layer there too.
 
-    The equations are of parallel adapters. Of the others the paper says no more than that they work, and the readings
+    The equations are of parallel adapters. The paper says no more of the others than that they work, and the readings
     are ours: a sequential adapter reads what the layer made of every token and adds to it; LoRA belongs to the frozen
     weights of the conditional branch, so that a token that is left out passes as it is.
     """

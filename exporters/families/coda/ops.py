@@ -116,8 +116,8 @@ def token_bucket(config: CodaConfig, bucket: Bucket) -> Bucket:
 
 
 def layer_tokens(config: CodaConfig, tokens: int, reduction: int, any_length: bool = False) -> dict[int, int]:
-    """By conditional layer how many of the ``tokens`` of a row it computes; empty where all pass without a gate. Of
-    rows of ``any_length`` one where there are fewer than the reduction.
+    """By conditional layer how many of the ``tokens`` of a row it computes; empty where all pass without a gate. In
+    rows of ``any_length`` it is one where there are fewer than the reduction.
 
     Raises PlanError for a reduction below 1 or, otherwise, above ``tokens``.
     """

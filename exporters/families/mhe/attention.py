@@ -133,7 +133,7 @@ def attend_to_all(
 
 def split(projected: torch.Tensor, config: MheConfig, is_shared: bool = False) -> torch.Tensor:
     """A projection's output, [B, S, K * d], as a vector of each of its heads, [B, S, K, d]; ``K`` is ``n``, or 1 of
-    one that all heads share. What may shrink is read off the tensor."""
+    one that all heads share. A size that may shrink is read off the tensor."""
     if not config.width_first:
         return projected.view(*projected.shape[:2], -1, config.head_size)
     heads = 1 if is_shared else config.num_attention_heads
@@ -272,8 +272,8 @@ class SharedKeys(torch.nn.Module):
         return context / (shared @ weights)[..., None]
 
     def _output(self, context: torch.Tensor) -> torch.Tensor:
-        """Head outputs [B, S, n, d] to [B, S, H]. What mhe_add adds to values is added here: rows of probabilities
-        sum to 1 (6.5)."""
+        """Head outputs [B, S, n, d] to [B, S, H]. The embedding that mhe_add adds to values is added here: rows of
+        probabilities sum to 1 (6.5)."""
         if self.is_mul:
             return functional.linear(joined(context, self.config), self.folded.output, self.output.bias)
         shifted = context + by_head(self.embedding["value"], self.config)
@@ -322,8 +322,8 @@ def attend_as_one_head(
     queries meet blocks of keys in the caches of a core (FlashAttention, arXiv 2205.14135). The queries of all heads are
     rows of one head. A mask of keys is a dimension more of queries, 1, and of keys, what is added to their scores.
 
-    What ``query`` [B, S, n, d], with the softmax scale in it or in ``key`` [B, N, d], reads of ``value`` [B, N, d]:
-    [B, S, n, d]. With a ``mask`` [B, 1, 1, N] queries have a 1 behind their numbers, [B, S, n, d + 1]."""
+    The sums of ``value`` [B, N, d] that ``query`` [B, S, n, d], with the softmax scale in it or in ``key`` [B, N, d],
+    reads: [B, S, n, d]. With a ``mask`` [B, 1, 1, N] queries have a 1 behind their numbers, [B, S, n, d + 1]."""
     rows = query.flatten(1, 2)  # [B, S * n, d] or [B, S * n, d + 1]
     if mask is not None:
         key = torch.cat((key, mask[:, 0].transpose(1, 2)), 2)

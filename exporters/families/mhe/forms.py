@@ -296,10 +296,10 @@ def key_spread(checkpoint: Checkpoint, config: MheConfig) -> float:
     ``e_i . k`` between two keys, times the softmax scale, over all heads and sublayers;
     0 of a model that has no such heads, heads that share no keys (rotary positions), or no weights yet.
 
-    What a head ``i`` adds to the scores of a key is ``e_i . k`` with ``k = W x`` (section 6.4), a linear function
+    The part of a head ``i`` in the scores of a key is ``e_i . k`` with ``k = W x`` (section 6.4), a linear function
     ``u . x`` of what the key is made of. Where that comes of a LayerNorm, ``x = gamma * z + beta``: ``z`` has mean 0
     and a length of at most ``sqrt(H)``, so that two keys differ by at most ``2 sqrt(H) |P(gamma * u)|``, ``P`` what
-    leaves out the mean. Of embeddings, which have none in translation models, by what the tables hold.
+    leaves out the mean. Embeddings, which have none in translation models, are bounded by what the tables hold.
 
     Raises CheckpointError for numbers that are not finite.
     """

@@ -16,7 +16,7 @@ from .config import ROLES, MheConfig, MheDecoderConfig, MheEncoderConfig, MheEnc
 from .forms import CROSS, ENCODER, Place, held_forms, layers_of, places_in, places_of, prompt_form
 
 _FLOAT32_BYTES = 4
-# Scores of so many bytes stay in the caches of a processor from one operation to the next. Of more, an operator that
+# Scores of so many bytes stay in the caches of a processor from one operation to the next. With more, an operator that
 # never writes them saves as much as two passes of the softmax take.
 _IN_CACHES, _SOFTMAX_PASSES, _SAVED_PASSES = 4_000_000, 8, 2
 # Behind which a step is counted.

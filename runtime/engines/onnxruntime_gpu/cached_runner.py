@@ -105,7 +105,7 @@ def _compare(engine: EngineEntry, found: Mapping[str, Array], expected: Mapping[
 
 
 def _feed(spec: TensorSpec, start: int, count: int, rng: np.random.Generator) -> Array:
-    """What the ``count`` tokens from place ``start`` on are read with."""
+    """Inputs with which the ``count`` tokens from place ``start`` on are read."""
     if spec.name == POSITIONS:
         return np.arange(start, start + count, dtype=np.int64)[None]
     if spec.high is not None:

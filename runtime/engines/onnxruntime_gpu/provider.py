@@ -3,7 +3,7 @@
 ``cuda``: ONNX Runtime's own kernels. Weights are views of one store on the GPU, whatever the number of engines.
 ``tensorrt``: TensorRT inside ONNX Runtime, with CUDA kernels for what it does not take. It builds an engine from each
 graph when that is first opened, which takes minutes and is kept in nestforge's private cache folder, and each of them
-owns its weights. Of an engine of a range it gets the ends, or it would build anew for each size beyond the ones seen.
+owns its weights. It gets the ends of an engine's range, or it would build anew for each size beyond the ones seen.
 """
 
 from __future__ import annotations

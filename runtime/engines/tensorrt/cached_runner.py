@@ -1,7 +1,7 @@
 """Engines that generate, as TensorRT plans: what they keep of tokens stays on the GPU, in memory of the caller's.
 
 A plan updates a cache in place: its input and its output are bound to one address, so that a run copies new tokens over
-and logits back. What an encoder makes of a prompt is an output there, and an input of the decoder's
+and logits back. The encoder's answer to a prompt is an output there, and an input of the decoder's
 plan. All runs of an engine are queued in the device's stream, one after the other.
 
 The execution context changes between the optimisation profiles of its plan, for steps and chunks, in that stream. Its

@@ -196,7 +196,7 @@ def captured(work: Callable[[Stream], bool]) -> Graph | None:
 
 
 def captured_in(stream: Stream, work: Callable[[Stream], bool]) -> Graph | None:
-    """What ``work`` queues in ``stream``, and whether TensorRT took it, as a graph, or None where it cannot be
+    """A graph of what ``work`` queues in ``stream`` and whether TensorRT took it; None where it cannot be
     captured; see ``Stream.capture``."""
     try:
         return stream.capture(lambda: _require_taken(work(stream)), own_copies=True)
