@@ -40,18 +40,11 @@ def templates(model: Path) -> dict[Bucket, Any]:
 
 
 ARGUMENTS: dict[str, tuple[Damage, str]] = {
-    "levels of an unknown kind": (
-        arguments(levels={"fnn": [0.5, 1.0]}),
-        r"levels: this model has no axis kind 'fnn'; did you mean 'ffn'\?",
-    ),
-    "levels that fall": (arguments(levels={"ffn": [1.0, 0.5]}), r"levels: ffn: .* above 0 to 1, got \[1, 0.5\]$"),
     "bucket too long": (arguments(buckets=[Bucket(1, 41)]), r"bucket b1-s41: .* takes at most 40 tokens"),
     "bucket too short for text": (
         arguments(buckets=[Bucket(1, 1)]),
         r"text: the tokenizer adds 2 tokens to each, and the largest bucket takes 1; compile with a larger bucket",
     ),
-    "submodel off the axes": (arguments(submodels=["ffn64-heads2"]), r"axis layers.0.ffn: expected 1..32, got 64"),
-    "submodel of another depth": (arguments(submodels=["ffn8x3"]), r"kind ffn: expected 2 values, one per layer, got"),
     "submodel by a label that is none": (
         arguments(submodels=["XXL"]),
         r"submodel 'XXL': cannot read 'XXL'; expected ids like ffn32-heads2, or labels: S, S\+1, .* XL$",
@@ -61,12 +54,7 @@ ARGUMENTS: dict[str, tuple[Damage, str]] = {
         lambda c: (c.model / "tokenizer.json").write_text('{"version":\n'),
         r"model/tokenizer.json: not a tokenizer file",
     ),
-    "text file missing": (lambda c: c.text(None), r"text.txt: .*\(No such .*\); expected a UTF-8 text file with"),
     "text file too small": (lambda c: c.text(b"one\ntwo\n"), r"text.txt: 2 different texts; .* 200, one per line$"),
-    "text file binary": (
-        lambda c: c.text(bytes(range(256)) * 10),
-        r"text.txt: line 2: not UTF-8; expected a UTF-8 text file with one text per line",
-    ),
 }
 # All others are PlanError.
 ARGUMENTS_ERRORS: dict[str, type[NestforgeError]] = {
@@ -74,9 +62,7 @@ ARGUMENTS_ERRORS: dict[str, type[NestforgeError]] = {
     "bucket too short for text": InputError,
     "unknown include": InputError,
     "damaged tokenizer": BundleCorruptError,
-    "text file missing": CheckpointError,
     "text file too small": CheckpointError,
-    "text file binary": CheckpointError,
 }
 
 
@@ -155,12 +141,6 @@ PROFILES: dict[str, tuple[Damage, str]] = {
         lambda c: setattr(c, "profile", "raspbery-pi-5"),
         r"'raspbery-pi-5': neither a file nor a built-in profile; did you mean 'raspberry-pi-5'",
     ),
-    "a folder": (lambda c: setattr(c, "profile", c.inputs), r"neither a file nor a built-in profile"),
-    "no YAML": (device("a: [1"), r"device.yaml: not a readable YAML file \(line \d, column \d"),
-    "no mapping": (device("- 1"), r"device.yaml: expected a mapping, got a list"),
-    "empty": (device(""), r"device.yaml: expected a mapping, got nothing"),
-    "unknown key": (device(memmory_mb=5), r"unknown key 'memmory_mb'; did you mean 'memory_mb'\?"),
-    "absurd number": (device(memory_mb=10**400), r"memory_mb: expected a number below 2\^63, got int of 1329 bits"),
     "absurd hexadecimal number": (
         device(yaml.safe_dump(profile_data(board())).replace("cores: 1", f"cores: 0x{'f' * 5000}")),
         r"cores: expected a number below 2\^63, got int",
@@ -185,11 +165,6 @@ PROFILES: dict[str, tuple[Damage, str]] = {
         device(budgets={"full": {}, "watch": {"parameters": 10}}),
         r"budget 'watch': not even the smallest submodel \S+ fits: parameters .* exceeds 10 by .*; raise the limit, ",
     ),
-    "device too small": (device(memory_mb=0.001), r"budget 'full': not even .* fits: memory .*; raise the limit, add"),
-    "levels of an unknown kind": (
-        device(levels={"rank": [0.5, 1.0]}),
-        r"levels: this model has no axis kind 'rank'; expected one of ffn, heads",
-    ),
 }
 # All others are ProfileError.
 PROFILES_ERRORS: dict[str, type[NestforgeError]] = {
@@ -197,8 +172,6 @@ PROFILES_ERRORS: dict[str, type[NestforgeError]] = {
     "graphs alone for a backend that runs them": BuildError,
     "an opset that TensorRT's parser may not take": BuildError,
     "impossible budget": PlanError,
-    "device too small": PlanError,
-    "levels of an unknown kind": PlanError,
 }
 
 

@@ -116,7 +116,6 @@ def test_a_product_with_ones_reads_places() -> None:
     assert torch.equal(read, torch.stack([tokens[group][PLACES[group]] for group in range(3)]))
 
 
-NAMES = ("query", "key", "value")
 BUCKET = Bucket(3, 6, 2, 2)
 
 

@@ -99,9 +99,6 @@ def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path, chan
     assert "\n" not in str(error.value)
 
 
-TOKENS, K = 16, 6
-
-
 WHOLE, REDUCED = "ffn32-coda.reduction1", "ffn32-coda.reduction3"
 # One is shorter than the reduction.
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [6, 7], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 11, 12, 30, 31]]
