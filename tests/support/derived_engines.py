@@ -13,6 +13,7 @@ import onnxruntime
 from nestforge.bucket import Bucket
 from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
+from nestforge.compiler.graph.encodings import decoded, encode, split_encoding
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.precision.calibrate import calibrate
 from nestforge.compiler.graph.precision.fp32_nodes import fp32_products
@@ -24,7 +25,7 @@ from nestforge.elastic import Submodel
 from nestforge.exporters.signature import Interface
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
-from nestforge.profiles.precision import INT4_G128
+from nestforge.profiles.precision import INT4_G128, SCALES
 from nestforge.runtime.inputs.arrays import random_feeds
 
 
@@ -184,3 +185,10 @@ def parsed(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
         for node in model.graph.node:
             node.input[:] = [dotted if read == name else read for read in node.input]
     return model
+
+
+def rounded(array: np.ndarray, name: str) -> np.ndarray:
+    """The numbers that the encoded tensor ``name`` of the float32 ``array`` stands for."""
+    plain, encoding = split_encoding(name)
+    scales = [encode(array, plain + one) for one in SCALES.get(encoding, ())]
+    return decoded(encode(array, name), name, *scales)[..., : array.shape[-1]]

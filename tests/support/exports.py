@@ -22,7 +22,7 @@ import onnxruntime
 import torch
 import transformers
 
-from .sentence_zoo import sentence_folder
+from .sentence_folders import sentence_folder
 from .tiny_models import word_tokenizer
 
 Module = torch.nn.Module

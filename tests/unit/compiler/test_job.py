@@ -1,3 +1,5 @@
+"""What a job settles before it runs: options, whether it can, and what its manifest says of model and tools."""
+
 from __future__ import annotations
 
 import contextlib
@@ -5,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import fields, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,16 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import JobOptions
 from nestforge.compiler.job import plan, resolve
+from nestforge.compiler.model_view import view_model
+from nestforge.compiler.provenance import source_entries, tool_versions
 from nestforge.errors import InputError, NestforgeError, PlanError
+from nestforge.exporters.source import open_source
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.precision import run_by
 from nestforge.profiles.probe_host import host_profile
+from nestforge.runtime.summary import CacheSize
+from nestforge.workload import macs
 from support.cost_eff_models import save_tiny
 from support.gated_decoders import save_decoder
 from support.tiny_coda import save_tiny_pair
@@ -265,3 +273,58 @@ def test_exit_layers_that_levels_leave_out_are_noted(tmp_path: Path) -> None:
     ):
         job = resolve(CompileRequest(folder, board(), exits=[1], **further))
         assert (note in job.notes, job.levels[0].submodel["depth"] == 1) == (is_noted, not is_noted)
+
+
+def test_levels_are_those_that_a_plan_counts(tiny_folder: Path) -> None:
+    levels, device = {"ffn": (0.5, 1.0)}, board(budgets={"full": {}})
+    view = view_model(CompileRequest(tiny_folder, device, levels=levels, buckets=[Bucket(2, 8)]))
+    made = plan(tiny_folder, device, levels=levels, buckets=[Bucket(2, 8)])
+    source = open_source(tiny_folder)
+    candidates = {candidate.id: candidate for candidate in made.candidates}
+    assert [level.submodel for level in view.levels] == ["ffn32-heads4", "ffn64-heads4"]
+    for level in view.levels:
+        planned, submodel = candidates[level.submodel], source.spec.parse(level.submodel)
+        assert (level.parameters, level.weight_bytes) == (planned.parameters, planned.weight_bytes)
+        assert (level.non_embedding, level.ffn) == (planned.non_embedding_parameters, planned.ffn_parameters)
+        assert level.flops == {"b2-s8": planned.costs[0].flops}
+        assert level.macs == {"b2-s8": macs(source.workload(submodel, Bucket(2, 8)))}
+    assert (view.kind, view.folder, view.profile, view.variants) == ("model", str(tiny_folder), "board", ())
+    assert (view.axes, view.width_multiple, view.precisions) == (source.spec.axes, 8, ("fp32",))
+
+
+def test_the_bytes_of_a_cache_are_those_that_its_engines_take(tmp_path: Path, tiny_folder: Path) -> None:
+    sizes = {"head_dim": 8, "max_position_embeddings": 4096, "sliding_window": 512}
+    folder, token = save_decoder(tmp_path / "m", "gemma2", **sizes), 4 * 2 * 2 * 8
+
+    def seen(**changes: object) -> tuple[CacheSize, ...]:
+        return view_model(CompileRequest(folder, board(**changes), buckets=[Bucket(1, 8)])).cache
+
+    behind_a_window = (CacheSize(2048, token * (1024 + 2048)), CacheSize(4096, token * (1024 + 4096)))
+    assert seen() == behind_a_window
+    whole = (CacheSize(64, token * 2 * 64), CacheSize(4096, token * 2 * 4096))
+    assert seen(backend="tensorrt", capacities=[64, 5000]) == whole
+    assert view_model(CompileRequest(tiny_folder, board())).cache == (), "no language model"
+
+
+def test_source_files_follow_their_bytes(tiniest: Path) -> None:
+    assert source_entries(open_source(tiniest)) == source_entries(open_source(f"{tiniest}/"))
+
+
+def test_versions_do_not_depend_on_which_distribution_brings_onnxruntime(monkeypatch) -> None:
+    """onnxruntime-gpu brings the same module."""
+    asked: list[str] = []
+    known = metadata.version
+
+    def version(name: str) -> str:
+        asked.append(name)
+        return known(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    versions = tool_versions()
+    assert not [name for name in asked if name.startswith("onnxruntime")]
+    assert versions["onnxruntime"] == known("onnxruntime")
+
+
+def test_the_back_end_that_proves_engines_is_among_the_versions() -> None:
+    assert tool_versions("openvino")["openvino"] == metadata.version("openvino")
+    assert tool_versions("tensorrt") == tool_versions()

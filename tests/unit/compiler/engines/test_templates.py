@@ -26,8 +26,8 @@ from nestforge.exporters.universal import load_universal
 from nestforge.profiles.precision import HALF_ENCODINGS, INT4, PRECISIONS, TRACED, Precision
 from nestforge.runtime.inputs.arrays import Arrays
 from support.cost_eff_models import save_tiny
+from support.derived_engines import rounded
 from support.gated_decoders import save_decoder
-from support.rounding import rounded
 from support.tiny_compile import BUCKET, board, builder_in, save_tiniest, template_of
 from support.tiny_matlm import save_text_matlm
 from support.tiny_mixer import save_tiny_mixer

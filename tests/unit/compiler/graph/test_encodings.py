@@ -38,7 +38,7 @@ from nestforge.profiles.precision import (
     encoded_bytes,
     encoded_shape,
 )
-from support.rounding import rounded
+from support.derived_engines import rounded
 from support.tiny_compile import save_tiniest
 
 

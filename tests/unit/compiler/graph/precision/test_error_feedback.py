@@ -8,7 +8,7 @@ import torch
 from nestforge.compiler.graph.encodings import unpacked
 from nestforge.compiler.graph.precision import error_feedback
 from nestforge.compiler.graph.precision.error_feedback import rounded
-from support.rounding import rounded as plainly
+from support.derived_engines import rounded as plainly
 
 RANDOM = np.random.default_rng(0)
 # Inputs that follow from fewer numbers, some of them large, as those of a layer do.

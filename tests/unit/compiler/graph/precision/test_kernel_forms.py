@@ -21,8 +21,7 @@ from nestforge.compiler.graph.precision.quantize import (
 from nestforge.compiler.graph.template import Template
 from nestforge.elastic import ElasticSpec
 from onnx import TensorProto
-from support.derived_engines import filled, parsed, run
-from support.rounding import rounded
+from support.derived_engines import filled, parsed, rounded, run
 
 # One product, and the numbers of it.
 SUBMODEL = ElasticSpec((), ()).universal()

@@ -25,8 +25,7 @@ from nestforge.compiler.graph.precision.proof_graphs import (
 from nestforge.compiler.graph.stored_numbers import StoredNumbers
 from nestforge.profiles.precision import INT4, INT8, Precision
 from onnx import TensorProto, numpy_helper
-from support.derived_engines import encoded_engines, run, run_alone
-from support.rounding import rounded
+from support.derived_engines import encoded_engines, rounded, run, run_alone
 from support.tiny_compile import save_tiniest
 
 
