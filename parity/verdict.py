@@ -30,7 +30,7 @@ from ..compiler.parity.compare import (
 from ..compiler.parity.reading import nudged
 from ..exporters.torch_internals import TorchDispatchMode
 from ..profiles.parity_request import Preset
-from ..profiles.precision import Precision
+from ..profiles.precision import BF16, FOUR_BITS, FP16, INT8, PRECISIONS, Encoding, Precision
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import Trial
 from .model import Model
@@ -150,7 +150,7 @@ def judged(
     for (number, output), own in owns.items():
         trial = trials[number]
         wanted, got = (trial.counted(side[trial.name][output], output) for side in (expected, answered))
-        if rule.simulates and rule.precision == "int8":
+        if rule.simulates and PRECISIONS[rule.precision].calibration == "scales":
             own = _of_fixed_scales([each for (_, name), each in owns.items() if name == output])
         figures = rule.judge(trial.name, output, wanted, got, own)
         for seed in range(_PASSES):  # the one pass of PyTorch may have been a lucky one
@@ -189,7 +189,7 @@ def _agreement(e: Array, f: Array, own: float) -> float | None:
 
 
 _BLOCK = 128
-_HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HALF_TYPES = {FP16: torch.float16, BF16: torch.bfloat16}
 # By name the place of what is given to a product; its weight follows.
 _PRODUCTS = {"addmm": 1, "mm": 0, "bmm": 0, "baddbmm": 1, "convolution": 0, "linear": 0}
 
@@ -204,8 +204,11 @@ def simulated(precision: Precision) -> Iterator[None]:
 class _Simulated(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, precision: Precision) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._half = _HALF_TYPES.get(precision)
-        self._rounds = _ROUNDS.get(precision)
+        spec = PRECISIONS[precision]
+        self._half = _HALF_TYPES[spec.encoding] if spec.arithmetic == "half" else None
+        self._rounds = _ROUNDS.get(spec.encoding)
+        # With scales of every value attention's own products are integer products too.
+        self._left_out = () if spec.calibration == "scales" else _OF_ACTIVATIONS.get(spec.encoding, ("bmm",))
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -216,8 +219,8 @@ class _Simulated(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = tuple(map(self._rounded, args)) if at is not None else args
             return self._rounded(func(*args, **(kwargs or {})))
         if self._rounds is not None:
-            given, weight, table, left_out = self._rounds
-            if at is not None and name not in left_out:
+            given, weight, table = self._rounds
+            if at is not None and name not in self._left_out:
                 args = (*args[:at], given(args[at]), weight(args[at + 1]), *args[at + 2 :])
             elif name == "embedding":
                 args = (table(args[0]), *args[1:])
@@ -268,11 +271,12 @@ def _blocks(weight: torch.Tensor) -> torch.Tensor:
 
 
 _Round = Callable[[torch.Tensor], torch.Tensor]
-# How what is given to a product, its weight and a table of embeddings are rounded, and the products that are not.
-_ROUNDS: Mapping[str, tuple[_Round, _Round, _Round, tuple[str, ...]]] = {
-    "fp16-weights": (_same, _halves, _halves, ("bmm", "baddbmm")),
-    "bf16-weights": (_same, _brains, _brains, ("bmm", "baddbmm")),
-    "int8": (_bytes, _integers, _integers, ()),
-    "int8-dynamic": (_bytes, _integers, _integers, ("bmm",)),
-    "int4": (_same, _blocks, _same, ("bmm",)),
+# How what is given to a product, its weight and a table of embeddings are rounded, by the weights' encoding.
+_ROUNDS: Mapping[Encoding, tuple[_Round, _Round, _Round]] = {
+    FP16: (_same, _halves, _halves),
+    BF16: (_same, _brains, _brains),
+    INT8: (_bytes, _integers, _integers),
+    **dict.fromkeys(FOUR_BITS, (_same, _blocks, _same)),
 }
+# Products without a weight, which are not rounded.
+_OF_ACTIVATIONS: Mapping[Encoding, tuple[str, ...]] = dict.fromkeys((FP16, BF16), ("bmm", "baddbmm"))

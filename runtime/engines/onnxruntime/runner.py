@@ -39,8 +39,6 @@ from .task_inputs import TaskInputs
 
 # Shape at which an engine that was packed into a file is tried, or the nearest that it takes.
 _TRIED_SHAPE = Bucket(1, 16)
-# Products of one token keep one thread longer than the other, which is to be awake for the next one.
-_STEP_SPIN_US = 200
 
 
 class OnnxRuntimeRunner:

@@ -19,6 +19,7 @@ from nestforge.compiler.parity.compare import Rounding
 from nestforge.errors import CheckpointError, InputError
 from nestforge.parity.model import open_model
 from nestforge.parity.verdict import Rule, simulated
+from nestforge.profiles.precision import PRECISIONS, TRACED, Precision
 from nestforge.tools.cli import main
 from support.export_recipes import RECIPES
 from support.exports import Recipe, Zoo, quiet
@@ -110,6 +111,16 @@ def test_settings_that_would_be_ignored_or_mean_nothing_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         nestforge.check_parity(zoo.export(named("bert")), zoo.model("bert"), **settings)
+
+
+@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != TRACED])
+def test_every_lower_precision_rounds(precision: Precision) -> None:
+    torch.manual_seed(0)
+    net, given = torch.nn.Linear(8, 4), torch.randn(2, 8)
+    with simulated(precision):
+        found = net(given)
+    difference = (found - net(given)).abs().max().item()
+    assert 0 < difference < 0.5
 
 
 def test_float16_weights_are_rounded_and_nothing_else() -> None:
