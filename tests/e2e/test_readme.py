@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
+from nestforge.compiler import nest
 from nestforge.compiler.compile import compile_bundle
-from nestforge.compiler.nest import nest
 from nestforge.profiles import measure_rates
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.load_profile import dump_profile, load_profile
