@@ -80,7 +80,7 @@ class Job:
     def cost(self) -> CompileCost:
         """Cost of the compile, with the budgets that can be judged by now. Raises PlanError if one is not kept."""
         made = validate_budgets(self.source, self.profile, self.levels, self.submodels)
-        return compile_cost(self.source, self.profile, self.chosen(self.source.spec, made))
+        return compile_cost(self.source, self.profile, self.chosen(self.source.spec, made), self.corpus)
 
     @property
     def shared_options(self) -> JobOptions:
@@ -106,7 +106,7 @@ class Job:
             tabled=self.tabled,
             corrections=corrections,
         )
-        cost = compile_cost(self.source, self.profile, self.chosen(self.source.spec, made))
+        cost = compile_cost(self.source, self.profile, self.chosen(self.source.spec, made), self.corpus)
         return replace(made, notes=(*self.notes, *made.notes), cost=cost)
 
     def chosen(self, spec: ElasticSpec, plan: Plan) -> list[Submodel]:

@@ -9,7 +9,9 @@ own.
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +32,10 @@ Scores = Mapping[str, torch.Tensor]
 # By order of the spec: the step of the checkpoint that lies at each place.
 Places = Mapping[str, torch.Tensor]
 
+# Linux's; Python has no name for it.
+_MADV_PAGEOUT = 21
+# Numbers of a weight whose squares are summed at once.
+_PART = 2**20
 # Random output directions per batch: the mean of (v . J h)^2 over v estimates |J h|^2.
 _DIRECTIONS_PER_BATCH = 2
 
@@ -143,9 +149,17 @@ def magnitude_scores(model: UniversalModel) -> Scores:
     parameters, scores = model.parameters(), _zeros(model)
     for order in model.spec.orders:
         for cut in order.slices:
-            blocks = step_blocks(parameters[cut.parameter].data, cut).double()
-            scores[order.name] += blocks.flatten(1).square().sum(1)
+            scores[order.name] += _squares(parameters[cut.parameter].data, cut.dim).reshape(-1, cut.unit).sum(1)
     return scores
+
+
+def _squares(data: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sums of squares by place of dimension ``dim``, in float64, of as much at once as caches have room for."""
+    if data.ndim == 1:
+        return data.double().square()
+    rest = [other for other in range(data.ndim) if other != dim]
+    parts = data.split(max(1, _PART * data.shape[rest[0]] // data.numel()), rest[0])
+    return torch.stack([part.double().square_().sum(rest) for part in parts]).sum(0)
 
 
 def taylor_scores(
@@ -232,12 +246,22 @@ def permute_axis(model: UniversalModel, name: str, places: torch.Tensor) -> None
     order = next(order for order in model.spec.orders if order.name == name)
     for cut in (*order.slices, *order.followers):
         data = parameters[cut.parameter].data
-        data.copy_(permuted_steps(data, cut, places))
+        parameters[cut.parameter].data = permuted_steps(data, cut, places)  # pages of a file are dear to write into
+        _page_out(data)
+
+
+def _page_out(data: torch.Tensor) -> None:
+    """Lets the system take the pages of ``data``, which nobody reads any more: a file is mapped until all of it is."""
+    start = -(-data.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (data.data_ptr() + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start and (madvise := getattr(ctypes.CDLL(None), "madvise", None)):
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
 
 
 def permuted_steps(data: torch.Tensor, cut: PrefixSlice, places: torch.Tensor) -> torch.Tensor:
     """``data`` with step ``places[i]`` of the axis at place ``i``."""
-    return step_blocks(data, cut)[places].flatten(0, 1).movedim(0, cut.dim)
+    elements = (places[:, None] * cut.unit + torch.arange(cut.unit)).flatten()
+    return data.index_select(cut.dim, elements)
 
 
 def step_blocks(data: torch.Tensor, cut: PrefixSlice) -> torch.Tensor:

@@ -23,6 +23,8 @@ from ...runtime.inputs.text import TextEncoder
 from ...strict import unstructure
 
 CALIBRATION = 128
+# Tokens of a text by which axes are ranked: long texts cost time quadratically and change the order little.
+MOST_RANKED = 64
 # So few show what a submodel keeps to two digits; the standard error stands beside it.
 HELD_OUT = 100
 _MIN_EXAMPLES = 20

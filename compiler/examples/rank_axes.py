@@ -26,10 +26,8 @@ from ...runtime.inputs.arrays import Array, InputChecker
 from ..work.clock import Clock
 from ..work.staging import Stage
 from ..work.tensor_file import write_tensors
-from .corpus import ArrayCorpus, Corpus
+from .corpus import MOST_RANKED, ArrayCorpus, Corpus
 
-# Long texts cost time quadratically and change the order little.
-_MAX_TOKENS = 64
 _BATCH = 16
 SLICES = "slices"
 
@@ -90,7 +88,7 @@ def _text_batches(model: UniversalModel, corpus: Corpus) -> Iterator[Mapping[str
     encoder = model.source.encoder
     assert encoder is not None
     signature = model.source.signature
-    longest = min(_MAX_TOKENS, signature.max_sequence or _MAX_TOKENS)
+    longest = min(MOST_RANKED, signature.max_sequence or MOST_RANKED)
     if signature.bound is not None and signature.max_sequence is not None:
         longest = signature.max_sequence  # what a text is cut to saves nothing: all are filled up
     # Neighbours of like length need little padding.

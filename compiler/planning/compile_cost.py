@@ -2,8 +2,7 @@
 
 Weights are counted in bytes. Other memory, and the time, follow a rule that was fitted to whole compiles: of
 random Llamas of 30 to 1,236 million weights and of SmolLM2-135M in int4, one width, `--generate`, 1x1..512, nothing
-timed, on an AMD EPYC (Zen 4) of two cores. Ranking, exits' segments and merged engines are not counted, nor what
-chooses 4 bits on examples.
+timed, on an AMD EPYC (Zen 4) of two cores. Exits' segments and merged engines are not counted.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import DeviceProfile
 from ...profiles.precision import FOUR_BITS, INT8, PRECISIONS, TRACED
 from ...profiles.probe_host import free_memory_bytes
+from ...runtime.consistency.samples import ArraySamples
+from ..examples.corpus import MOST_RANKED, ArrayCorpus, Corpus
 from ..parity.cases import MOST_JUDGED, can_look, largest_proven
 from ..work.staging import staging_folder
 
@@ -38,10 +39,15 @@ _LEAST_SHARE = 0.55
 # for all that it is proven by.
 _FIXED_SECONDS, _SECONDS_A_LAYER, _SECONDS_REPEATED, _SECONDS_A_GFLOP = 15, 0.7, 0.1, 0.14
 _LAYERS_TRACED = 4
-# For a large model a GFLOP of that run, which its narrower widths are not asked, and 10^9 weights of its short ones; of
-# integers too for rounding weights, PyTorch with the rounded ones, and runs that decode them.
-_SECONDS_A_GFLOP_OF_FEW, _SECONDS_A_BILLION = 0.03, 25
+# For a large model a GFLOP of that run, which its narrower widths are not asked, and 10^9 weights of its short ones, of
+# which those are asked fewer; of integers too for rounding weights, PyTorch with the rounded ones, and runs that decode
+# them.
+_SECONDS_A_GFLOP_OF_FEW, _SECONDS_A_BILLION, _SECONDS_A_NARROW_BILLION = 0.03, 25, 12
 _MORE_OF_INTEGERS_A_GFLOP, _MORE_OF_INTEGERS_A_BILLION = 0.03, 60
+# For examples: a GFLOP of the passes that rank axes by them, forward and twice back, and of a run of an engine, which
+# shows what a submodel keeps; and 10^12 products of a weight and the inputs of its layer, which choosing 4 bits takes.
+_SECONDS_A_GFLOP_RANKED, _SECONDS_A_GFLOP_RUN, _SECONDS_A_TRILLION_CHOSEN = 0.035, 0.012, 250
+_BYTES_A_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,14 @@ class CompileCost:
         )
 
 
-def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[Submodel]) -> CompileCost:
-    """The cost of a compile of engines of the submodels ``chosen``, on a host like the one of the fit."""
+def compile_cost(
+    source: ModelSource,
+    profile: DeviceProfile,
+    chosen: Sequence[Submodel],
+    corpus: Corpus | ArrayCorpus | None = None,
+) -> CompileCost:
+    """The cost of a compile of engines of the submodels ``chosen`` with the examples of ``corpus``, on a host like the
+    one of the fit."""
     universal, backend = source.spec.universal(), profile.backend
     in_fp32 = 4 * source.parameters(universal)
     disk = written_bytes(source, profile, chosen)
@@ -86,7 +98,9 @@ def compile_cost(source: ModelSource, profile: DeviceProfile, chosen: Sequence[S
         memory_mb=(_PROGRAMS_BYTES + max(judging, widened)) / 1e6,
         mapped_mb=max(disk, in_fp32) / 1e6,
         disk_mb=disk / 1e6,
-        cpu_seconds=_FIXED_SECONDS + forms * (trace * traces + gates),
+        cpu_seconds=_FIXED_SECONDS
+        + forms * (trace * traces + gates)
+        + (_example_seconds(source, profile, chosen, corpus) if corpus is not None else 0.0),
     )
 
 
@@ -98,8 +112,10 @@ def _every_case_seconds(source: ModelSource, profile: DeviceProfile, submodel: S
 def _gate_seconds(source: ModelSource, profile: DeviceProfile, submodel: Submodel) -> float:
     """For those of an engine of a large model."""
     billions = source.parameters(submodel) / 1e9 * len(profile.buckets)
-    gflops = _gflops(source, profile, submodel) if replace(submodel, precision=None).has_all_widths else 0.0
-    seconds = _SECONDS_A_GFLOP_OF_FEW * gflops + _SECONDS_A_BILLION * billions
+    is_narrow = not replace(submodel, precision=None).has_all_widths
+    gflops = 0.0 if is_narrow else _gflops(source, profile, submodel)
+    seconds = _SECONDS_A_GFLOP_OF_FEW * gflops
+    seconds += (_SECONDS_A_NARROW_BILLION if is_narrow else _SECONDS_A_BILLION) * billions
     if PRECISIONS[source.precision(submodel)].is_integer:
         seconds += _MORE_OF_INTEGERS_A_GFLOP * gflops + _MORE_OF_INTEGERS_A_BILLION * billions
     return seconds
@@ -109,6 +125,31 @@ def _gflops(source: ModelSource, profile: DeviceProfile, submodel: Submodel) -> 
     """The longest runs of engines of ``submodel``."""
     shapes = [submodel.at(largest_proven(bucket)) for bucket in profile.buckets]
     return sum(op.flops / 1e9 for shape in shapes for op in source.workload(submodel, shape))
+
+
+def _example_seconds(
+    source: ModelSource, profile: DeviceProfile, chosen: Sequence[Submodel], corpus: Corpus | ArrayCorpus
+) -> float:
+    """For ranking axes by the examples, finding what precisions must know of them, and measuring on those held out."""
+    universal, longest = source.spec.universal(), max(profile.buckets, key=lambda bucket: bucket.sequence)
+
+    def gflops(part: Sequence[str] | ArraySamples, submodel: Submodel, most: int) -> float:
+        shape = submodel.at(Bucket(1, longest.sequence))
+        each = sum(op.flops / 1e9 for op in source.workload(submodel, shape))
+        if isinstance(part, ArraySamples):
+            return part.size * each
+        tokens = sum(min(len(text.encode()) / _BYTES_A_TOKEN, most) for text in part)
+        return each * tokens / shape.sequence
+
+    is_ranked = bool(source.spec.orders) and not source.spec.trained_nested
+    ranked = gflops(corpus.calibration, universal, MOST_RANKED) if is_ranked else 0.0
+    calibrations = {PRECISIONS[source.precision(one)].calibration for one in chosen} - {None}
+    runs = len(calibrations) * gflops(corpus.calibration, universal, longest.sequence)
+    runs += sum(gflops(corpus.held_out, submodel, longest.sequence) for submodel in (universal, *chosen))
+    of_layers = [shape for name, shape in source.shapes.items() if not source.architecture.is_embedding(name, shape)]
+    in_4_bits = any(PRECISIONS[source.precision(submodel)].encoding in FOUR_BITS for submodel in chosen)
+    chosen_by = sum(prod(shape) * shape[1] for shape in of_layers if len(shape) == 2) / 1e12 if in_4_bits else 0.0
+    return _SECONDS_A_GFLOP_RANKED * ranked + _SECONDS_A_GFLOP_RUN * runs + _SECONDS_A_TRILLION_CHOSEN * chosen_by
 
 
 def _output_bytes(signature: Signature, longest: Bucket) -> int:

@@ -33,7 +33,7 @@ def read_weights(checkpoint: Checkpoint, architecture: CostEffArchitecture) -> d
     for cut in parameters.slices:
         if cut.axis in architecture.kept:
             kept = torch.tensor(architecture.kept[cut.axis])
-            weights[cut.parameter] = permuted_steps(weights[cut.parameter], cut, kept).contiguous()
+            weights[cut.parameter] = permuted_steps(weights[cut.parameter], cut, kept)
     return weights
 
 

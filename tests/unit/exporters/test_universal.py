@@ -53,6 +53,15 @@ def test_equal_scores_keep_their_order(universal) -> None:
     assert torch.equal(universal.module.model.encoder.layer[0].intermediate.dense.weight, before)
 
 
+def test_ranking_writes_into_no_weight_that_was_read(universal) -> None:
+    """It may lie in the checkpoint's file, and its pages are let go."""
+    weight = universal.module.model.encoder.layer[0].intermediate.dense.weight
+    read, before = weight.data, weight.detach().clone()
+    rank(universal, {axis.name: torch.arange(axis.size) for axis in universal.spec.axes}, "magnitude")
+    assert torch.equal(read, before)
+    assert torch.equal(weight, before.flip(0))
+
+
 def test_scores_that_are_not_finite_are_refused(universal) -> None:
     scores = magnitude_scores(universal)
     scores["layers.1.ffn"][0] = float("nan")

@@ -118,3 +118,23 @@ def test_what_several_precisions_share_is_counted_once(tiny_folder: Path, tmp_pa
         return written_bytes(job.source, job.profile, [replace(whole, precision=one) for one in precisions])
 
     assert written("fp32", "int8", "int8-dynamic") == max(written("fp32", "int8"), written("fp32", "int8-dynamic"))
+
+
+def test_examples_cost_time_of_their_own(tiny_folder: Path, tmp_path: Path) -> None:
+    """They rank, calibrate and are measured on; of narrower widths they are measured on too."""
+
+    def seconds(text: Path | None, precision: Precision, *levels: float) -> float:
+        profile = replace(board(), precisions=(precision,), budgets={})
+        buckets = [Bucket(1, 8)]
+        request = CompileRequest(
+            tiny_folder, profile, output=tmp_path / "b", buckets=buckets, levels={"ffn": levels}, text=text
+        )
+        return resolve(request).cost.cpu_seconds
+
+    def more(precision: Precision, *levels: float) -> float:
+        return seconds(text, precision, *levels) - seconds(None, precision, *levels)
+
+    text = tmp_path / "text"
+    text.write_text("\n".join(f"text number {number} of many" for number in range(300)))
+    assert 0 < more("fp32", 1) < more("fp32", 0.5, 1)
+    assert more("fp32", 1) < more("int8", 1) < more("int4-g128", 1)

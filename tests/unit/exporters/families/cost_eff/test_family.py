@@ -14,6 +14,7 @@ import transformers
 from nestforge.bucket import Bucket
 from nestforge.bundle.manifest import Proof
 from nestforge.compiler.model_view import view_model
+from nestforge.elastic import PrefixSlice
 from nestforge.errors import PlanError
 from nestforge.exporters.families.cost_eff import loading
 from nestforge.exporters.source import ModelSource, open_source
@@ -188,7 +189,11 @@ def test_a_wrongly_kept_head_fails_the_proof(tmp_path: Path, monkeypatch: pytest
     kept = changed(SIDECAR, {"kept_heads": {str(layer): [1, 3] for layer in range(4)}, "kept_ffn": every})
     source = open_source(save_folder(tmp_path / "m", config, kept, random_weights(shapes_of(config, SIDECAR))))
     permuted = loading.permuted_steps
-    monkeypatch.setattr(loading, "permuted_steps", lambda data, cut, places: permuted(data, cut, places - 1))
+
+    def wrongly(data: torch.Tensor, cut: PrefixSlice, places: torch.Tensor) -> torch.Tensor:
+        return permuted(data, cut, (places - 1) % (data.shape[cut.dim] // cut.unit))
+
+    monkeypatch.setattr(loading, "permuted_steps", wrongly)
     worst, limit = next((p.worst, p.limit) for p in _load_proofs(source))
     assert worst > limit
 
