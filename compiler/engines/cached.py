@@ -62,8 +62,8 @@ from .whole import JudgedEngine, residency_of
 _Read = Mapping[str, Sequence[Array]] | None
 # Runs of a text that a large model without the rounding of its activations is asked in.
 _FEW_PIECES = 3
-# Tokens of a text that is not long.
-_FEW_TOKENS = 16
+# Tokens of a text of a large model that is not long, and of one of its narrower widths.
+_FEW_TOKENS, _FEWEST_TOKENS = 16, 12
 _HEADS, _SIZES = attrgetter("heads"), attrgetter("size")
 
 
@@ -103,8 +103,9 @@ def _texts(universal: UniversalModel, entry: GenerationEntry, submodel: Submodel
     follow each other: drafts and steps, of rows that are in one cache."""
     if not universal.source.is_large:
         return cached_batches(entry, long)
-    batches = cached_batches(entry, long, _FEW_TOKENS)
-    return batches if replace(submodel, precision=None).has_all_widths else batches[1::2]
+    if replace(submodel, precision=None).has_all_widths:
+        return cached_batches(entry, long, _FEW_TOKENS)
+    return cached_batches(entry, long=False, tokens=_FEWEST_TOKENS)[1::2]
 
 
 def _once(

@@ -204,7 +204,10 @@ def test_a_large_model_is_asked_short_texts_its_narrower_widths_two_kinds_and_wh
     assert tokens == {"whole": 16, "in pieces": 16, "token by token": 16} | {
         f"row {number} of 3": size for number, size in enumerate((16, 7, 5))
     }
-    assert [case.name for case in narrower.cases] == ["in pieces", *(f"row {number} of 3" for number in range(3))]
+    assert [(case.name, case.tokens) for case in narrower.cases] == [
+        ("in pieces", 12),
+        *((f"row {number} of 3", size) for number, size in enumerate((12, 5, 4))),
+    ]
     assert {"whole", "in pieces", "row 0 of 3"} <= whole.verdict.in_float32
     assert "row 2 of 3" not in whole.verdict.in_float32, "the smallest is in float64"
     (again,) = judge_generating(bundle, references.on(few), engines[1])

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.compiler.engines.cached import _FEWEST_TOKENS as FEWEST
 from nestforge.compiler.engines.cached_gate import cached_reference, judge_rows
 from nestforge.compiler.parity import cases
-from nestforge.compiler.parity.cached_cases import cached_batches, cases_of
+from nestforge.compiler.parity.cached_cases import cached_batches, cases_of, judged_specs
 from nestforge.compiler.parity.cases import Case, judged_places, parity_cases
 from nestforge.compiler.parity.compare import tolerance_for
 from nestforge.compiler.parity.judge import JudgedOutputs, judge
@@ -90,6 +91,11 @@ def test_faults_of_the_last_layer_are_found(
         assert arrays["key_0"].shape[2] == tokens
     verdict = judge_rows(replayed(cached_reference(reference, form), texts), form, batches, found, limit)
     assert ("longer than a run" in verdict.broken_cases) == (fault is not sound)
+    assert (verdict.broken is None) == (fault is sound)
+    shortest = cases_of(cached_batches(form.entry, long=False, tokens=FEWEST)[1::2])
+    found = answers(cached_reference(engine, form), shortest)
+    expected = replayed(cached_reference(reference, form), shortest)
+    verdict = judge(expected, found, shortest, JudgedOutputs(judged_specs(form.entry)), limit)
     assert (verdict.broken is None) == (fault is sound)
 
     verdict = judge(replayed(reference, whole), answers(engine, whole), whole, JudgedOutputs(signature.outputs), limit)
