@@ -319,8 +319,12 @@ def share_store(model: UniversalModel, files: Iterable[Path]) -> None:
 
 
 def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two float32 tensors are equal to the bit."""
-    return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))
+    """Whether two float32 tensors are equal to the bit; some rows of them at a time, since one may be transposed."""
+    if one.shape != other.shape:
+        return False
+    rows = max(1, _BLOCK * len(one) // max(one.numel(), 1)) if one.ndim else 1
+    parts = (torch.atleast_1d(tensor).view(torch.int32).split(rows) for tensor in (one, other))
+    return all(map(torch.equal, *parts))
 
 
 def float32_views(files: Iterable[Path], spec: ElasticSpec) -> dict[str, torch.Tensor]:

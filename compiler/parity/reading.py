@@ -187,6 +187,20 @@ class _Float64(_Reading):  # type: ignore[no-untyped-call]
         self._used = 0  # the operation before has read what it took
         return func(*map(self._wide, args), **{name: self._wide(value) for name, value in named.items()})
 
+    def _read(self, value: Any) -> Any:
+        place = self._place(value)
+        if place is None or not self._cuts[place]:
+            return super()._read(value)
+        parameter, wide = self._parameters[place][2], self._room_like(value)
+        if value.numel() != parameter.numel() or wide.stride() != value.stride():  # no whole one, however transposed
+            return super()._read(value)
+        kept = wide.as_strided(parameter.shape, parameter.stride(), wide.storage_offset())
+        for dim, count in self._cuts[place]:
+            kept.narrow(dim, count, kept.shape[dim] - count).zero_()
+            kept, parameter = kept.narrow(dim, 0, count), parameter.narrow(dim, 0, count)
+        kept.copy_(parameter)
+        return wide
+
     def read_all(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of one call with parameters in float64, and then every float32 one."""
         read = self._widest if self._has_wide(args) or self._has_wide(named.values()) else self._read
