@@ -42,7 +42,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def unsynced() -> Iterator[None]:
-    """No machine of tests loses its power within one: a compile waits for the disk for a tenth of its time."""
+    """No machine of tests loses its power within one: a compile waits for the disk for some 4 % of its time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _descriptor: None)
         yield
