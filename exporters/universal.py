@@ -158,7 +158,7 @@ def _squares(data: torch.Tensor, dim: int) -> torch.Tensor:
     if data.ndim == 1:
         return data.double().square()
     rest = [other for other in range(data.ndim) if other != dim]
-    parts = data.split(max(1, _PART * data.shape[rest[0]] // data.numel()), rest[0])
+    parts = torch.split(data, max(1, _PART * data.shape[rest[0]] // data.numel()), rest[0])
     return torch.stack([part.double().square_().sum(rest) for part in parts]).sum(0)
 
 

@@ -322,9 +322,9 @@ def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two float32 tensors are equal to the bit; some rows of them at a time, since one may be transposed."""
     if one.shape != other.shape:
         return False
-    rows = max(1, _BLOCK * len(one) // max(one.numel(), 1)) if one.ndim else 1
-    parts = (torch.atleast_1d(tensor).view(torch.int32).split(rows) for tensor in (one, other))
-    return all(map(torch.equal, *parts))
+    one, other = (tensor.view(torch.int32) for tensor in (one, other))
+    rows = max(1, _BLOCK * one.shape[0] // max(one.numel(), 1)) if one.ndim else 0
+    return all(map(torch.equal, torch.split(one, rows), torch.split(other, rows))) if rows else torch.equal(one, other)
 
 
 def float32_views(files: Iterable[Path], spec: ElasticSpec) -> dict[str, torch.Tensor]:
