@@ -12,6 +12,7 @@ import copy
 import ctypes
 import hashlib
 import mmap
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ Scores = Mapping[str, torch.Tensor]
 # By order of the spec: the step of the checkpoint that lies at each place.
 Places = Mapping[str, torch.Tensor]
 
-# Linux's; Python has no name for it.
+# Python has no name for it.
 _MADV_PAGEOUT = 21
 # Numbers of a weight whose squares are summed at once.
 _PART = 2**20
@@ -251,11 +252,14 @@ def permute_axis(model: UniversalModel, name: str, places: torch.Tensor) -> None
 
 
 def _page_out(data: torch.Tensor) -> None:
-    """Lets the system take the pages of ``data``, which nobody reads any more: a file is mapped until all of it is."""
+    """Lets Linux take the pages of ``data``, which nobody reads any more, where they are not PyTorch's own, which are
+    freed with their last reference, but of a mapped file, which stays in memory until none of it is read."""
+    if sys.platform != "linux" or data.untyped_storage().resizable():
+        return
     start = -(-data.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (data.data_ptr() + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > start and (madvise := getattr(ctypes.CDLL(None), "madvise", None)):
-        madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
+    if end > start:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
 
 
 def permuted_steps(data: torch.Tensor, cut: PrefixSlice, places: torch.Tensor) -> torch.Tensor:

@@ -189,11 +189,9 @@ class _Float64(_Reading):  # type: ignore[no-untyped-call]
 
     def _read(self, value: Any) -> Any:
         place = self._place(value)
-        if place is None or not self._cuts[place]:
+        if place is None or not self._cuts[place] or not _lies_as(value, parameter := self._parameters[place][2]):
             return super()._read(value)
-        parameter, wide = self._parameters[place][2], self._room_like(value)
-        if value.numel() != parameter.numel() or wide.stride() != value.stride():  # no whole one, however transposed
-            return super()._read(value)
+        wide = self._room_like(value)
         kept = wide.as_strided(parameter.shape, parameter.stride(), wide.storage_offset())
         for dim, count in self._cuts[place]:
             kept.narrow(dim, count, kept.shape[dim] - count).zero_()
@@ -315,6 +313,12 @@ def _strides_in_a_copy(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int
     """Strides in a copy of a tensor with ``strides``, such as a transposed one, whose products would be computed
     otherwise if it lay otherwise."""
     return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
+
+
+def _lies_as(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a part of ``whole`` is all of it, with its dimensions in any order and without gaps."""
+    is_dense = _strides_in_a_copy(tensor.shape, tensor.stride()) == tensor.stride()
+    return tensor.numel() == whole.numel() and is_dense
 
 
 def _extent(tensor: torch.Tensor) -> int:

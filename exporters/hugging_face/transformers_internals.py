@@ -13,6 +13,8 @@ from ..checkpoints.config import offline_transformers
 
 # The method of attention of T5's kin by which distances have buckets.
 DISTANCE_BUCKETS = "_relative_position_bucket"
+# The method of classes by which a decoder begins with tokens of language and task.
+INIT_TOKENS = "_retrieve_init_tokens"
 _ATTENTION = "_attn_implementation"
 
 
