@@ -58,8 +58,14 @@ async def chat_completions(service: Service, request: Request) -> Response:
 async def _generated(service: Service, request: Request, is_chat: bool) -> Response:
     document = {name: value for name, value in (await service.document(request)).items() if value is not None}
     served = service.model(document.get("model"))
-    if served.model.bundle.manifest.generation is None:
+    entry = served.model.bundle.manifest.generation
+    if entry is None:
         raise InputError(f"model {served.name}: this model does not generate text")
+    if entry.prompt_array is not None:
+        raise InputError(
+            f"model {served.name}: generates behind an array, {entry.prompt_array.name}, which servers do not take; "
+            "use `nestforge generate --inputs`, or `generate` in Python"
+        )
     streams, with_usage = flag(document, "stream", False), _with_usage(document)
     found = stated(request.scope[OWN_HEADERS], document)
     if "latency_ms" in found:

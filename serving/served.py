@@ -360,7 +360,7 @@ class Served:
                 for _ in range(_WARM_UPS):
                     model(feeds, submodel=one.id, exits=OFF)
         entry = self.model.bundle.manifest.generation
-        if entry is not None:
+        if entry is not None and entry.prompt_array is None:  # which no request generates behind
             with suppress(InputError):  # which a chat hears
                 self.model.generate.require_chats()
             half = entry.most_tokens // 2

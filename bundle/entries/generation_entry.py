@@ -277,10 +277,15 @@ class GenerationEntry:
         return tuple(inputs), tuple(outputs)
 
     @property
+    def prompt_array(self) -> TensorSpec | None:
+        """The array that is a prompt in the place of a text, if one is."""
+        return None if self.encoder is None else self.encoder.input
+
+    @property
     def encoder_interface(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Inputs and outputs of the engines of the encoder, by position."""
-        if self.encoder is not None and self.encoder.input is not None:
-            return (self.encoder.input,), tuple(self._source("batch", self.encoder.positions))
+        if self.encoder is not None and self.prompt_array is not None:
+            return (self.prompt_array,), tuple(self._source("batch", self.encoder.positions))
         ids = TensorSpec("input_ids", "int64", ("batch", "sequence"), high=self.vocabulary)
         return (ids,), tuple(self._source("batch", "sequence"))
 

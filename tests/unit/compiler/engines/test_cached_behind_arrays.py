@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from support.commands import error_of
 from support.processes import DEVICE_PROGRAM
 from support.sealing import reseal
+from support.servers import serving
 from support.tiny_compile import board
 from support.tiny_models import edit_config
 from support.tokenizer_files import save_tokenizer, word_tokenizer
@@ -207,3 +208,15 @@ def test_what_is_no_such_array_is_refused(bundle: Path, model: ElasticModel, tmp
     np.savez(tmp_path / "two.npz", a=arrays, b=arrays)
     said = error_of("generate", bundle, "--inputs", tmp_path / "two.npz")
     assert said.endswith("2 arrays; expected the one that the model's encoder reads")
+
+
+def test_a_server_answers_whole_passes_and_refuses_to_write(bundle: Path) -> None:
+    with serving(bundle) as running:
+        for path, given in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": [{"role": "user"}]})):
+            status, _, said = running.ask("POST", f"/v1/{path}", {"model": "b", **given})
+            assert status == 400
+            assert said["error"]["message"].startswith("model b: generates behind an array, input_features, which")
+        rows = [{"name": "input_features", "datatype": "FP32", "shape": [1, 8, 40], "data": [0.5] * 320}]
+        rows += [{"name": "decoder_input_ids", "datatype": "INT64", "shape": [1, 2], "data": [2, 5]}]
+        status, _, said = running.ask("POST", "/v2/models/b/infer", {"inputs": rows})
+        assert (status, said["outputs"][0]["name"]) == (200, "logits")
