@@ -28,7 +28,7 @@ from ..profiles.load_profile import requested_profile
 from ..profiles.precision import rank
 from .examples.corpus import ArrayCorpus, Corpus, read_array_corpus, read_corpus
 from .planning.candidate import Corrections
-from .planning.compile_cost import CompileCost, compile_cost, require_room
+from .planning.compile_cost import CompileCost, compile_cost, lacking_room, require_room
 from .planning.levels import Level, in_every_precision, ladder, read_assignment
 from .planning.levels import levels as make_levels
 from .planning.plan import Plan, make_plan
@@ -281,4 +281,11 @@ def plan(request: CompileRequest) -> Plan:
     The arguments are the fields of ``CompileRequest``; those that say how engines are made change nothing here.
     Raises as ``resolve``, and PlanError if no submodel keeps a budget.
     """
-    return resolve(request).plan()
+    return plan_here(resolve(request))
+
+
+def plan_here(job: Job) -> Plan:
+    """The plan of ``job``; a note says why its compile does not fit this host, if so."""
+    made = job.plan()
+    lacking = lacking_room(made.cost, job.output) if made.cost is not None else None
+    return made if lacking is None else replace(made, notes=(*made.notes, f"a compile is refused here: {lacking}"))

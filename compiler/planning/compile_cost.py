@@ -53,10 +53,12 @@ _BYTES_A_TOKEN = 4
 
 @dataclass(frozen=True)
 class CompileCost:
-    """Cost of a compile on its host. ``memory_mb`` no system can drop; ``mapped_mb`` are pages of files, dropped
-    and read again where memory is short; ``disk_mb`` are written at least; ``cpu_seconds`` leave out timing engines."""
+    """Cost of a compile on its host. ``memory_mb`` no system can drop, of it ``widened_mb`` are weights of other types
+    in float32; ``mapped_mb`` are pages of files, dropped and read again where memory is short; ``disk_mb`` are written
+    at least; ``cpu_seconds`` leave out timing engines."""
 
     memory_mb: float
+    widened_mb: float
     mapped_mb: float
     disk_mb: float
     cpu_seconds: float
@@ -97,6 +99,7 @@ def compile_cost(
     judging = held if looks else outputs + packed + 8 * largest
     return CompileCost(
         memory_mb=(_PROGRAMS_BYTES + max(judging, widened)) / 1e6,
+        widened_mb=widened / 1e6,
         mapped_mb=max(disk, in_fp32) / 1e6,
         disk_mb=disk / 1e6,
         cpu_seconds=_FIXED_SECONDS
@@ -179,20 +182,27 @@ def written_bytes(source: ModelSource, profile: DeviceProfile, chosen: Sequence[
 
 
 def require_room(cost: CompileCost, output: Path) -> None:
-    """Refuses a compile of this ``cost`` at ``output`` that cannot fit: where its disk has less free, what an
-    interrupted one has written counted as free, or where little more than half of the memory is more than this process
-    may have, since an estimate may be off by so much. Raises BuildError."""
-    free, least = _free_bytes(output) / 1e6, _LEAST_SHARE * cost.memory_mb
+    """Refuses a compile of this ``cost`` at ``output`` that cannot fit. Raises BuildError."""
+    if (lacking := lacking_room(cost, output)) is not None:
+        raise BuildError(lacking)
+
+
+def lacking_room(cost: CompileCost, output: Path) -> str | None:
+    """Why a compile of this ``cost`` at ``output`` cannot fit, if so: its disk has less free, what an interrupted one
+    has written counted as free, or this process may have less memory than the widened weights, or little more than
+    half of the whole, which is an estimate."""
+    free, least = _free_bytes(output) / 1e6, max(_LEAST_SHARE * cost.memory_mb, cost.widened_mb)
     if cost.disk_mb > free:
-        raise BuildError(
+        return (
             f"{output}: the weights alone take {cost.disk_mb:,.1f} MB, and {free:,.1f} MB of its disk are free; "
             "make room, or choose another `output`"
         )
     if least > (memory := free_memory_bytes() / 1e6):
-        raise BuildError(
+        return (
             f"{output}: a compile of it holds about {cost.memory_mb:,.0f} MB in memory, at least {least:,.0f}, and "
             f"{memory:,.0f} MB are free here; end other programs, or compile on a host with more memory"
         )
+    return None
 
 
 def _free_bytes(output: Path) -> float:

@@ -150,16 +150,17 @@ def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
     """Show the submodel of each budget, and the reason.
 
     Candidates that a budget rules out are listed with the reason. Nothing is traced. Latencies are predictions from
-    the profile's figures; a compile on the target itself corrects them by measuring.
+    the profile's figures; a compile on the target itself corrects them by measuring. A note says where the compile
+    itself would not fit the memory or the disk of this host.
     """
-    from ...compiler.job import resolve
+    from ...compiler.job import plan_here, resolve
     from ...compiler.model_view import cache_of
     from ...compiler.planning.variants import variant_views
 
     model, settings = of_job(model, settings)
     with working():  # the first use of host-cpu measures this host
         resolved = resolve(CompileRequest(model, **settings))
-    source, device, made = resolved.source, resolved.profile, resolved.plan()
+    source, device, made = resolved.source, resolved.profile, plan_here(resolved)
     variants_got = variant_views(source, [source.spec.parse(candidate.id) for candidate in made.candidates], device)
     cache = cache_of(source, device)
     show(

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.job import resolve
-from nestforge.compiler.planning.compile_cost import CompileCost, written_bytes
+from nestforge.compiler.job import plan_here, resolve
+from nestforge.compiler.planning import compile_cost
+from nestforge.compiler.planning.compile_cost import CompileCost, require_room, written_bytes
 from nestforge.errors import BuildError
 from nestforge.profiles import host_load
 from nestforge.profiles.compile_request import CompileRequest
@@ -31,6 +32,7 @@ def test_weights_that_do_not_fit_the_disk_are_refused_before_the_work(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=written - 1))
     with pytest.raises(BuildError, match=r"made\.bundle: the weights alone take .* MB, and .* MB of its disk are free"):
         job.validate()
+    assert plan_here(job).notes[-1].startswith(f"a compile is refused here: {output}: the weights alone take")
     begun = tmp_path / "made.bundle.partial" / "begun"
     begun.parent.mkdir()
     begun.write_bytes(b"x")
@@ -56,6 +58,7 @@ def test_a_compile_that_memory_cannot_hold_is_refused_before_the_work(
         BuildError, match=r"made\.bundle: a compile of it holds about \d+ MB in memory, at least \d+, and"
     ):
         job.validate()
+    assert plan_here(job).notes[-1].startswith(f"a compile is refused here: {job.output}: a compile of it holds about")
     assert not list(tmp_path.glob("made*"))
 
 
@@ -90,6 +93,11 @@ def test_a_checkpoint_in_16_bits_is_in_memory_in_float32_until_it_is_stored(
     held = 4e-6 * sum(tensor.numel() for tensor in tensors.values())
     assert wide.memory_mb < 700 + held
     assert bf16.memory_mb == pytest.approx(700 + held, abs=1e-6)
+    assert (wide.widened_mb, bf16.widened_mb) == (0, pytest.approx(held))
+    large = replace(bf16, memory_mb=1e8, widened_mb=0.9e8)
+    monkeypatch.setattr(compile_cost, "free_memory_bytes", lambda: 0.8e14)
+    with pytest.raises(BuildError, match=r"holds about 100,000,000 MB in memory, at least 90,000,000, and"):
+        require_room(large, tmp_path / "b")  # they are no estimate
 
 
 def test_a_large_model_packs_nothing_its_widths_cost_little_and_its_integers_more(
