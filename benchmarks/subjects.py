@@ -13,8 +13,8 @@ import onnxruntime
 import torch
 
 from ..bucket import Bucket
+from ..bundle.files import weights_in
 from ..bundle.open_bundle import open_bundle
-from ..bundle.weight_files import weights_in
 from ..compiler.compile import compile_bundle
 from ..compiler.graph.emit import emit
 from ..compiler.graph.make_template import traced_template

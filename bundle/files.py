@@ -4,6 +4,7 @@ The build record, calibrations and lists of plans are written where they are use
 the other, so that no manifest can list them. Each vouches for itself: by its seal, the SHA-256 of its own content
 as its last field (docs/bundle-format.md, section 2.11). Between a file and a seal elsewhere an interruption would leave
 a bundle that does not open. Private folders hold what the runtime trusts without checking its meaning.
+A weight store of several files is named as Hugging Face's shards, so that each has its name before any is written.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,8 @@ from ..profiles.probe_host import cache_folder
 from ..progress import Bytes, tell
 from ..whole_file import remove_unfinished, write_whole
 
+WEIGHTS_NAME = "weights.safetensors"
+_SHARD = re.compile(r"weights-([0-9]{5})-of-([0-9]{5})\.safetensors")
 FETCH_AGAIN = "fetch the bundle again, or compile it again"
 SEAL = "seal"
 _SEAL_PREFIX = f'"{SEAL}": "'.encode()
@@ -171,3 +175,34 @@ def _require_private(path: Path) -> None:
         if status.st_uid != os.getuid() or status.st_mode & 0o077 or path.is_symlink():
             allowed = "700" if path.is_dir() else "600"
             raise OutputError(f"{path}: others may read or change it; make it yours alone (chmod {allowed})")
+
+
+def weight_names(count: int) -> tuple[str, ...]:
+    """The names of a store of ``count`` files, in order."""
+    if count == 1:
+        return (WEIGHTS_NAME,)
+    return tuple(f"weights-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1))
+
+
+def is_of_weights(name: str) -> bool:
+    """Whether a file of a bundle is one of its weight store."""
+    return name == WEIGHTS_NAME or _SHARD.fullmatch(name) is not None
+
+
+def weights_in(folder: Path) -> tuple[Path, ...]:
+    """The files of the store in a folder that no manifest lists yet, in order."""
+    return tuple(sorted(path for path in folder.iterdir() if is_of_weights(path.name)))
+
+
+def weight_problems(names: Sequence[str]) -> Iterable[str]:
+    """Problems of the files of a store, which ``names`` are in order."""
+    if names and tuple(names) != weight_names(len(names)):
+        yield f"files of the weight store: {', '.join(names[:8])}; expected {WEIGHTS_NAME}, or each of -of-N once"
+
+
+def hash_of_all(hashes: Sequence[str]) -> str | None:
+    """The hash of a store by those of its files in order: that of its only one, else of all of them one behind the
+    other, as hexadecimal digits."""
+    if len(hashes) < 2:
+        return hashes[0] if hashes else None
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()

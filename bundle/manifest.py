@@ -16,7 +16,7 @@ from .entries.exits_entry import ExitsEntry
 from .entries.generation_entry import GenerationEntry
 from .entries.task_entry import TasksEntry
 from .entries.tensor_spec import TensorSpec
-from .weight_files import hash_of_all, is_of_weights
+from .files import hash_of_all, is_of_weights
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"

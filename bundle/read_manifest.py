@@ -18,10 +18,9 @@ from .build_record import BuildRecord, is_grid
 from .check_parts import exit_problems, generation_problems, task_problems
 from .entries.engine_entry import EngineEntry, Segment, Whole
 from .entries.tensor_spec import MAX_ELEMENTS, RANGES, TensorSpec
-from .files import unsealed
+from .files import unsealed, weight_problems
 from .manifest import SCHEMA_VERSION, UNLISTED, Manifest
 from .roles import role_problems
-from .weight_files import weight_problems
 
 # A bundle of 64 submodels in 8 buckets writes about 2 MiB; parsed JSON takes some twenty times its bytes.
 MAX_JSON_BYTES = 16 * 2**20

@@ -25,7 +25,7 @@ from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...workload import Op
-from ..graph.emit import emit, private_bytes, weight_bytes
+from ..graph.emit import Emitted, emit, engine_names, private_bytes, weight_bytes
 from ..graph.precision.derive import products_in_8_bits, wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
@@ -41,7 +41,6 @@ from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants
 from ..work.release_memory import release_memory
 from ..work.staging import Stage, link, write_synced
-from .emitted import Emitted, engine_names
 from .engine_references import EngineReferences
 from .prove_exact import ExactProof
 from .templates import Templates

@@ -26,6 +26,7 @@ from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array, Arrays
+from ..graph.emit import Emitted
 from ..parity.cached_cases import (
     Batch,
     PromptRoutes,
@@ -53,7 +54,6 @@ from .cached_gate import (
     judge_rows,
     require_cached_parity,
 )
-from .emitted import Emitted
 from .engine_references import EngineReferences
 from .prove_exact import require_form
 from .whole import JudgedEngine, residency_of

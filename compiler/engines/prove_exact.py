@@ -11,6 +11,7 @@ from ...elastic import Submodel
 from ...errors import ParityError
 from ...profiles.precision import PRECISIONS, TRACED
 from ...runtime.inputs.arrays import Arrays
+from ..graph.emit import Emitted
 from ..graph.precision.proof_graphs import exact
 from ..parity.cases import Case
 from ..parity.compare import Tolerance, tolerance_for
@@ -18,7 +19,6 @@ from ..parity.engine_verdict import ProofRun, require_parity
 from ..parity.judge import JudgedOutputs, Replayed, Verdict, judge
 from ..parity.reference import Reference, in_torch, replayed, rule_of
 from ..parity.references import smallest
-from .emitted import Emitted
 from .engine_references import EngineReferences
 
 _GRAPH_FILE = "exact.onnx"

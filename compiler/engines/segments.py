@@ -22,13 +22,13 @@ from ...exporters.parts import Exits
 from ...runtime.exits.chain import SegmentRun
 from ...runtime.exits.policy import closed
 from ...runtime.inputs.arrays import Arrays
+from ..graph.emit import short
 from ..parity.cases import Case
 from ..parity.compare import Rounding
 from ..parity.engine_verdict import EngineVerdict, judge_engine
 from ..parity.judge import Replayed
 from ..parity.prove_exits import packed_chain
 from .build_engine import EngineBuilder
-from .emitted import short
 from .engine_references import EngineReferences
 
 

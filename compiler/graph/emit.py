@@ -1,16 +1,24 @@
-"""Trace once, slice many: the emission of any submodel from a template, in milliseconds."""
+"""Trace once, slice many: the emission of any submodel from a template, in milliseconds; what engines and their files
+are called."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import onnx
 
+from ...bucket import Bucket
+from ...bundle.entries.engine_entry import EngineEntry
 from ...elastic import Submodel
 from .encodings import stored_stack
 from .passes.free_elastic_dims import HeadAxes
 from .store import Store, StoredTensor
 from .template import Template, require_held
+
+_MAX_STEM_LENGTH = 120
 
 
 def emit(template: Template, store: Store, submodel: Submodel, inputs: Collection[str] = ()) -> bytes:
@@ -53,6 +61,37 @@ def weight_bytes(template: Template, store: Store, submodel: Submodel) -> int:
 def private_bytes(template: Template, store: Store) -> int:
     """Bytes that the engine's own file holds, which no other engine shares."""
     return template.private_bytes + sum(table.nbytes for name, table in template.tables.items() if name not in store)
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """An engine whose file is written and whose parity is not proven yet: its ``graph``, and the ``proof_graph`` that
+    this host runs to prove it."""
+
+    entry: EngineEntry
+    template: Template
+    graph: bytes
+    proof_graph: bytes
+
+    @cached_property
+    def graph_sha256(self) -> str:
+        return hashlib.sha256(self.graph).hexdigest()
+
+
+def engine_names(submodel: Submodel, parts: tuple[str, ...], bucket: Bucket) -> tuple[str, str]:
+    """Id of the engine of ``submodel`` at ``bucket``, and what its files are called but for their ends; ``parts`` tell
+    it from others of that submodel and bucket."""
+    return (
+        f"{'.'.join((submodel.id, *parts))}@{bucket.label}",
+        f"{'.'.join((short(submodel.id), *parts))}.{bucket.label}",
+    )
+
+
+def short(submodel_id: str) -> str:
+    """The id as part of a file name: ids with many different widths would not fit one."""
+    if len(submodel_id) <= _MAX_STEM_LENGTH:
+        return submodel_id
+    return f"{submodel_id[:_MAX_STEM_LENGTH]}-{hashlib.sha256(submodel_id.encode()).hexdigest()[:8]}"
 
 
 def _stored(store: Store, name: str) -> StoredTensor:

@@ -12,7 +12,7 @@ import torch
 
 from ...bucket import Bucket
 from ...bundle.entries.generation_entry import POSITIONS
-from ...bundle.weight_files import WEIGHTS_NAME
+from ...bundle.files import WEIGHTS_NAME
 from ...elastic import ElasticSpec
 from ...errors import SliceError
 from ...exporters.signature import Interface
@@ -41,8 +41,7 @@ from .passes.linear_to_gemm import linear_to_gemm, rows_as_weights
 from .passes.matching import constant
 from .passes.merge_reshapes import flatten_rows, merge_reshapes
 from .passes.operators import CACHED_ATTENTION
-from .passes.pick_tokens import pick_tokens
-from .passes.take_parts import take_parts
+from .passes.take_parts import pick_tokens, take_parts
 from .store import joinable_parameters, stored_name, transposed_parameters, unshared_parameters
 from .template import Template, require_held
 

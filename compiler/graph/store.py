@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...bundle.weight_files import weight_names
+from ...bundle.files import weight_names
 from ...elastic import ElasticSpec, PrefixSlice, Submodel
 from ...errors import CheckpointError
 from ...exporters.universal import UniversalModel

@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 
 from ...bundle.entries.engine_entry import EngineEntry, ParityOutput, ParityReceipt, ParityRouting
+from ...bundle.files import weights_in
 from ...bundle.manifest import Manifest
 from ...bundle.roles import has_decoder
-from ...bundle.weight_files import weights_in
 from ...errors import ParityError
 from ...exporters.universal import PREFIX, UniversalModel
 from ...profiles.backends import BACKENDS

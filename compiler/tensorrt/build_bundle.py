@@ -38,7 +38,7 @@ from ...outside_file import parse_json
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import TensorRTOptions
 from ...progress import Progress, silent
-from ...runtime.engines.tensorrt.backend import require_tensorrt
+from ...runtime.engines.tensorrt import require_tensorrt
 from ...strict import structure
 from ...whole_file import alone, require_writable, write_whole
 from ..graph.precision.proof_graphs import proof_bundle

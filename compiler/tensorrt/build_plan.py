@@ -24,7 +24,7 @@ from ...profiles.device_profile import HardwareCompatibility, TensorRTOptions
 from ...progress import Progress
 from ...runtime.engines.tensorrt.engine import Log
 from ...whole_file import alone, write_whole
-from .progress import Phases
+from ..work.clock import Phases
 
 _COMPATIBILITY_LEVELS: dict[HardwareCompatibility, str] = {
     "none": "NONE",

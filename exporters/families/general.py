@@ -28,12 +28,12 @@ from ..signature import IDS, MASK, with_texts
 if TYPE_CHECKING:  # known types alone are read without torch
     import torch
 
-    from ..hugging_face import first_tokens, survey
+    from ..hugging_face import survey, transformers_internals
     from ..hugging_face.kept_layers import KeptLayers
     from ..modules import layers
 else:
-    names = ("..hugging_face.first_tokens", "..modules.layers", "..hugging_face.survey")
-    first_tokens, layers, survey = (Deferred(name, __package__) for name in names)
+    names = ("..hugging_face.transformers_internals", "..modules.layers", "..hugging_face.survey")
+    transformers_internals, layers, survey = (Deferred(name, __package__) for name in names)
 
 # Behind which a step is counted.
 _PROMPT_TOKENS = 64
@@ -127,7 +127,7 @@ def _encoder(checkpoint: Checkpoint, found: survey.Survey, kept: KeptLayers, pos
         cache_axes=kept.read_axes,
         layers=None if kept.reads == kept.layers else kept.reads,
         input=None if first.name == IDS else first,
-        begin_ids=first_tokens.first_tokens(checkpoint, found.module.model, start, found.vocabulary),
+        begin_ids=transformers_internals.first_tokens(checkpoint, found.module.model, start, found.vocabulary),
     )
 
 

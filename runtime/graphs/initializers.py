@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ...bundle.weight_files import WEIGHTS_NAME, is_of_weights
+from ...bundle.files import WEIGHTS_NAME, is_of_weights
 from ...errors import BundleCorruptError
 
 # ``TensorProto.DataType``: name, and bytes of one element.

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler import compile as compile_module
 from nestforge.compiler import job
 from nestforge.compiler.compile import compile_bundle

@@ -10,8 +10,8 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError
 from nestforge.runtime.retrieval.compare import compare

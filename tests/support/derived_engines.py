@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from nestforge.bucket import Bucket
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.encodings import decoded, encode, split_encoding
 from nestforge.compiler.graph.make_template import traced_template

@@ -20,7 +20,7 @@ from nestforge.bundle.build_record import BuildRecord, Latency
 from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt, Segment, Whole
 from nestforge.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
 from nestforge.bundle.entries.tensor_spec import TensorSpec
-from nestforge.bundle.files import sealed_json
+from nestforge.bundle.files import WEIGHTS_NAME, sealed_json
 from nestforge.bundle.manifest import (
     BUILD_NAME,
     MANIFEST_NAME,
@@ -35,7 +35,6 @@ from nestforge.bundle.manifest import (
     TextEntry,
 )
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.elastic import Axis
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.calibrate import measure as measure_exits

@@ -48,7 +48,7 @@ def needs_torch_cuda() -> None:
 
 def needs_tensorrt(oldest: tuple[int, int] = (10, 3)) -> None:
     """Skips where no plan can be built, or by a release before ``oldest``."""
-    from nestforge.runtime.engines.tensorrt.backend import problem as tensorrt_problem
+    from nestforge.runtime.engines.tensorrt import problem as tensorrt_problem
 
     if problem := tensorrt_problem():
         pytest.skip(problem)

@@ -1,5 +1,8 @@
-"""Nodes that take apart what was joined read the parts: parts of a fused layer, which are products of their own,
-meet in a Concat because the model's class takes them from one value."""
+"""Parts of a tensor taken in a simpler form than the exporter's.
+
+Nodes that take apart what was joined read the parts: parts of a fused layer, which are products of their own,
+meet in a Concat because the model's class takes them from one value. Tokens picked by number are one Gather.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,20 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from .matching import Extent, extents, is_last, producer, product, reshape_target, scalar, typed_node
+from .matching import (
+    Extent,
+    extents,
+    is_last,
+    is_permuted,
+    producer,
+    product,
+    replace,
+    reshape_target,
+    scalar,
+    typed_node,
+)
+
+_TOKENS = 1
 
 
 def take_parts(model: ir.Model) -> bool:
@@ -20,6 +36,27 @@ def take_parts(model: ir.Model) -> bool:
     """
     changed = sum(_split(node) or _step(model.graph, node) for node in model.graph)
     return bool(changed and RemoveUnusedNodesPass()(model))
+
+
+def pick_tokens(model: ir.Model) -> bool:
+    """One Gather for ``x[:, numbers]`` of ``[B, S, H]``, which comes as tokens put in front, a GatherND by
+    ``[[n], ...]``, and rows put in front again."""
+    changed = False
+    for node in list(model.graph):
+        picked = producer(node, 0, "GatherND") if is_permuted(node, (1, 0, 2)) else None
+        in_front, numbers = producer(picked, 0, "Transpose"), producer(picked, 1, "Unsqueeze")
+        if picked is None or in_front is None or numbers is None or not is_permuted(in_front, (1, 0, 2)):
+            continue
+        places = extents(numbers.inputs[0])
+        if picked.attributes.get_int("batch_dims", 0) or places is None or len(places) != 1:
+            continue
+        if scalar(numbers.inputs[1]) not in (-1, 1):
+            continue
+        gather = ir.node("Gather", [in_front.inputs[0], numbers.inputs[0]], {"axis": _TOKENS})
+        node.prepend(gather)
+        replace(node.outputs[0], gather.outputs[0])
+        changed = True
+    return changed
 
 
 def _split(node: ir.Node) -> bool:

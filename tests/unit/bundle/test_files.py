@@ -12,10 +12,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.bundle.files import SEAL, identity_at, regular_file, sealed_json, stream_sha256, to_json, unsealed
+from nestforge.bundle.files import (
+    SEAL,
+    hash_of_all,
+    identity_at,
+    is_of_weights,
+    regular_file,
+    sealed_json,
+    stream_sha256,
+    to_json,
+    unsealed,
+    weight_names,
+    weight_problems,
+    weights_in,
+)
 from nestforge.bundle.manifest import BUILD_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import hash_of_all, is_of_weights, weight_names, weight_problems, weights_in
 from nestforge.errors import BundleCorruptError, BundleFormatError
 from support.sealing import edited
 

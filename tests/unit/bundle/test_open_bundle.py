@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from nestforge.bundle import open_bundle as bundle_module
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.manifest import BUILD_NAME, MANIFEST_NAME
 from nestforge.bundle.open_bundle import Check, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError, BundleError, BundleFormatError
 
 CHECKS: list[Check] = ["fast", "full"]

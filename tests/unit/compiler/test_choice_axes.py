@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.templates import TemplateKey
 from nestforge.compiler.graph.store import recover_order

@@ -15,9 +15,9 @@ import onnx
 import pytest
 import torch
 from nestforge.bundle.device_files.task_index import read_tasks
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.manifest import TASKS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler import add_task as module
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bundle.device_files.task_index import read_tasks
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.add_task import add_task
 from nestforge.compiler.compile import compile_bundle
 from nestforge.errors import InputError, ParityError, PlanError

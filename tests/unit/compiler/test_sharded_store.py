@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from nestforge.bundle.files import weight_names, weights_in
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import weight_names, weights_in
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph import store
 from nestforge.compiler.platforms import onnx_file

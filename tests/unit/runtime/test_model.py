@@ -10,7 +10,7 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime import model as model_module

@@ -11,7 +11,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError
 from nestforge.runtime.engines.runner import runner_for
 from safetensors.numpy import load_file, save_file

@@ -12,8 +12,8 @@ import nestforge
 import numpy as np
 import pytest
 from nestforge.bundle.entries.task_entry import BASE
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError, BundleIncompatibleError, InputError, NestforgeError, SelectionError
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.graphs.task_tensors import base_tensors, read_task_tensors

@@ -11,13 +11,12 @@ import onnx
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.read_manifest import is_plain_name
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.engines import build_engine as module
 from nestforge.compiler.engines.build_engine import EngineBuilder
-from nestforge.compiler.engines.emitted import engine_names, short
 from nestforge.compiler.graph import store
-from nestforge.compiler.graph.emit import emit
+from nestforge.compiler.graph.emit import emit, engine_names, short
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.precision.error_feedback import rounded
 from nestforge.compiler.parity.references import References

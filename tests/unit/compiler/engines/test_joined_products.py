@@ -11,8 +11,8 @@ import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.graph.encodings import parts_of
 from nestforge.exporters.source import open_source
 from nestforge.profiles.precision import FP32, INT4, INT4_SCALE, encoded_bytes

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph import store as module
 from nestforge.compiler.graph.encodings import encode, parts_of, split_encoding

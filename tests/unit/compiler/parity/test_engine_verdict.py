@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nestforge.bundle.entries.engine_entry import ParityOutput
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.parity.compare import Comparison, tolerance_for

@@ -15,7 +15,7 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.engines import build_engine
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.templates import Templates

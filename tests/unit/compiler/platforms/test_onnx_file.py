@@ -14,9 +14,9 @@ import onnx
 import onnxruntime
 import pytest
 from nestforge.bucket import Bucket
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.manifest import MANIFEST_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.platforms import onnx_file
 from nestforge.compiler.platforms.onnx_file import export_onnx

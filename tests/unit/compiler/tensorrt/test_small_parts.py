@@ -20,7 +20,7 @@ from nestforge.compiler.tensorrt.build_bundle import layer_kinds
 from nestforge.compiler.tensorrt.check_plan import case_feeds
 from nestforge.compiler.tensorrt.check_provider import check_on_provider
 from nestforge.compiler.tensorrt.graphs import in_parsed_operators, unsupported
-from nestforge.compiler.tensorrt.progress import Phases
+from nestforge.compiler.work.clock import Phases
 from nestforge.errors import BuildError
 from nestforge.progress import silent
 from nestforge.tools.commands import checks

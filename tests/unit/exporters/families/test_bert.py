@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.graph.passes.contract import TRANSPOSED
 from nestforge.exporters import source
 from nestforge.exporters.families.general import FAMILY

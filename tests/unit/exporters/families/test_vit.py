@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.store import recover_order
 from nestforge.compiler.verify import verify_bundle

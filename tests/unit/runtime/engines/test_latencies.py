@@ -18,6 +18,7 @@ from nestforge.bundle.device_files.measurements import (
 from nestforge.bundle.device_files.plan_index import Gpu
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.profiles.probe_host import probe_host
+from nestforge.runtime.engines import tensorrt
 from nestforge.runtime.engines.latencies import (
     RunTime,
     _latency,
@@ -27,7 +28,6 @@ from nestforge.runtime.engines.latencies import (
     measuring_host,
     predicted_at,
 )
-from nestforge.runtime.engines.tensorrt import backend as tensorrt
 from support.latencies import latency
 
 NOISE = Noise(20, 0.05, 1.01, 0.0)

@@ -13,8 +13,8 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, BundleIncompatibleError
 from nestforge.profiles.backends import BACKENDS
 from nestforge.profiles.precision import Precision
+from nestforge.runtime.engines import onnxruntime
 from nestforge.runtime.engines import pool as engine_pool
-from nestforge.runtime.engines.onnxruntime import backend as onnxruntime
 from nestforge.runtime.engines.pool import EnginePool
 from nestforge.runtime.engines.runner import opener, runnable_engines
 from support.fake_gpu import host_provider

@@ -13,9 +13,8 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bundle.entries.task_entry import BASE, MergedTask
-from nestforge.bundle.files import FileIdentity
+from nestforge.bundle.files import WEIGHTS_NAME, FileIdentity
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError
 from nestforge.runtime.engines.residency import RESIDENCIES, Residency
 from nestforge.runtime.engines.runner import runner_for

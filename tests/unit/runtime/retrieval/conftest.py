@@ -10,7 +10,7 @@ from typing import Any
 import nestforge
 import numpy as np
 import pytest
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.retrieval.index import Index
 from numpy.typing import NDArray

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.runtime.retrieval.index import Index
 from support.commands import error_of, json_of, nestforge
 from support.tokenizer_files import WORDS

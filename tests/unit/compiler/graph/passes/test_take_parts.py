@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import onnxruntime
 import pytest
-from nestforge.compiler.graph.passes.pick_tokens import pick_tokens
-from nestforge.compiler.graph.passes.take_parts import take_parts
+from nestforge.compiler.graph.passes.take_parts import pick_tokens, take_parts
 from support.graphs import graph_of, kinds, passed, require_same
 
 # Two values joined and taken apart, as by `chunk` and by `unbind` behind a `view`.

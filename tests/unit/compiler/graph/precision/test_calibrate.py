@@ -8,7 +8,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.bundle.weight_files import WEIGHTS_NAME
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.graph.precision import calibrate as module
 from nestforge.compiler.graph.precision.calibrate import Magnitudes, calibrate, observe, overflowing
 from nestforge.compiler.graph.precision.error_feedback import seen_moments

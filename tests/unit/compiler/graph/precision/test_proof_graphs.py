@@ -10,8 +10,8 @@ import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.precision.half import half

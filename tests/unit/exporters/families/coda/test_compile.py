@@ -15,8 +15,8 @@ import numpy.typing as npt
 import onnx
 import pytest
 import torch
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.errors import BundleCorruptError

@@ -11,8 +11,8 @@ import nestforge
 import pytest
 import torch
 from nestforge.bucket import Bucket
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
 from nestforge.exporters.family import load_model

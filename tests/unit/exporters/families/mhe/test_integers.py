@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.store import write_store

@@ -14,8 +14,8 @@ import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.templates import Templates
 from nestforge.compiler.graph.emit import emit

@@ -14,8 +14,8 @@ import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import Decode, EngineEntry, EngineKind, Segment, Whole
+from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
-from nestforge.bundle.weight_files import WEIGHTS_NAME
 from nestforge.errors import BundleCorruptError, BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines.onnxruntime import runner as runner_module

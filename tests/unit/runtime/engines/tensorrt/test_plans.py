@@ -26,8 +26,8 @@ from nestforge.bundle.files import KEY_VARIABLE, plan_key, private_folder, seale
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleFormatError, BundleIncompatibleError, OutputError
 from nestforge.profiles.device_profile import TensorRTOptions
-from nestforge.runtime.engines.tensorrt.backend import problem as tensorrt_problem
-from nestforge.runtime.engines.tensorrt.backend import require_tensorrt
+from nestforge.runtime.engines.tensorrt import problem as tensorrt_problem
+from nestforge.runtime.engines.tensorrt import require_tensorrt
 from support.sealing import edit_sealed
 
 ORIN = Gpu("Orin", "8.7", "10.3.0")
