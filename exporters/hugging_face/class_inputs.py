@@ -168,7 +168,8 @@ def is_causal(model: Any) -> bool:
     from transformers.models.auto import modeling_auto as auto
 
     if is_encoder_decoder(model):
-        tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
+        kinds = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
+        tables = [getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES") for kind in kinds]
         return any(type(model).__name__ in table.values() for table in tables)
     listed = type(model).__name__ in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     sees_all = model.config.model_type in ("xlnet", "bert-generation") and not _is_decoder(model)

@@ -184,7 +184,12 @@ def behind(model: Any, sources: Sequence[Cache]) -> dict[str, Any]:
         layer.keys, layer.values = source
     both = transformers.EncoderDecoderCache(own, transformers.Cache(layers=read))
     both.is_updated = dict.fromkeys(range(len(sources)), True)
-    hidden = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=sources[0].keys[:, 0])  # which none reads
+    keys = sources[0].keys[:, 0]
+    projection = getattr(model, "enc_to_dec_proj", None)
+    if projection is not None:
+        keys = keys.new_zeros((*keys.shape[:2], projection.in_features))
+    hidden = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=keys)  # which none reads
+    hidden.attention_mask = None  # which some encoders return
     return {"past_key_values": both, "encoder_outputs": hidden, "use_cache": True}
 
 
@@ -360,7 +365,9 @@ def asked(
     model: Any, input_ids: torch.Tensor, position_ids: torch.Tensor | None, logits_at: torch.Tensor | None, **more: Any
 ) -> Any:
     """Answer of ``model``, given what of these its class takes, an encoder-decoder for its decoder."""
-    taken, of = inspect.signature(model.forward).parameters, "decoder_" if is_encoder_decoder(model) else ""
+    of, taken = "decoder_" if is_encoder_decoder(model) else "", set(inspect.signature(model.forward).parameters)
+    if of and "kwargs" in taken and hasattr(model, "decoder"):  # which a class of any two parts hands on
+        taken |= {of + name for name in inspect.signature(model.decoder.forward).parameters}
     counts, keeps = f"{of}position_ids" not in taken, "logits_to_keep" in taken
     if position_ids is not None and not counts:
         more[f"{of}position_ids"] = position_ids

@@ -212,7 +212,8 @@ def _windows(
         seen = _window(next((rule for made, rule in masks if made is given), None), given, module, positions)
         harmless = {*_HARMLESS, BIAS} if biased and not seen else _HARMLESS  # of a window the operator takes none
         known = all(name in harmless or not isinstance(each, torch.Tensor) for name, each in how.items())
-        fits &= known and seen is not False and query.shape[1] % key.shape[1] == 0 and how.get("is_causal") is not False
+        masked = given is not None or how.get("is_causal") is not False  # else without a mask it sees all
+        fits &= known and masked and seen is not False and query.shape[1] % key.shape[1] == 0
         earlier = [call for call in calls if call[0] is key]
         fits &= all(own is value and window == (seen or None) for _, own, window in earlier)
         if not earlier:
