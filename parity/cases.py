@@ -19,6 +19,7 @@ import torch
 
 from ..compiler.parity.cases import Case
 from ..compiler.parity.compare import counted
+from ..profiles.precision import PRECISIONS
 from ..runtime.inputs.arrays import Array
 from .export import Export, Port
 from .match import PAST, Match
@@ -95,7 +96,8 @@ def make_cases(export: Export, inputs: Sequence[Match], model: Model, seed: int)
     if IDS in ports or any(name.endswith(IDS) for name in ports):
         return _text_cases(ports, model, seed, export)
     found = _number_cases(ports, model.facts, seed)
-    return [trial for trial in found if export.precision != "int8" or "ends" not in trial.traits]
+    is_fixed = PRECISIONS[export.precision].calibration == "scales"
+    return [trial for trial in found if not is_fixed or "ends" not in trial.traits]
 
 
 def of_tokens(trials: Sequence[Trial], tokens: Array) -> Trial:

@@ -2,21 +2,23 @@
 
 The reference is PyTorch in float64. The allowed difference is measured on the same inputs: of an export in fp32 by what
 PyTorch's own float32 is off by, of one of lower precision by what PyTorch is off by when it rounds as that precision
-does: float16 or bfloat16 after every operation, or in weights alone; integers of 8 bits in products, weights of 4 bits
-in blocks of inputs. Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck,
-passes with moved weights tell."""
+does: float16 or bfloat16 after every operation, or in weights alone; integers in products, or weights in blocks of
+inputs. Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck, passes with
+moved weights tell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..bundle.entries.engine_entry import ParityOutput
+from ..compiler.graph.encodings import DTYPES
 from ..compiler.parity.compare import (
     Rounding,
     Tolerance,
@@ -30,7 +32,16 @@ from ..compiler.parity.compare import (
 from ..compiler.parity.reading import nudged
 from ..exporters.torch_internals import TorchDispatchMode
 from ..profiles.parity_request import Preset
-from ..profiles.precision import BF16, FOUR_BITS, FP16, INT8, PRECISIONS, Encoding, Precision
+from ..profiles.precision import (
+    BLOCK_INPUTS,
+    FP32,
+    HALF_ENCODINGS,
+    PRECISIONS,
+    TRACED,
+    WEIGHT_BITS,
+    Precision,
+    PrecisionSpec,
+)
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import Trial
 from .model import Model
@@ -80,12 +91,12 @@ class Rule:
 
     @property
     def limit(self) -> Tolerance:
-        return tolerance_for("fp32", self.depth)
+        return tolerance_for(TRACED, self.depth)
 
     @property
     def simulates(self) -> bool:
         """Whether PyTorch rounds as the export's precision does, to measure what may differ."""
-        return self.precision != "fp32" and self.preset != "strict"
+        return self.precision != TRACED and self.preset != "strict"
 
     def __str__(self) -> str:
         if self.tolerance is not None:
@@ -189,94 +200,96 @@ def _agreement(e: Array, f: Array, own: float) -> float | None:
 
 
 _BLOCK = 128
-_HALF_TYPES = {FP16: torch.float16, BF16: torch.bfloat16}
 # By name the place of what is given to a product; its weight follows.
 _PRODUCTS = {"addmm": 1, "mm": 0, "bmm": 0, "baddbmm": 1, "convolution": 0, "linear": 0}
+# Those of two activations, which are attention's.
+_OF_ACTIVATIONS = ("bmm", "baddbmm")
+_Round = Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
 def simulated(precision: Precision) -> Iterator[None]:
     """Passes inside round as ``precision`` does."""
-    with _Simulated(precision), torch.no_grad():
+    with _Simulated(PRECISIONS[precision]), torch.no_grad():
         yield
 
 
 class _Simulated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, precision: Precision) -> None:
+    """Rounds as ``spec`` says. In half precision every result is rounded. Where ``arithmetic`` is float32 over narrower
+    weights, these are, in products and in tables. Integers of 8 bits are rounded on both sides of a product, those in
+    blocks of inputs on the side of weights; with scales of every value attention's own products are integer ones too.
+    """
+
+    def __init__(self, spec: PrecisionSpec) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        spec = PRECISIONS[precision]
-        self._half = _HALF_TYPES[spec.encoding] if spec.arithmetic == "half" else None
-        self._rounds = _ROUNDS.get(spec.encoding)
-        # With scales of every value attention's own products are integer products too.
-        self._left_out = () if spec.calibration == "scales" else _OF_ACTIVATIONS.get(spec.encoding, ("bmm",))
+        stored, bits = spec.encoding, WEIGHT_BITS[spec.encoding]
+        self._rounded: _Round | None = None
+        self._given = self._weight = self._table = _same
+        self._left_out: tuple[str, ...] = ("bmm",)
+        if stored in HALF_ENCODINGS:
+            in_type = partial(_in_type, getattr(torch, DTYPES[stored].name))
+            if spec.arithmetic == "half":
+                self._rounded = in_type
+            self._weight = self._table = in_type
+            self._left_out = _OF_ACTIVATIONS
+        elif stored in BLOCK_INPUTS:
+            self._weight = partial(_in_blocks, bits)
+        elif stored != FP32:
+            self._given, self._weight = partial(_in_steps, bits), partial(_symmetric, bits)
+            self._table = self._weight
+        if spec.calibration == "scales":
+            self._left_out = ()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
         at = _PRODUCTS.get(name)
-        if self._half is not None:
-            args = tuple(map(self._rounded, args)) if at is not None else args
-            return self._rounded(func(*args, **(kwargs or {})))
-        if self._rounds is not None:
-            given, weight, table = self._rounds
-            if at is not None and name not in self._left_out:
-                args = (*args[:at], given(args[at]), weight(args[at + 1]), *args[at + 2 :])
-            elif name == "embedding":
-                args = (table(args[0]), *args[1:])
+        if self._rounded is not None:
+            args = tuple(map(self._each, args)) if at is not None else args
+            return self._each(func(*args, **(kwargs or {})))
+        if at is not None and name not in self._left_out:
+            args = (*args[:at], self._given(args[at]), self._weight(args[at + 1]), *args[at + 2 :])
+        elif name == "embedding":
+            args = (self._table(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
 
-    def _rounded(self, value: Any) -> Any:
+    def _each(self, value: Any) -> Any:
+        """``value`` with every float32 tensor in it rounded."""
         if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-            assert self._half is not None
-            return value.to(self._half).float()
-        return tuple(map(self._rounded, value)) if isinstance(value, (tuple, list)) else value
+            assert self._rounded is not None
+            return self._rounded(value)
+        return tuple(map(self._each, value)) if isinstance(value, (tuple, list)) else value
 
 
 def _same(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _halves(weight: torch.Tensor) -> torch.Tensor:
-    return weight.to(torch.float16).to(weight.dtype)
+def _in_type(narrow: torch.dtype, value: torch.Tensor) -> torch.Tensor:
+    return value.to(narrow).to(value.dtype)
 
 
-def _brains(weight: torch.Tensor) -> torch.Tensor:
-    return weight.to(torch.bfloat16).to(weight.dtype)
-
-
-def _integers(weight: torch.Tensor) -> torch.Tensor:
-    """Symmetric, of 8 bits, one scale a tensor."""
-    scale = weight.abs().max().clamp(min=1e-12) / 127
+def _symmetric(bits: int, weight: torch.Tensor) -> torch.Tensor:
+    """Steps as far on both sides of 0, one scale a tensor."""
+    scale: torch.Tensor = weight.abs().max().clamp(min=1e-12) / (2 ** (bits - 1) - 1)
     return (weight / scale).round() * scale
 
 
-def _bytes(value: torch.Tensor) -> torch.Tensor:
-    """256 steps from the least to the most, which include 0."""
+def _in_steps(bits: int, value: torch.Tensor) -> torch.Tensor:
+    """Steps from the least to the most, which include 0."""
     if value.numel() == 0:
         return value
     least, most = value.min().clamp(max=0), value.max().clamp(min=0)
-    scale = ((most - least) / 255).clamp(min=1e-12)
+    scale: torch.Tensor = ((most - least) / (2**bits - 1)).clamp(min=1e-12)
     return (value / scale).round() * scale
 
 
-def _blocks(weight: torch.Tensor) -> torch.Tensor:
-    """16 steps in blocks of inputs, the first dimension of ``weight`` ``[in, out]``."""
-    found = weight.clone()
+def _in_blocks(bits: int, weight: torch.Tensor) -> torch.Tensor:
+    """Steps in blocks of inputs, the first dimension of ``weight`` ``[in, out]``."""
+    found, half = weight.clone(), 2 ** (bits - 1)
     for start in range(0, weight.shape[0] if weight.dim() == 2 else 0, _BLOCK):
         part = found[start : start + _BLOCK]
-        scale = (part.abs().amax(0, keepdim=True) / 7.5).clamp(min=1e-12)
-        found[start : start + _BLOCK] = (part / scale).round().clamp(-8, 7) * scale
+        scale = (part.abs().amax(0, keepdim=True) / (half - 0.5)).clamp(min=1e-12)
+        found[start : start + _BLOCK] = (part / scale).round().clamp(-half, half - 1) * scale
     return found
-
-
-_Round = Callable[[torch.Tensor], torch.Tensor]
-# How what is given to a product, its weight and a table of embeddings are rounded, by the weights' encoding.
-_ROUNDS: Mapping[Encoding, tuple[_Round, _Round, _Round]] = {
-    FP16: (_same, _halves, _halves),
-    BF16: (_same, _brains, _brains),
-    INT8: (_bytes, _integers, _integers),
-    **dict.fromkeys(FOUR_BITS, (_same, _blocks, _same)),
-}
-# Products without a weight, which are not rounded.
-_OF_ACTIVATIONS: Mapping[Encoding, tuple[str, ...]] = dict.fromkeys((FP16, BF16), ("bmm", "baddbmm"))

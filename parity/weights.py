@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..profiles.precision import Precision
+from ..compiler.graph.encodings import DTYPES
+from ..profiles.precision import FP32, HALF_ENCODINGS, PRECISIONS, TRACED, Precision
 from ..runtime.inputs.arrays import Array
 from .export import Export
 from .model import WRAPPER, Model
@@ -18,8 +19,6 @@ _SAME, _RELATED = 1e-6, 0.5
 _SAMPLES, _SMALLEST = 16384, 256
 _AT_ONCE = 2**18  # numbers
 _FEW, _MOST = 0.1, 0.6  # of a table's rows; of all weights
-# By precision how far a row may be off where it is stored rightly, of its size; integers share scales.
-_ROUNDED: Mapping[Precision, float] = {"fp32": _SAME, "fp16": 2e-3, "bf16": 2e-2}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Lost:
 def changed_tokens(export: Export, model: Model) -> Array:
     """Tokens whose rows of a table, ``[vocabulary, size]``, the export stores otherwise: the few that random cases
     would miss. None where most rows differ, as those of another table do, or where none can be told."""
-    limit = _ROUNDED.get(export.precision)
+    limit = _rounded(export.precision)
     parts = [part for part in model.module.modules() if isinstance(part, torch.nn.Embedding)]
     tables = {id(part.weight): part.weight for part in parts if part.num_embeddings == model.facts.vocabulary}
     found = [np.zeros(0, np.int64)]
@@ -49,10 +48,18 @@ def changed_tokens(export: Export, model: Model) -> Array:
     return np.unique(np.concatenate(found))
 
 
+def _rounded(precision: Precision) -> float | None:
+    """How far a row may be off where it is stored rightly, of its size; None of integers, which share scales."""
+    stored = PRECISIONS[precision].encoding
+    if stored in HALF_ENCODINGS:
+        return 2 * torch.finfo(getattr(torch, DTYPES[stored].name)).eps
+    return _SAME if stored == FP32 else None
+
+
 def audit(export: Export, model: Model, ran: Collection[str]) -> Lost | None:
     """The first weight of the modules that ``ran`` which the export does not have; None where all are there, or none
     can be told."""
-    if export.precision != "fp32":
+    if export.precision != TRACED:
         return None
     parameters = {
         name.removeprefix(WRAPPER): parameter

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import nestforge
 import numpy as np
@@ -17,9 +18,10 @@ import transformers
 from click.testing import CliRunner
 from nestforge.compiler.parity.compare import Rounding
 from nestforge.errors import CheckpointError, InputError
+from nestforge.parity import verdict
 from nestforge.parity.model import open_model
 from nestforge.parity.verdict import Rule, simulated
-from nestforge.profiles.precision import PRECISIONS, TRACED, Precision
+from nestforge.profiles.precision import PRECISIONS, TRACED, Encoding, Precision
 from nestforge.tools.cli import main
 from support.export_recipes import RECIPES
 from support.exports import Recipe, Zoo, quiet
@@ -133,6 +135,19 @@ def test_float16_weights_are_rounded_and_nothing_else() -> None:
         for weight in (net[0].weight, net[1].weight):
             weight.copy_(weight.half().float())
         assert torch.equal(found, net(ids))
+
+
+def test_a_new_precision_rounds_by_its_entry_in_the_table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, table in {"WEIGHT_BITS": {".int3": 3}, "BLOCK_INPUTS": {".int3": 32}}.items():
+        monkeypatch.setattr(verdict, name, {**getattr(verdict, name), **table})
+    of_int4 = PRECISIONS["int4"]
+    monkeypatch.setattr(verdict, "PRECISIONS", {"int3": replace(of_int4, encoding=cast(Encoding, ".int3"))})
+    torch.manual_seed(0)
+    net, given = torch.nn.Linear(64, 4, bias=False), torch.eye(64)
+    with simulated(cast(Precision, "int3")):
+        found = net(given)  # [in, out]: its weights
+    assert max(len(column.unique()) for column in found.T) == 8
+    assert 0 < (found - net.weight.T).abs().max() < 0.3 * net.weight.abs().max()
 
 
 @pytest.mark.parametrize(
