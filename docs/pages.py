@@ -21,11 +21,15 @@ import click
 
 from .. import _HOMES, __all__
 from ..argument_types import options_of
+from ..profiles.backends import BACKENDS, BackendName
+from ..profiles.precision import Precision
 from ..tools.cli import COMMANDS, main
 
 DOCS = Path(__file__).parent
 PAGES = ("cli.md", "python-api.md", "bundle-format.md")
 _PART = re.compile(r"<!-- (commands|command|shared|names|options) ?(\S*) -->\n.*?<!-- end -->", re.DOTALL)
+# Names of a table that grows: a page says where they are, so that one more changes no page but its own.
+_TABLES = {BackendName: "text, a [back end](install.md)", Precision: "text, a [precision](precision.md)"}
 _TABLE = re.compile(r"<!-- fields (\S+) -->\n\|[^\n]*\n\|[^\n]*\n((?:\|[^\n]*\n)*)")
 
 
@@ -63,7 +67,9 @@ def _rows(name: str) -> list[tuple[str, str]]:
     command = _command_of(name)
     context = click.Context(command, info_name=f"nestforge {name}")
     options = [each for each in command.params if isinstance(each, click.Option)]
-    return [(_cell(record[0]), _cell(record[1])) for each in options if (record := each.get_help_record(context))]
+    records = [record for each in options if (record := each.get_help_record(context))]
+    backends = f"[{'|'.join(BACKENDS)}]"
+    return [(_cell(flag.replace(backends, "NAME")), _cell(meaning)) for flag, meaning in records]
 
 
 def _shared_rows() -> dict[tuple[str, str], list[str]]:
@@ -134,6 +140,8 @@ def _type(hint: Any, bounds: Mapping[str, Any], own: set[str]) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(_type(one, bounds, own) for one in inner if one is not type(None))
+    if hint in _TABLES:
+        return _TABLES[hint]
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
     if origin is tuple:

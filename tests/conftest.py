@@ -11,13 +11,15 @@ from pathlib import Path
 import nestforge
 import pytest
 from hypothesis import settings
+from nestforge.profiles.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folders and files whose tests trace, compile or train, and the fixtures of others that do.
 COMPILING = (
     *("e2e", "hostile", "unit/benchmarks", "unit/compiler", "unit/examples", "unit/exporters", "unit/integrations"),
     "unit/parity",
-    *("unit/runtime/engines/test_openvino.py", "unit/runtime/generation/test_drafting.py", "unit/test_traces.py"),
+    *(f"unit/runtime/engines/test_{name}.py" for name in BACKENDS),
+    *("unit/runtime/generation/test_drafting.py", "unit/test_traces.py"),
     *("unit/runtime/generation/test_source_plans.py", "unit/tools/test_bundle_bench.py", "unit/tools/test_console.py"),
     *(f"unit/tools/commands/test_{name}.py" for name in ("bench", "checks", "commands", "compile", "export")),
 )

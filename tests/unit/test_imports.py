@@ -14,13 +14,14 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from nestforge.profiles.backends import BACKENDS
 from support.fake_cuda import ON_A_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 # Modules of the root, which everything shares, come before them all.
 LAYERS = ("profiles", "bundle", "runtime", "integrations", "serving", "exporters", "compiler", "parity", "tools")
 # Third-party packages per layer; torch and what comes with it stand only where a compiling machine is needed anyway.
-DEVICE = {"numpy", "psutil", "yaml", "onnxruntime", "openvino", "tensorrt", "cuda", "tokenizers"}
+DEVICE = {"numpy", "psutil", "yaml", "cuda", "tokenizers", *(backend.module for backend in BACKENDS.values())}
 BUILD = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "ml_dtypes"}
 OUTSIDE = {
     # onnx only to measure this host through ONNX Runtime, where it is installed: see test_lazy_imports
@@ -158,8 +159,8 @@ def test_families_describe_without_torch() -> None:
 
 def test_the_name_of_a_back_end_or_provider_is_tested_nowhere() -> None:
     """Differences between them are in their entries (profiles/backends.py, onnxruntime_gpu/provider.py)."""
-    names = {"onnxruntime", "openvino", "tensorrt", "cuda", "cpu"}
-    entries = {"ONNXRUNTIME", "OPENVINO", "TENSORRT"}
+    names = {*BACKENDS, "cuda", "cpu"}
+    entries = {name.upper() for name in BACKENDS}
     for module, path in FILES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):

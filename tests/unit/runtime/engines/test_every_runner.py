@@ -15,6 +15,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, InputError
+from nestforge.profiles.backends import BACKENDS
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
 from nestforge.runtime.engines.runner import Runner, runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
@@ -34,32 +35,31 @@ def ordinary(bundle: Bundle, engine: EngineEntry) -> Runner:
 
 
 Backend = tuple[Bundle, Callable[[Bundle, EngineEntry], Runner]]
-BACKENDS = ["onnxruntime", "onnxruntime on a GPU", "openvino", "tensorrt"]
+ON_A_GPU = "onnxruntime on a GPU"
 
 
 @contextmanager
 def prepared(backend: str, folder: Path, tmp_path: Path) -> Iterator[Backend]:
     """The bundle in ``folder`` for one back end, and what makes its runners."""
-    match backend:
-        case "openvino":
-            pytest.importorskip("openvino")
-            bundle = open_bundle(folder)
-            engines = tuple(replace(engine, backend="openvino") for engine in bundle.manifest.engines)
-            yield replace(bundle, manifest=replace(bundle.manifest, engines=engines)), ordinary
-        case "tensorrt":
-            with host_with_gpu(tmp_path / "cache"):
-                yield list_plans(folder, tmp_path / "plans.bundle"), ordinary
-        case _:
-            yield open_bundle(folder), ordinary if backend == "onnxruntime" else on_gpu
+    if backend == ON_A_GPU:
+        yield open_bundle(folder), on_gpu
+    elif BACKENDS[backend].runs_graphs:
+        pytest.importorskip(BACKENDS[backend].module)
+        bundle = open_bundle(folder)
+        engines = tuple(replace(engine, backend=BACKENDS[backend].name) for engine in bundle.manifest.engines)
+        yield replace(bundle, manifest=replace(bundle.manifest, engines=engines)), ordinary
+    else:
+        with host_with_gpu(tmp_path / "cache"):
+            yield list_plans(folder, tmp_path / "plans.bundle"), ordinary
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*BACKENDS, ON_A_GPU])
 def backend(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -> Iterator[Backend]:
     with prepared(request.param, tiny_bundle, tmp_path) as found:
         yield found
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*BACKENDS, ON_A_GPU])
 def ranged(request: pytest.FixtureRequest, range_bundle: Path, tmp_path: Path) -> Iterator[Backend]:
     """Of engines that take 1 to 4 rows of 2 to 16 steps."""
     with prepared(request.param, range_bundle, tmp_path) as found:
