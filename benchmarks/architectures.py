@@ -80,6 +80,10 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     **{key: {"prediction_length": 4} for key in ("informer", "autoformer", "time_series_transformer")},
+    "clap": {
+        "audio_config": {"hidden_size": 64, "patch_embeds_hidden_size": 8, "num_hidden_layers": 4}
+        | {"depths": [1, 1, 1, 1], "num_attention_heads": [2, 2, 2, 2], "projection_dim": 16},
+    },
     "cvt": {"depth": [1, 2, 3]},  # reads a list of so many by the number of the stage
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     **{key: {"projection_dim": 32} for key in ("owlvit", "owlv2")},

@@ -75,12 +75,14 @@ def _image_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[T
 
 
 def _sound_specs(taken: Mapping[str, Any], configs: Sequence[Any]) -> Iterator[TensorSpec]:
-    """Each of them an alternative: frames of a spectrum behind its bands or before them, or samples."""
+    """Each of them an alternative: frames of a spectrum behind its bands or before them, the latter also as an image of
+    one channel (CLAP), or samples."""
     bands = _value(configs, _MELS, 80)
     if "input_features" in taken:
         window = 2 * _value(configs, ("max_source_positions",), _USUAL_FRAMES // 2)  # as Whisper has them
         yield TensorSpec("input_features", "float32", ("batch", bands, window), pad=0)
         yield TensorSpec("input_features", "float32", ("batch", _USUAL_FRAMES, bands), pad=0)
+        yield TensorSpec("input_features", "float32", ("batch", 1, _USUAL_FRAMES, bands), pad=0)
     if "input_values" in taken:
         if _has(configs, _MELS):
             window = _value(configs, ("max_length",), _USUAL_FRAMES)

@@ -20,7 +20,7 @@ _SMALL: dict[int, str] = {
     "model_dim decoder_hidden_size encoder_hidden_size text_hidden_size lm_hidden_size hidden_size_per_layer_input "
     "out_hidden_size pooler_output_size channels attention_hidden_size linear_num_value_dim embedding_dim n_embed "
     "image_size input_size img_size max_source_positions conv_pos projection_hidden_size attention_dim lru_width "
-    "decoder_dim encoder_dim num_mel_bins upsample_groups audio_hidden_size condition_dim",
+    "decoder_dim encoder_dim num_mel_bins upsample_groups audio_hidden_size condition_dim projection_size",
     48: "intermediate_size intermediate_size_mlp d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim n_inner "
     "ffn_hidden_size d_inner inner_dim dense_intermediate_size feed_forward_size mlp_dim encoder_intermediate_size "
     "decoder_intermediate_size",
@@ -88,6 +88,7 @@ def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str
         found[name] = {**own, **smaller(part, scale, keep)}
     layers = layers_of(config)
     kept_layers = _one_of_each_kind(stated, layers or 0)
+    widths = {each for name, value in stated.items() if _are_stages(name, value) for each in value}
     for name, value in stated.items():
         if isinstance(value, Mapping) and "mrope_section" in value:
             found[name] = {**value, "mrope_section": [2 * scale, scale, scale]}
@@ -105,10 +106,13 @@ def smaller(config: Any, scale: int = 1, keep: Collection[str] = ()) -> dict[str
         elif name == _SHARING:
             found[name] = sum(layer >= (layers or 0) - value for layer in kept_layers)
         elif isinstance(value, int):
-            found |= _smaller_number(name, value, stated, scale)
+            if "channels" in name and value in widths:
+                found[name] = _narrower(value, max(widths), scale)
+            else:
+                found |= _smaller_number(name, value, stated, scale)
         elif isinstance(value, (list, tuple)) and value:
             of_kept = [value[layer] for layer in kept_layers] if len(value) == layers else list(value)
-            kept = _smaller_list(name, of_kept, scale)
+            kept = _smaller_list(name, of_kept, max(widths, default=0), scale)
             found |= {} if kept == list(value) else {name: kept}
     return found
 
@@ -165,7 +169,9 @@ def _one_of_each_kind(stated: Mapping[str, Any], layers: int) -> list[int]:
     return sorted(ends | others)
 
 
-def _smaller_list(name: str, value: list[Any], scale: int) -> list[Any]:
+def _smaller_list(name: str, value: list[Any], widest: int, scale: int) -> list[Any]:
+    """A list of smaller sizes; ``widest`` is the largest width of a stage in any list. Lists of stages shrink by one
+    factor, so that stages still fit together."""
     if not all(type(each) is int for each in value):
         return value
     if name == "encode_proj_layers":  # the numbers of stages, of which there are as many
@@ -174,11 +180,28 @@ def _smaller_list(name: str, value: list[Any], scale: int) -> list[Any]:
         return [1] * len(value)
     if "feature_layer" in name:  # the numbers of layers
         return [min(each, 1) for each in value]
-    if max(value) >= 64 and ("size" in name or "dim" in name or "channel" in name or "widths" in name):
-        return [max(4, each * 32 * scale // max(value) // 4 * 4) for each in value]
+    if _are_stages(name, value):
+        return [_narrower(each, widest, scale) for each in value]
+    if max(value) >= 64 and _are_widths(name):
+        return [_narrower(each, max(value), scale) for each in value]
     if "heads" in name:
         return [min(each, 2) for each in value]
     return value
+
+
+def _are_widths(name: str) -> bool:
+    return any(word in name for word in ("size", "dim", "channel", "widths"))
+
+
+def _are_stages(name: str, value: Any) -> bool:
+    """Whether a list is of the widths of stages: several, and no height and width."""
+    if not isinstance(value, (list, tuple)) or not all(type(each) is int for each in value) or len({*value}) < 2:
+        return False
+    return _are_widths(name) and name not in _SIZE_OF and ("channel" in name or max(value) >= 64)
+
+
+def _narrower(width: int, widest: int, scale: int) -> int:
+    return min(width, max(4, width * 32 * scale // widest // 4 * 4))
 
 
 @dataclass(frozen=True)

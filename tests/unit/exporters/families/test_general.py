@@ -247,6 +247,15 @@ def test_a_series_of_numbers_is_an_input_of_one_length(tmp_path: Path) -> None:
     assert source.spec.axes == (Axis("layers.0.ffn", 32), Axis("layers.0.heads", 2))
 
 
+def test_a_spectrum_may_be_an_image_of_one_channel(tmp_path: Path) -> None:
+    sound = {"hidden_size": 32, "patch_embeds_hidden_size": 16, "depths": [1, 1], "num_hidden_layers": 2}
+    sound |= {"num_attention_heads": [2, 2], "spec_size": 64, "num_mel_bins": 16, "window_size": 4}
+    folder = save_model(tmp_path / "m", "ClapAudioModel", "clap_audio_model", **sound)
+    signature = open_source(folder).signature
+    assert [(spec.name, spec.dims) for spec in signature.inputs] == [("input_features", ("batch", 1, 96, 16))]
+    assert "is_longer" in str(signature.left_out)
+
+
 def test_an_image_whose_places_stand_before_those_of_the_text_is_left_out(tmp_path: Path) -> None:
     eye = {**LAYERS, "image_size": 8, "patch_size": 4}
     folder = save_model(tmp_path / "m", "GitForCausalLM", "git", vision_config=eye, **WORDS)
