@@ -34,11 +34,11 @@ _SMALL: dict[int, str] = {
     1: "n_group num_expert_group topk_group n_groups num_nextn_predict_layers first_k_dense_replace n_shared_experts "
     "num_channel_groups attn_layer_offset expert_layer_offset",
     8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim state_size mamba_d_state patch_size mamba_d_head "
-    "linear_key_head_dim linear_value_head_dim encoder_stride vocab_size_per_layer_input ssm_state_size "
+    "linear_key_head_dim linear_value_head_dim encoder_stride ssm_state_size "
     "mamba_head_dim",
     16: "moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank projection_dim time_step_rank "
     "moe_shared_expert_intermediate_size expert_intermediate_size conv_dim_size num_conv_pos_embeddings lora_rank",
-    128: "vocab_size text_vocab_size entity_vocab_size encoder_hash_byte_group_vocab",
+    128: "vocab_size vocab_size_per_layer_input text_vocab_size entity_vocab_size encoder_hash_byte_group_vocab",
     64: "max_position_embeddings n_positions max_sequence_length max_seq_len max_seq_length n_ctx max_target_positions "
     "max_length codebook_size num_conv_pos window context_size",
 }

@@ -37,3 +37,12 @@ def test_text_and_image_of_siglip_end_in_one_width() -> None:
     with torch.no_grad():
         answer = model(input_ids=torch.ones(2, 7, dtype=torch.int64), pixel_values=torch.zeros(2, 3, side, side))
     assert answer.logits_per_text.shape == (2, 2)
+
+
+def test_tokens_of_gemma_4_are_those_of_each_layer_too() -> None:
+    config = transformers.Gemma4TextConfig()
+    changed = smaller(config)
+    assert changed["vocab_size_per_layer_input"] == changed["vocab_size"] == 128
+    model = small("Gemma4ForCausalLM", config)
+    with torch.no_grad():
+        assert model(input_ids=torch.full((1, 3), 127)).logits.shape == (1, 3, 128)
