@@ -156,11 +156,12 @@ def test_a_build_that_fails_leaves_nothing(
 
 
 def test_a_build_that_takes_too_long_is_stopped(compiled: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nestforge.compiler.tensorrt import build_plan, progress
+    from nestforge.compiler.tensorrt import build_plan
+    from nestforge.compiler.work.clock import Phases
 
     now = iter(range(0, 1000, 50))
     monkeypatch.setattr(build_plan.time, "monotonic", lambda: 0.0)
-    monkeypatch.setattr(progress.Phases.__init__, "__defaults__", (lambda: float(next(now)),))
+    monkeypatch.setattr(Phases.__init__, "__defaults__", (lambda: float(next(now)),))
     with_options(compiled, time_limit_s=60)
     with pytest.raises(BuildError, match="building passed the time limit of 60 s; raise time_limit_s of the profile's"):
         build_plans(compiled)
