@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...errors import UnsupportedModelError
 from ...exporters.torch_internals import TorchDispatchMode, disable_dispatch, schema_of
 
 # Bytes of a changed matrix of a product at most; a larger one, such as that of a vocabulary, is taken in parts.
@@ -107,6 +108,12 @@ class _Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._used = 0  # the operation before has read what it took
         # A tensor that is written into is the pass's own.
         written = args[:1] if schema_of(func).is_mutable else ()
+        if written and (place := self._place(written[0])) is not None:
+            # It lies in a mapped file, where a write would end the process.
+            raise UnsupportedModelError(
+                f"a pass of the module writes into its weight {self._parameters[place][1]}; expected weights that only "
+                "training changes: change them before, and take that away from forward"
+            )
         return func(*written, *map(self._read, args[len(written) :]), **{k: self._read(v) for k, v in named.items()})
 
     def _in_parts(self, func: Any, args: tuple[Any, ...], place: int) -> torch.Tensor:

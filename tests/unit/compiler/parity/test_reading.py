@@ -15,6 +15,7 @@ from nestforge.compiler.parity import reading
 from nestforge.compiler.parity.cases import parity_cases
 from nestforge.compiler.parity.reading import in_float64, nudged
 from nestforge.elastic import Submodel
+from nestforge.errors import UnsupportedModelError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from support.cost_eff_models import save_tiny
@@ -319,3 +320,16 @@ def test_layers_that_ask_for_one_type_are_answered() -> None:
     with in_float64(copied):
         expected = copied(x)
     assert all(map(torch.equal, found, expected))
+
+
+def test_a_pass_that_writes_into_a_weight_is_refused() -> None:
+    class Rescaling(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.div_(2)
+            return super().forward(x)
+
+    module = Rescaling(4, 4)
+    before = module.weight.detach().clone()
+    with in_float64(module), pytest.raises(UnsupportedModelError, match="writes into its weight weight; expected"):
+        module(torch.ones(1, 4))
+    assert torch.equal(module.weight, before)
