@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import import_module
@@ -39,8 +40,9 @@ from ..parity.reference import Reference, replayed, rule_of
 from ..parity.references import References
 from ..planning.cost_model import predict
 from ..planning.variants import chosen_variants
-from ..work.release_memory import release_memory
+from ..work.release_memory import release_arena
 from ..work.staging import Stage, link, write_synced
+from ..work.tensor_file import release_pages
 from .engine_references import EngineReferences
 from .prove_exact import ExactProof
 from .templates import Templates
@@ -184,12 +186,15 @@ class EngineBuilder:
             return Encoder(routing=source.parts[part].routes(submodel) or None)
         return Decode(capacity=capacity) if part == Decode.part else Segment(part=part)
 
-    def runner(self, engine: EngineEntry, residency: Residency | None = None) -> Runner:
-        """An inactive runner for the proof graph of ``engine``, which reads what PyTorch's side may hold; shared where
-        that is the same computation, as the gate wants it (see verify.py)."""
-        release_memory()
+    @contextmanager
+    def runner(self, engine: EngineEntry, residency: Residency | None = None) -> Iterator[Runner]:
+        """A runner for the proof graph of ``engine``, beside which PyTorch's side holds nothing, nor it beside that;
+        shared where that is the same computation, as the gate wants it (see verify.py)."""
+        release_pages()
         residency = residency or ("packed" if PRECISIONS[engine.precision].is_always_packed else "shared")
-        return runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None))
+        with runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None)) as runner:
+            yield runner
+        release_arena()
 
     def proven(
         self,

@@ -14,9 +14,14 @@ from .tensor_file import release_pages
 
 
 def release_memory() -> None:
-    """Releases pages of files and of heaps, and what the arena of ONNX Runtime keeps: it grows by doubling and never
-    shrinks by itself, and a table of 4 bits is widened in it, 1 GB of a vocabulary of 128,000 and 2,048 hidden."""
+    """Releases pages of files and of heaps, and what the arena of ONNX Runtime keeps."""
     release_pages()
+    release_arena()
+
+
+def release_arena() -> None:
+    """Releases what the arena of ONNX Runtime keeps: it grows by doubling and never shrinks by itself, and a table of 4
+    bits is widened in it, 1 GB of a vocabulary of 128,000 and 2,048 hidden."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     _smallest_session().run(None, {"x": np.zeros(1, np.float32)}, options)

@@ -25,6 +25,7 @@ from ....profiles.backends import BACKENDS, ONNXRUNTIME
 from ....profiles.precision import BLOCK_INPUTS, PRECISIONS, Precision
 from ...work.staging import link
 from ..edit import Edit
+from ..passes.operators import MICROSOFT
 from .fp32_nodes import MOVEMENT, element_types
 
 _SIXTEEN_BIT_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -110,8 +111,8 @@ def exact(graph: bytes) -> bytes:
             if edit.initializers[node.input[1]].dims[1] * said["block_size"] != width:
                 first, last = (edit.constant(np.array([at], np.int64)) for at in (0, width))
                 numbers = edit.add("Slice", [numbers, first, last, edit.constant(np.array([1], np.int64))])
-            weight, bias = edit.add("Transpose", [numbers], perm=[1, 0]), node.input[5:6]
-            product = edit.add("MatMul", [node.input[0], weight], *([] if bias else [node.output]))
+            bias = node.input[5:6]
+            product = edit.add("FusedMatMul", [node.input[0], numbers], 1 if bias else node.output, MICROSOFT, transB=1)
             if bias:
                 edit.add("Add", [product, *bias], node.output)
             continue
