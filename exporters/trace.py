@@ -159,14 +159,16 @@ def _free_dims(module: torch.nn.Module, interface: Interface, bucket: Bucket) ->
 def _require_free(module: torch.nn.Module, interface: Interface, bucket: Bucket, model: ir.Model) -> None:
     """Checks that free dimensions are free: where the module fixes a size, torch.onnx.export goes back to a static
     graph."""
-    for spec, value in zip(interface.inputs, model.graph.inputs, strict=True):
-        found = tuple(_size(dim) for dim in value.shape or ())
-        if found != spec.declared(bucket):
+    tensors = [("input", *pair) for pair in zip(interface.inputs, model.graph.inputs, strict=True)]
+    tensors += [("output", *pair) for pair in zip(interface.outputs, model.graph.outputs, strict=False)]
+    for kind, spec, value in tensors:
+        found, wanted = tuple(map(_size, value.shape or ())), spec.declared(bucket)
+        if any(isinstance(dim, str) and isinstance(size, int) for dim, size in zip(wanted, found, strict=False)):
             wrapped = getattr(module, PREFIX.rstrip("."), module)
             at = _example_shape(bucket, getattr(module, "example_tokens", _EXAMPLE_SEQUENCE))
             where = frozen_dims(module, interface.inputs, at, bucket.free)
             said = "; ".join(f"{dim} is frozen{line}" for dim, line in where.items()) or (
-                f"input {spec.name} has shape {list(found)} where {list(spec.declared(bucket))} was requested"
+                f"{kind} {spec.name} has shape {list(found)} where {list(wanted)} was requested"
             )
             raise ExportError(
                 f"{type(wrapped).__name__} at {bucket}: the module is made for one size: {said}; ask for static "

@@ -279,3 +279,19 @@ def test_the_graph_is_that_of_two_runs(
 def _refused(_: torch.nn.Module):  # type: ignore[no-untyped-def]
     raise RuntimeError
     yield
+
+
+class KeptTotal(torch.nn.Module):
+    """Its total is of the batch that it saw first."""
+
+    kept: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.kept is None:
+            self.kept = torch.ones(2)
+        return x[..., :3] * mask.unsqueeze(-1), self.kept * x.mean()
+
+
+def test_an_output_of_one_size_is_refused_where_the_size_is_free() -> None:
+    with pytest.raises(ExportError, match=r"made for one size: output total has shape \[2\] where \['batch'\] was"):
+        trace(Wrapper(KeptTotal()).eval(), SIGNATURE, Bucket(4, 5, 1, 1), 20)
