@@ -47,7 +47,7 @@ def main_tables(found: Mapping[str, Found], classes: Iterable[str], title: str) 
         by_result.setdefault(_kind(one), []).append(key)
     lines = [
         f"{title}: {len(ones)} of {len(classes)} types tried, the first {len(sample)} of an order at random, which are "
-        f"the sample, and {len(ones) - len(sample)} by name; {len(classes) - len(ones)} were not. No small model could "
+        f"the sample, and {len(ones) - len(sample)} others; {len(classes) - len(ones)} were not. No small model could "
         f"be made of {len(by_result.get('no small model', ()))}, and PyTorch itself does not run "
         f"{len(by_result.get('not run', ()))} others with what could be given to them.",
         *("", "| what | of the sample | of all tried |", "|---|---|---|"),
