@@ -194,7 +194,8 @@ def _activation_bytes(builder: EngineBuilder, form: CachedSpec, submodel: Submod
     and keeps those of every place. Logits are left out, the last product: a run computes few of them, into buffers of
     the caller's."""
     tokens = max(form.bucket.sequence, form.bucket.batch)
-    shape = Bucket(tokens, 1) if form.states or tokens > form.positions else Bucket(1, tokens)
+    longest = 1 if form.states else min(tokens, form.positions)
+    shape = Bucket(-(-tokens // longest), longest)
     ops = builder.universal.source.workload(submodel, shape)
     products = [op for op in ops if op.kind == "gemm"][:-1]
     scores = max((op.activation_bytes for op in ops if op.kind == "batched_gemm"), default=0)

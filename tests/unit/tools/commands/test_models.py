@@ -43,7 +43,7 @@ def test_plan_takes_budgets_and_a_promotion_order(compiled: Any) -> None:
     assert re.search(
         r"\ncompile takes +about [\d,]+ MB of memory and \d+ MB of mapped files, \d+ MB of disk, \d+ CPU s", text
     )
-    assert data["cost"].keys() == {"memory_mb", "mapped_mb", "disk_mb", "cpu_seconds"}
+    assert data["cost"].keys() == {"memory_mb", "widened_mb", "mapped_mb", "disk_mb", "cpu_seconds"}
 
 
 def test_plan_shows_assignments_requested(compiled: Any) -> None:
