@@ -14,13 +14,15 @@ from hypothesis import settings
 from nestforge.profiles.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parent.parent
-# Folders and files whose tests trace, compile or train, and the fixtures of others that do.
+# Folders and files whose tests trace, compile or train, or start Ray, and the fixtures of others that do.
 COMPILING = (
     *("e2e", "hostile", "unit/benchmarks", "unit/compiler", "unit/examples", "unit/exporters", "unit/integrations"),
     "unit/parity",
     *(f"unit/runtime/engines/test_{name}.py" for name in BACKENDS),
-    *("unit/runtime/generation/test_drafting.py", "unit/test_traces.py"),
-    *("unit/runtime/generation/test_source_plans.py", "unit/tools/test_bundle_bench.py", "unit/tools/test_console.py"),
+    *(f"unit/runtime/generation/test_{name}.py" for name in ("drafting", "source_plans", "states")),
+    *(f"unit/runtime/engines/{name}/test_cached_runner.py" for name in ("onnxruntime_gpu", "tensorrt")),
+    *("unit/serving/test_replicas.py", "unit/test_traces.py"),
+    *("unit/tools/test_bundle_bench.py", "unit/tools/test_console.py"),
     *(f"unit/tools/commands/test_{name}.py" for name in ("bench", "checks", "commands", "compile", "export")),
 )
 COMPILED = {"compiled"}
