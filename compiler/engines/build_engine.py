@@ -188,8 +188,9 @@ class EngineBuilder:
 
     @contextmanager
     def runner(self, engine: EngineEntry, residency: Residency | None = None) -> Iterator[Runner]:
-        """A runner for the proof graph of ``engine``, beside which PyTorch's side holds nothing, nor it beside that;
-        shared where that is the same computation, as the gate wants it (see verify.py)."""
+        """A runner for the proof graph of ``engine``; shared where that is the same computation, as the gate wants it
+        (see verify.py). Memory of PyTorch's passes is released before it opens, and its own once it is closed, so that
+        never both are held."""
         release_pages()
         residency = residency or ("packed" if PRECISIONS[engine.precision].is_always_packed else "shared")
         with runner_for(self.proofs, in_onnx_runtime(engine), residency, threads_or_default(None)) as runner:
