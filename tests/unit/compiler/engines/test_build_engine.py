@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,18 @@ def test_an_engine_answers_as_its_submodel(builder: EngineBuilder) -> None:
     expected = builder.universal.narrow(submodel)(*map(torch.from_numpy, feeds.values()))
     for output, reference in zip(found, expected, strict=True):
         np.testing.assert_allclose(output, reference.numpy(), atol=1e-5)
+
+
+def test_memory_of_a_run_is_released_behind_it_before_pytorch_answers(
+    builder: EngineBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = builder.build(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
+    order: list[str] = []
+    for name in ("release_pages", "release_arena"):
+        monkeypatch.setattr(f"nestforge.compiler.engines.build_engine.{name}", partial(order.append, name))
+    with builder.runner(engine):
+        order.append("run")
+    assert order == ["release_pages", "run", "release_arena"]
 
 
 def test_the_receipt_says_what_was_compared_and_how(builder: EngineBuilder) -> None:

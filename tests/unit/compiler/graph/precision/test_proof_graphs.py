@@ -151,6 +151,8 @@ def test_without_the_rounding_of_activations_nothing_is_left_but_that_of_weights
     left = onnx.ModelProto.FromString(exact(graph.SerializeToString()))
     kinds = {node.op_type for node in left.graph.node}
     assert not kinds & {"QGemm", "QuantizeLinear", "DynamicQuantizeLinear", "MatMulNBits"}
+    turned = [sum(node.op_type == "Transpose" for node in one.graph.node) for one in (graph, left)]
+    assert turned[0] == turned[1], "a decoded weight, the largest that a run holds, is there once"
     found, rounded = (run(one, engines.feeds, engines.folder, True) for one in (left, graph))
     stored = StoredNumbers(engines.model, [engines.folder / WEIGHTS_NAME], tmp_path)
     module = stored.in_model(engines.templates[form].weights).narrow(whole, {})
