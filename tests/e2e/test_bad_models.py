@@ -171,5 +171,4 @@ def test_a_router_that_ties_takes_the_lower_tokens(tmp_path: Path) -> None:
         zeros = np.zeros((1, 16), np.int64)
         ids = np.random.default_rng(0).integers(1, 24, (1, 16))
         answer = model({"input_ids": ids, "token_type_ids": zeros}, submodel=entry.id, routing=True)
-    assert answer.routing is not None
     np.testing.assert_array_equal(answer.routing["routes.0"], np.tile(np.arange(4), (1, 4, 1)))

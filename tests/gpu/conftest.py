@@ -50,7 +50,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     path = config.getoption("--gpu-results", None)
     if path is not None and not config.getoption("--gpu-rehearsal"):
         provider = provider_named("cuda")
-        assert provider is not None
         device = provider.take()
         _results.write(path, device)
         device.release()

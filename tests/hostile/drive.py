@@ -73,8 +73,6 @@ class Worker:
         if self._process is None or self._done >= _RENEWED_AFTER:
             self._stop()
             self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{seed}\n".encode())
         self._process.stdin.flush()
         self._done += 1
@@ -95,8 +93,6 @@ class Worker:
 
     def _line(self, limit: float) -> bytes | None:
         """The next line of the worker: None when there is none in time, empty when it has died."""
-        assert self._process is not None
-        assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(max(0.0, limit - monotonic())):
@@ -104,8 +100,6 @@ class Worker:
         return self._process.stdout.readline()
 
     def _lost(self, seed: int, outcome: str, begun: dict[str, Any]) -> Result:
-        assert self._process is not None
-        assert self._errors is not None
         if outcome == "hung":
             self._process.send_signal(signal.SIGABRT)  # faulthandler then says where
         status = self._wait()
@@ -116,7 +110,6 @@ class Worker:
         return Result(seed, outcome, begun.get("what", self._driver), how, f"exit status {status}: {tail}")
 
     def _wait(self) -> int:
-        assert self._process is not None
         try:
             return self._process.wait(10)
         except subprocess.TimeoutExpired:

@@ -96,7 +96,6 @@ class PlayedGraph:
         self._work = work
 
     def launch(self) -> None:
-        assert self._device is not None
         self._device.perform(self._work)
 
     def close(self) -> None:

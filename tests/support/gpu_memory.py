@@ -21,7 +21,6 @@ from nestforge.runtime.inputs.arrays import random_feeds
 def main(path: str, *names: str) -> None:
     bundle = open_bundle(path)
     provider = provider_named("cuda")
-    assert provider is not None
     if os.environ.get("NESTFORGE_MEMORY_PATTERN") == "0":
         onnxruntime.SessionOptions = _without_patterns
     device = provider.take()

@@ -63,7 +63,6 @@ def serving(
     arguments += map(str, bundles)
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr is not None
             line = process.stderr.readline()
             found = re.search(r"http://(\S+)$", line.strip())
             assert found, line + process.stderr.read()

@@ -75,7 +75,6 @@ def test_an_interrupted_generation_leaves_all_that_it_took(
     held = model.session(capacity=16)
     expected = model.generate(PROMPT, session=held, max_tokens=2).rows[0].tokens
     engines, cap = model.generate._engines, model.generate._engines._memory
-    assert cap is not None
     left_mb = cap.left_mb
 
     def call() -> None:
@@ -101,7 +100,6 @@ def test_an_interrupt_while_engines_open_counts_each_once() -> None:
     with load(GENERATES, threads=1, memory_mb=50) as model:
         model.generate(PROMPT, max_tokens=1)
         engines, cap, entry = model.generate._engines, model.generate._engines._memory, model.generate._entry()
-        assert cap is not None
 
         def reopen() -> None:
             for engine in entry.engines:

@@ -126,7 +126,6 @@ def bundle_files(folder: Path) -> Files:
 def calibrated_files(folder: Path) -> Files:
     """The bundle with exits in ``folder``, calibrated."""
     bundle = open_bundle(folder)
-    assert bundle.manifest.exits is not None
     whole = max(bundle.manifest.submodels, key=lambda entry: entry.parameters)
     exits = len(bundle.manifest.exits.segments)
     found = replace(policy(), submodel=whole.id, engines=(bundle.manifest.engines[0].id,))

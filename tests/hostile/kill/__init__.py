@@ -49,7 +49,6 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
     library = folder / _LIBRARY
     if os.environ.get("LD_PRELOAD") != str(library):
         build_library(folder)
-        assert worker._channel is not None
         os.dup2(worker._channel.fileno(), 1)
         os.environ["LD_PRELOAD"] = str(library)
         os.execv(sys.executable, [sys.executable, "-m", "hostile.worker", "kill", str(folder)])  # noqa: S606

@@ -102,7 +102,6 @@ def _calibrate(folder: Path) -> None:
 
     bundle = open_bundle(folder / "exits.bundle")
     kept = Calibration.read(bundle)
-    assert kept is not None
     save_policy(bundle, replace(kept.policies[0], name="second"), default=True)
 
 

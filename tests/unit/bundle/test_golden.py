@@ -67,7 +67,6 @@ def test_a_golden_bundle_answers_as_it_did(kind: str) -> None:
             decides = output not in {spec.name for spec in model.bundle.manifest.outputs}
             answer = model(TEXT, submodel=submodel, exits=way, routing=decides)
             if decides:
-                assert answer.routing is not None
                 np.testing.assert_array_equal(answer.routing[output], expected[name])
             else:
                 np.testing.assert_allclose(answer.outputs[output], expected[name], atol=1e-5, rtol=1e-4)
@@ -95,8 +94,6 @@ def test_what_a_bundle_says_of_its_quality() -> None:
     manifest = nestforge.open_bundle(GOLDEN / "bundle-texts").manifest
     assert (manifest.ranking.method, manifest.ranking.samples) == ("taylor", 128)
     whole, small = (manifest.submodel(f"ffn{width}").quality for width in ("32-heads2", "16-heads1"))
-    assert whole is not None
-    assert small is not None
     assert whole.figures == {"mean_cosine": 1.0, "recall_at_10": 1.0}
     assert 0 < small.figures["mean_cosine"] < 1
     assert small.figures.keys() == whole.figures.keys()
@@ -107,7 +104,6 @@ def test_heads_of_a_cache_and_of_a_prompt_are_narrow_each_for_itself() -> None:
     """A translation model with layout width_first, whose decoder has one layer; as they wrote then."""
     with nestforge.load(GOLDEN / "bundle-narrow-heads") as model:
         entry = model.bundle.manifest.generation
-        assert entry is not None
         assert {(engine.segment, engine.cache_layout) for engine in entry.every_engine} == {
             ("cached", (None, (8,), None, (4,))),
             ("encoder", (None, None, None, (4,))),
@@ -131,9 +127,7 @@ def test_what_a_bundle_says_of_its_routing() -> None:
         "moe.capacity_factor100-moe.group_size4096-moe.experts4": [(1, 4, 4)] * 2,
     }
     for engine in manifest.engines:
-        assert engine.variants is not None
         assert engine.variants.keys() >= {"moe.dispatch", "moe.combine"}
-        assert engine.parity is not None
         for judged in engine.parity.routing or ():
             assert judged.worst_score_gap <= engine.parity.atol
             assert judged.shares.keys() == {"tokens_dropped", "slots_used", "mean_gate"}
@@ -141,8 +135,6 @@ def test_what_a_bundle_says_of_its_routing() -> None:
 
 def test_what_a_bundle_says_of_tokens_that_an_encoder_selects_of_a_prompt() -> None:
     entry = nestforge.open_bundle(GOLDEN / "bundle-conditional").manifest.generation
-    assert entry is not None
-    assert entry.encoder is not None
     routed = {engine.submodel: [one.shape for one in engine.routing or ()] for engine in entry.encoder.engines}
     assert routed == {"ffn32-coda.reduction1": [], "ffn32-coda.reduction3": [(1, 8)]}
     with nestforge.load(GOLDEN / "bundle-conditional") as model:
@@ -170,7 +162,6 @@ def test_what_a_bundle_says_of_its_precisions() -> None:
 def test_what_a_bundle_says_of_texts_and_of_its_order() -> None:
     manifest = nestforge.open_bundle(GOLDEN / "bundle-texts").manifest
     text = manifest.text
-    assert text is not None
     assert (text.lowercase, text.max_tokens, text.default_prompt, text.pooled) == (True, 14, "query", "pooling_mask")
     assert text.prompts == {"query": "time budget ", "passage": "a "}
     assert manifest.ranking.order_file == "ranking.safetensors"
@@ -178,17 +169,13 @@ def test_what_a_bundle_says_of_texts_and_of_its_order() -> None:
 
 def test_what_a_bundle_says_of_its_caches() -> None:
     entry = nestforge.open_bundle(GOLDEN / "bundle-decoder").manifest.generation
-    assert entry is not None
     assert (entry.end_ids, entry.begin_id, entry.positions, entry.layers) == ((2,), 1, 40, (CachedLayer(2, 8),) * 2)
     entry = nestforge.open_bundle(GOLDEN / "bundle-fewer-heads").manifest.generation
-    assert entry is not None
     assert entry.layers == (CachedLayer(4, 8),) * 2
     assert [engine.kind.cache_heads for engine in entry.engines] == [(2, 2), (1, 4), None]
     entry = nestforge.open_bundle(GOLDEN / "bundle-windows").manifest.generation
-    assert entry is not None
     assert entry.layers == (CachedLayer(2, 8, window=8), CachedLayer(2, 8))
     entry = nestforge.open_bundle(GOLDEN / "bundle-tensorrt").manifest.generation
-    assert entry is not None
     assert [(engine.submodel, engine.capacity, engine.kind.cache_heads) for engine in entry.engines] == [
         ("ffn16-heads2", 24, (2,)),
         ("ffn16-heads2", 48, (2,)),
@@ -200,7 +187,6 @@ def test_what_a_bundle_says_of_its_caches() -> None:
 @pytest.mark.parametrize("kind", ["decoder", "fewer-heads", "windows", "tensorrt"])
 def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_answer(kind: str) -> None:
     entry = nestforge.open_bundle(GOLDEN / f"bundle-{kind}").manifest.generation
-    assert entry is not None
     with _opened(kind) as model:
         for engine in (replace(each, backend="onnxruntime") for each in entry.engines):
             ids = np.array([[7, 3, 11, 5, 2]])
@@ -218,8 +204,6 @@ def test_engines_of_a_bundle_that_generates_continue_texts_as_its_whole_ones_ans
 def test_a_bundle_of_an_encoder_decoder_reads_a_prompt_once_and_answers_as_its_whole_engines() -> None:
     with nestforge.load(GOLDEN / "bundle-narrow-heads") as model:
         entry = model.bundle.manifest.generation
-        assert entry is not None
-        assert entry.encoder is not None
         assert (entry.encoder.start_id, entry.encoder.positions, len(entry.layers)) == (1, 24, 1)
         prompt = model.generate.tokens(TEXT)
         for engine in entry.engines:

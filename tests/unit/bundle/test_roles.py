@@ -64,7 +64,6 @@ def test_exits_name_their_logits(exits_bundle: Any) -> None:
     from nestforge.bundle.open_bundle import open_bundle
 
     manifest = open_bundle(exits_bundle).manifest
-    assert manifest.exits is not None
     assert {role: spec.name for role, spec in compared_outputs(manifest).items()} == {"classes": manifest.exits.logits}
     assert label_classes(manifest) == manifest.exits.classes
     assert mask_input(manifest) == manifest.exits.mask

@@ -119,7 +119,6 @@ def test_a_shorter_submodel_is_judged_on_what_fits_it_each_model_at_its_own_sequ
     report = consistency(bundle, text=folder / "texts.txt")
     samples = {row.submodel: row.samples for row in report.submodels}
     text = bundle.manifest.text
-    assert text is not None
     encoder = TextEncoder(bundle.file(text.file), text, bundle.manifest.inputs)
     fitting = [line for line in TEXTS if encoder.encode([line], 64).lengths[0] <= 8]
     assert 0 < len(fitting) < len(TEXTS)
@@ -139,8 +138,6 @@ def test_a_shorter_submodel_is_judged_on_what_fits_it_each_model_at_its_own_sequ
     assert row.figures["class_agreement"] == pytest.approx(agreement)
     quality = bundle.manifest.submodel(SHORT).quality
     held_out = bundle.manifest.submodel(WHOLE).quality
-    assert quality is not None
-    assert held_out is not None
     assert quality.samples < held_out.samples
     assert quality.data_sha256 != held_out.data_sha256
 

@@ -49,7 +49,6 @@ def every_exit(folder: Path) -> torch.nn.Module:
     """PyTorch's state, logits and entropy at every exit in one pass; no state at the last."""
     universal = load_universal(open_source(folder))
     exits = universal.source.exits
-    assert exits is not None
     return exits.every_exit(universal.module)
 
 
@@ -78,7 +77,6 @@ def test_every_size_is_answered_as_pytorch_does(
     for policy, index in ((closed(EXITS), EXITS - 1), (OPEN, 0)):
         answer = model(feeds, exits=policy)
         assert (answer.bucket, answer.padding) == (RANGE, None)
-        assert answer.exits is not None
         assert answer.exits.index.tolist() == [index] * size[0]
         np.testing.assert_allclose(answer["logits"], logits[index], atol=5e-6)
         np.testing.assert_allclose(answer["entropy"], entropy[index], atol=5e-6)
@@ -101,14 +99,12 @@ def test_rows_leave_where_pytorch_lets_them_whatever_batch_they_are_in(
     together = model(feeds, exits=policy)
     leaves = np.array([*(row <= limit for row, limit in zip(entropy, limits, strict=False)), [True] * len(lengths)])
     index = leaves.argmax(axis=0)
-    assert together.exits is not None
     assert together.exits.index.tolist() == index.tolist()
     np.testing.assert_allclose(together["logits"], logits[index, np.arange(len(lengths))], atol=5e-6)
     for row, length in enumerate(lengths):
         alone = model(
             {name: np.ascontiguousarray(array[row : row + 1, :length]) for name, array in feeds.items()}, exits=policy
         )
-        assert alone.exits is not None
         assert alone.exits.index[0] == index[row]
         np.testing.assert_allclose(alone["logits"][0], together["logits"][row], atol=5e-6)
 
@@ -117,10 +113,7 @@ def test_what_a_row_costs_is_a_share_of_the_whole_engine_at_its_own_length(model
     """The whole engine computes the last exit alone, and the chain all of them; both by the same rule."""
     shares = [model(rows_of(model, [length]), exits=closed(EXITS)).exits for length in (1, 3, 6)]
     for one in shares:
-        assert one is not None
         assert one.share[0] == pytest.approx(1.0, abs=0.05)
-    assert shares[0] is not None
-    assert shares[-1] is not None
     assert 6 * shares[0].flops[0] == pytest.approx(shares[-1].flops[0], rel=1e-3)
 
 
@@ -128,7 +121,6 @@ def test_segments_are_proven_all_over_the_range_and_so_is_their_chain(model: Ela
     manifest = model.bundle.manifest
     for engine in manifest.engines:
         assert (engine.emitted, engine.bucket) == ("sliced", RANGE)
-        assert engine.parity is not None
         places = {case.partition(" at ")[2] for case in engine.parity.cases}
         assert {"1x1", "1x6", "3x1", "3x6"} <= places
     suites = {proof.suite: proof for proof in manifest.proofs if proof.subject.endswith(RANGE.label)}
@@ -150,7 +142,6 @@ def compiled(folder: Path, bucket: str, precision: str, pool: str, **config: int
 def require_chain_of_whole(opened: ElasticModel, size: Bucket, trims: bool, atol: float) -> None:
     """The last exit of the chain answers as the whole engine, with nothing padded."""
     manifest = opened.bundle.manifest
-    assert manifest.exits is not None
     assert manifest.exits.trims == trims
     feeds = random_feeds(manifest.inputs, size)
     feeds["attention_mask"][:] = np.arange(size.sequence) < 3
@@ -174,12 +165,10 @@ def test_rows_of_integers_leave_where_they_leave_alone(tmp_path: Path) -> None:
             lengths = [6, *np.random.default_rng(seed).integers(1, 7, 7).tolist()]
             feeds = rows_of(opened, lengths, seed)
             together = opened(feeds, exits=0.5)
-            assert together.exits is not None
             found += together.exits.index.tolist()
             for row, length in enumerate(lengths):
                 one = {name: np.ascontiguousarray(array[row : row + 1, :length]) for name, array in feeds.items()}
                 alone = opened(one, exits=0.5)
-                assert alone.exits is not None
                 assert alone.exits.index[0] == together.exits.index[row]
                 np.testing.assert_allclose(alone["logits"][0], together["logits"][row], atol=1e-5)
     assert set(found) == {0, 1}
@@ -251,7 +240,6 @@ def test_fewer_layers_continue_a_cache_of_more_and_not_the_other_way(skips: Elas
 
 def test_the_bundle_states_which_layers_have_a_cache_and_is_verified(skip_folder: Path, skips: ElasticModel) -> None:
     generation = skips.bundle.manifest.generation
-    assert generation is not None
     by_submodel = {engine.submodel: generation.of(engine) for engine in generation.engines}
     assert by_submodel["depth1-ffn32"].heads == (2, 0)
     inputs, outputs = by_submodel["depth1-ffn32"].interface

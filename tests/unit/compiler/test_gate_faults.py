@@ -228,7 +228,6 @@ def test_what_float32_cannot_compute_is_refused_by_name(tmp_path: Path) -> None:
     one = subject(tmp_path, save_tiniest(tmp_path / "bert"), BUCKET, move_away)
     judgement = one.judged(one.outputs())
     assert judgement.unprovable
-    assert judgement.broken is not None
     assert "this model needs more than float32" in judgement.broken.describe()
 
 

@@ -74,7 +74,6 @@ def test_peft_s_own_answers(folder: Path, tmp_path: Path) -> None:
 def test_a_slice_cuts_its_pairs(folder: Path) -> None:
     """Rows of B where the layer's outputs are cut, columns of A where its inputs are; in the bundle's order."""
     bundle = open_bundle(folder / "bundle")
-    assert bundle.manifest.tasks is not None
     found = {tensor.name: (tensor.shape, tensor.axis, tensor.unit) for tensor in bundle.manifest.tasks.tensors}
     at = "encoder.layer.0."
     assert found[f"{at}intermediate.dense.lora_B.weight"] == ((32, 6), "layers.0.ffn", 1)
@@ -103,7 +102,6 @@ def test_adapters_that_engines_have_no_room_for_are_refused(tmp_path: Path) -> N
     assert ranks_of([small], 7)[f"{at}query"] == 7
     assert ranks_of([small, large], None)[f"{at}query"] == 4
     narrow = with_low_rank(open_source(BERT / "base"), {f"{at}query": 2, f"{at}value": 4}, ()).tasks
-    assert narrow is not None
     with pytest.raises(
         CheckpointError, match=r"rank 4 beside .*query: the engines have 2; compile again with `lora_rank=4`"
     ):
@@ -163,7 +161,6 @@ def test_a_cap_is_quoted_as_it_was_stated(bundle: Path) -> None:
     """Memory of tasks is counted beside sessions, under the cap that the caller gave."""
     taken = sum(task.bytes for task in read_tasks(open_bundle(bundle))) / 1e6
     with nestforge.load(bundle, memory_mb=0.4) as model:
-        assert model.generate._engines._memory is not None
         assert model.generate._engines._memory.left_mb == pytest.approx(0.4 - taken)
         with pytest.raises(SelectionError, match=r"^memory_mb=0\.4, .* MB left beside"):
             model.session(64, 40, "a")

@@ -58,7 +58,6 @@ def test_peft_s_own_answers_and_those_of_slices(bundle: Path) -> None:
 
 def test_engines_that_a_task_is_merged_into_have_no_pairs_and_cost_less(bundle: Path) -> None:
     manifest = open_bundle(bundle).manifest
-    assert manifest.tasks is not None
     for own, taking in zip(manifest.tasks.merged, manifest.engines, strict=True):
         graph = onnx.load(bundle / own.file, load_external_data=False).graph
         assert [tensor.name for tensor in graph.input] == [spec.name for spec in manifest.inputs]

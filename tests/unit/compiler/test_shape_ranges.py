@@ -117,7 +117,6 @@ def test_latency_is_that_of_the_requests_own_size(model: ElasticModel) -> None:
 
 def test_parity_was_proven_all_over_the_range(model: ElasticModel) -> None:
     engine = next(one for one in model.bundle.manifest.engines if not one.bucket.is_static)
-    assert engine.parity is not None
     places = [case.partition(" at ")[2] for case in engine.parity.cases]
     assert {"1x1", "1x16", "4x1", "4x16"} <= set(places)
     assert len(places) >= 8
@@ -137,7 +136,6 @@ def test_what_was_written_is_checked_on_few_cases_and_by_verify_on_all(
     profile = board(**FULL, buckets=["1..4x1..16"])
     out = nestforge.compile(folder, profile=profile, output=tmp_path / "bundle", include="budgets")
     (engine,) = open_bundle(out).manifest.engines
-    assert engine.parity is not None
     (few,) = judged
     assert len(few) == 9 < len(engine.parity.cases)
     assert {"1x1", "4x16"} <= {name.rpartition(" ")[2] for name in few}

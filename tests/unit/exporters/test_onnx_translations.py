@@ -67,7 +67,6 @@ def test_engines_scatter_without_a_reduction() -> None:
         program = torch.onnx.export(
             AddTwice(), arrays(), dynamo=True, opset_version=20, custom_translation_table=TRANSLATIONS, verbose=False
         )
-    assert program is not None
     proto = program.model_proto
     scatters = [node for node in proto.graph.node if node.op_type == "ScatterND"]
     assert len(scatters) == 2
@@ -177,7 +176,6 @@ def test_a_dimension_that_is_not_one_is_not_squeezed() -> None:
         program = torch.onnx.export(
             Squeezed(), (x,), dynamo=True, opset_version=20, custom_translation_table=TRANSLATIONS, verbose=False
         )
-    assert program is not None
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     assert [array.tolist() for array in found] == [tensor.tolist() for tensor in Squeezed()(x)]
@@ -195,7 +193,6 @@ def test_a_number_less_integers_is_what_torch_has() -> None:
         program = torch.onnx.export(
             Less(), given, dynamo=True, opset_version=20, custom_translation_table=TRANSLATIONS, verbose=False
         )
-    assert program is not None
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     names = [value.name for value in session.get_inputs()]
     found = session.run(None, dict(zip(names, (tensor.numpy() for tensor in given), strict=True)))

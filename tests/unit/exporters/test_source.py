@@ -177,10 +177,8 @@ def source(folder: Path, **overrides: Any) -> ModelSource:
 
 def test_families_say_what_they_cannot(tmp_path: Path) -> None:
     llama = source(tmp_path / "llama", head_dim=8).architecture.cached
-    assert llama is not None
     assert (llama.problem, llama.layers) == (None, (CachedLayer(2, 8),) * 2)
     gemma3n = source(tmp_path / "gemma3n", model_type="gemma3n_text", head_dim=8).architecture.cached
-    assert gemma3n is not None
     assert (gemma3n.problem, len(gemma3n.layers)) == (None, 2), "the third layer reads the keys of the second"
 
 
@@ -188,7 +186,6 @@ def test_families_say_what_they_cannot(tmp_path: Path) -> None:
 def test_the_cache_of_a_submodel_has_its_own_heads(tmp_path: Path, options: dict[str, Any], heads: list[int]) -> None:
     matlm = open_source(save_tiny_matlm(tmp_path / "matlm", **options))
     cached = matlm.architecture.cached
-    assert cached is not None
     assert cached.problem is None
     assert {layer.heads for layer in cached.layers} == {4}
     kept = {axis.name: heads[int(axis.name.split(".")[1])] for axis in matlm.spec.axes if axis.kind == "heads"}

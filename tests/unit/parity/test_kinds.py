@@ -48,7 +48,6 @@ def test_a_merged_decoder_is_asked_with_a_past_and_without(zoo: Zoo) -> None:
     assert report.is_right, report.line
     report = nestforge.check_parity(*exported(zoo, "bias dropped, merged"))
     fault = report.graphs[0].fault
-    assert fault is not None
     assert (fault.module, fault.kind) == ("transformer.h.0.attn.c_proj", "a bias that is dropped")
 
 
@@ -86,7 +85,6 @@ def test_an_openvino_ir_is_searched_as_a_graph_is(small: Path, tmp_path: Path) -
     assert nestforge.check_parity(path, net).is_right
     net.first.bias.data += 1
     fault = nestforge.check_parity(path, net).graphs[0].fault
-    assert fault is not None
     assert fault.module == "first"
     path.with_suffix(".bin").unlink()
     with pytest.raises(InputError, match=r"net\.bin are missing"):

@@ -51,13 +51,11 @@ def test_every_rate_is_measured_and_the_source_said(
     assert len(figures) == 5
     assert min(figures) > 0
     if onnx_found:
-        assert rates.at is not None
         assert list(rates.at) == ["int8-dynamic", "int8", "int4", "int4-g128"]
         assert {products.batched_gemm_gflops for products in rates.at.values()} == {rates.batched_gemm_gflops}
         assert min(products.gemm_gflops for products in rates.at.values()) > 0
     else:
         assert rates.at is None
-    assert rates.source is not None
     assert rates.source.startswith(f"measured on this host with {source} ")
 
 

@@ -96,9 +96,7 @@ def test_rows_of_several_runs_leave_early(exits_bundle: Path, rule: Any) -> None
         answer = model(rows, exits=policy)
         parts = [model({name: array[run.rows] for name, array in rows.items()}, exits=policy) for run in answer.runs]
     assert [len(run.rows) for run in answer.runs] == [8, 8, 5]
-    assert answer.exits is not None
     for run, alone in zip(answer.runs, parts, strict=True):
-        assert alone.exits is not None
         assert answer.exits.index[run.rows].tolist() == alone.exits.index.tolist()
         assert answer.exits.flops[run.rows].tolist() == alone.exits.flops.tolist()
         np.testing.assert_array_equal(answer["logits"][run.rows], alone["logits"])
@@ -120,11 +118,9 @@ def test_an_answer_says_whether_its_limit_was_kept(own_bundle: Path, feeds: Feed
         assert model(feeds(1, 8)).limit is None
     assert kept.limit == Limit("latency_ms", 1e6, kept.timings.run)
     assert kept.limit.kept
-    assert missed.limit is not None
     assert not missed.limit.kept
     assert str(missed.limit).startswith("`latency_ms=1e-05` missed: took ")
     assert "`latency_ms=1e-05` missed" in repr(missed)
-    assert in_time.limit is not None
     assert in_time.limit.kept
     assert in_time.limit.took_ms > in_time.timings.run == sum(run.run_ms for run in in_time.runs)
 

@@ -51,7 +51,6 @@ def test_a_limit_in_time_is_for_all_runs_together(three: Manifest) -> None:
     with pytest.raises(SelectionError, match=r"10x20 with `latency_ms` <= 11; there is large \(48 ms in 3 runs"):
         chooser.choose(Request(latency_ms=11), 10, 20)
     tried = chooser.to_try(Request(latency_ms=11), 10, 20)
-    assert tried is not None
     assert (tried.engine.submodel, tried.is_new, len(tried.runs)) == ("small", True, 3)
 
 

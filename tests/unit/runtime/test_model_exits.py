@@ -60,7 +60,6 @@ def test_the_models_own_gate_decides_where_nothing_is_asked(exits_bundle: Path) 
     with nestforge.load(exits_bundle, threads=1) as model:
         answer = model(FEEDS)
         shallow = model(FEEDS, submodel="S")
-    assert answer.exits is not None
     assert answer.exits.index.tolist() == left_at((0.25, 0.375))
     assert answer.exits.policy == ExitPolicy((0.25, 0.375), name="the model's own gate")
     assert answer.reason == "no limit given: the largest submodel; exits: the model's own gate"
@@ -70,7 +69,6 @@ def test_the_models_own_gate_decides_where_nothing_is_asked(exits_bundle: Path) 
     assert (answer.padding, answer.truncated, answer.residency) == (None, (), "packed")
     assert answer.timings.open > 0
     assert answer.timings.run > 0
-    assert shallow.exits is not None
     assert shallow.exits.policy.thresholds == (0.25,)
     assert shallow.exits.index.tolist() == left_at((0.25,), exits=2)
     assert shallow.reason == "submodel S requested; exits: the model's own gate"
@@ -84,7 +82,6 @@ def test_closed_exits_answer_as_the_whole_engine_does(exits_bundle: Path) -> Non
             assert whole.exits is None
             assert whole.engine == f"{name}@b8-s16"
             assert whole.reason == f"submodel {name} requested; whole engine: exits off"
-            assert chain.exits is not None
             for output in ("logits", "entropy"):
                 assert whole[output].tolist() == chain[output].tolist()
             assert chain.exits.share.tolist() == [1.0] * 6
@@ -108,7 +105,6 @@ def test_thresholds_requested(exits_bundle: Path, asked: Any, thresholds: tuple[
     with nestforge.load(exits_bundle, threads=1) as model:
         answer = model(FEEDS, exits=asked)
     name = "mine" if isinstance(asked, ExitPolicy) else "thresholds requested"
-    assert answer.exits is not None
     assert answer.exits.policy == ExitPolicy(thresholds, name=name)
     assert answer.reason.endswith(f"; exits: {name}")
     assert answer.exits.index.tolist() == left_at(thresholds)
@@ -130,7 +126,6 @@ def test_steps_that_were_cut_are_said(exits_bundle: Path) -> None:
     with nestforge.load(exits_bundle, threads=1) as model:
         answer = model(requests([3], 16), exits=10)
     assert answer.padding == Padding(Bucket(1, 16), Bucket(1, 8))
-    assert answer.exits is not None
     assert answer.exits.share.tolist() == [0.125]  # one layer of four, half of the steps
 
 
@@ -160,10 +155,6 @@ def test_calibrated_policies_by_default_and_by_name(with_policies: Path) -> None
             SelectionError, match="no calibrated exits 'fast' of submodel depth4; it has careful, quick"
         ):
             model(FEEDS, exits="fast")
-    assert default.exits is not None
-    assert named.exits is not None
-    assert shallow.exits is not None
-    assert gate.exits is not None
     assert default.exits.policy == ExitPolicy((0.5, 0.5), name="quick")
     assert default.reason.endswith("; exits: calibrated quick for mean_flops<=1, the default")
     assert default.exits.index.tolist() == left_at((0.5, 0.5))
@@ -264,7 +255,6 @@ def test_an_answer_is_the_callers_to_change(with_policies: Path) -> None:
     with nestforge.load(with_policies, threads=1) as model:
         for _ in range(40):
             exits = model(FEEDS).exits
-            assert exits is not None
             exits.index[:] = 100
         (drift,) = model.drift().values()
     assert drift.rows == 240
@@ -286,7 +276,6 @@ def test_engines_that_are_said_to_cost_nothing(own: Path) -> None:
     write_exits_manifest(own, replace(manifest, engines=tuple(replace(engine, flops=0) for engine in manifest.engines)))
     with nestforge.load(own, threads=1) as model:
         exits = model(FEEDS, exits=0.5).exits
-        assert exits is not None
         assert exits.share.tolist() == [0.0] * 6
 
 
@@ -347,7 +336,6 @@ def test_many_threads_get_their_own_answers(exits_bundle: Path) -> None:
             feeds = requests(rng.integers(1, 17, 6).tolist(), seed=seed)
             limits = (seed % 8 / 8, seed % 5 / 8)
             answer = model(feeds, exits=limits)
-            assert answer.exits is not None
             assert answer.exits.index.tolist() == left_at(limits, feeds=feeds)
             found = every_exit(feeds["input_ids"], feeds["attention_mask"])
             for row, index in enumerate(answer.exits.index):

@@ -226,7 +226,6 @@ def test_what_a_refusal_rests_on_is_tried_until_it_was_seen(three: Manifest, mon
     monkeypatch.setattr("nestforge.runtime.running_estimate.perf_counter", lambda: 100.0)
     for request in (Request(latency_ms=0.5), Request(deadline_ms=0.5), Request(latency_ms=0.5, memory_mb=12)):
         choice = chooser.to_try(request, 1, 8)
-        assert choice is not None
         assert choice.engine.submodel == "small"
         assert choice.reason == "tried, since no run has shown lately what it takes: predicted 1 ms"
     assert chooser.to_try(Request(latency_ms=0.5, memory_mb=5), 1, 8) is None, "nothing so small"

@@ -111,7 +111,6 @@ def test_an_engine_refuses_inputs_that_no_task_has() -> None:
     bundle = open_bundle(GOLDEN)
     engine = bundle.manifest.engines[0]
     tasks = bundle.manifest.tasks
-    assert tasks is not None
     fewer = replace(bundle, manifest=replace(bundle.manifest, tasks=replace(tasks, tensors=tasks.tensors[1:])))
     with (
         pytest.raises(BundleCorruptError, match=r"input classifier\.bias is tensor\(float\) \[3\], the manifest says"),

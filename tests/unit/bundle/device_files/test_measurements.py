@@ -71,7 +71,6 @@ def test_each_host_replaces_its_own_figures_alone(bundle: Bundle) -> None:
     with_one = replace(HERE, threads=1)
     Measurements.save(bundle, with_one)
     found = Measurements.read(bundle)
-    assert found is not None
     assert set(found.hosts) == {BOARD, later, with_one}
     assert found.of(BOARD.host, 4) == BOARD
     assert (found.of(HERE.host, 1), found.of(HERE.host, 2)) == (with_one, later)

@@ -57,7 +57,6 @@ def test_memory_of_a_run_is_released_behind_it_before_pytorch_answers(
 def test_the_receipt_says_what_was_compared_and_how(builder: EngineBuilder) -> None:
     engine = builder.build(builder.universal.spec.parse("ffn8-heads1"), BUCKET)
     receipt = engine.parity
-    assert receipt is not None
     assert (engine.id, engine.emitted, engine.file) == ("ffn8-heads1@b2-s8", "sliced", "ffn8-heads1.b2-s8.onnx")
     assert receipt.cases == ("random-0", "random-1", "whole", "padded", "text")
     assert [output.name for output in receipt.outputs] == ["last_hidden_state", "pooler_output", "sentence_embedding"]
@@ -78,7 +77,6 @@ def test_the_receipt_says_what_was_compared_and_how(builder: EngineBuilder) -> N
 
 def test_the_universal_model_differs_from_nothing(builder: EngineBuilder) -> None:
     receipt = builder.build(builder.universal.spec.universal(), BUCKET).parity
-    assert receipt is not None
     assert receipt.difference_to_universal is None
 
 
@@ -210,7 +208,6 @@ def test_a_model_pruned_to_zeros_may_answer_as_before(tiniest: Path, tmp_path: P
         layer.output.dense.weight.data[:, 8:] = 0
     builder = builder_in(tmp_path / "stage", universal, template_of(universal), board())
     receipt = builder.build(universal.spec.parse("ffn8"), BUCKET).parity
-    assert receipt is not None
     assert receipt.difference_to_universal is not None
     assert receipt.difference_to_universal < 1e-5
 
@@ -221,7 +218,6 @@ def test_what_the_slicer_does_not_understand_is_traced_and_says_so(builder: Engi
     puzzled = replace(builder, templates=replace(templates, known=known))
     traced = puzzled.build(builder.universal.spec.parse("ffn8_24-heads1_2"), BUCKET)
     assert traced.emitted == "traced"
-    assert traced.parity is not None
     assert traced.parity.difference_to_universal
     assert puzzled.build(builder.universal.spec.universal(), BUCKET).emitted == "sliced", "the template is its trace"
     graph = onnx.load(builder.stage.folder / traced.file, load_external_data=False).graph

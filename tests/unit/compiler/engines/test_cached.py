@@ -48,21 +48,18 @@ Found = list[dict[str, np.ndarray]]
 
 def parts(bundle: Bundle, submodel: str = "ffn32") -> tuple[GenerationEntry, EngineEntry, Runner]:
     entry = bundle.manifest.generation
-    assert entry is not None
     engine = next(engine for engine in entry.engines if engine.submodel == submodel)
     return entry, engine, runner_for(bundle, engine, "packed", threads=1)
 
 
 def test_every_submodel_has_an_engine_and_its_receipt(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
-    assert entry is not None
     assert [engine.submodel for engine in entry.engines] == [submodel.id for submodel in bundle.manifest.submodels]
     assert {"ffn8x1_24x1", "ffn32"} <= {engine.submodel for engine in entry.engines}
     assert (entry.vocabulary, entry.positions, len(entry.layers)) == (48, 2**20, 2)
     for engine in entry.engines:
         assert engine.id == f"{engine.submodel}.cached@b1_64-s1_512"
         assert engine.emitted == "sliced"
-        assert engine.parity is not None
         assert engine.parity.cases[:2] == ("whole", "in pieces")
         assert ("longer than a run" in engine.parity.cases) == (engine.submodel == "ffn32")
         assert [output.name for output in engine.parity.outputs][:3] == ["logits", "key_0", "value_0"]
@@ -132,7 +129,6 @@ def test_what_an_engine_has_no_room_for_is_refused(bundle: Bundle) -> None:
 
 def answered(bundle: Bundle, references: References) -> tuple[CachedSpec, EngineEntry, list[Batch], Found]:
     form = references.universal.source.cached
-    assert form is not None
     entry, engine, runner = parts(bundle)
     batches = cached_batches(form.entry, long=False)
     with runner:
@@ -266,10 +262,8 @@ def test_a_window_of_one_token_more_stops_the_compile(tmp_path: Path, monkeypatc
 def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_path: Path) -> None:
     folder = save_tiny_matlm(tmp_path / "matlm", num_hidden_layers=1)
     entry = nestforge.open_bundle(compiled(folder, precisions=["int4"])).manifest.generation
-    assert entry is not None
     for engine in entry.engines:
         assert engine.precision == "int4"
-        assert engine.parity is not None
         assert "; without the rounding of activations, " in engine.parity.rule
 
 
@@ -320,7 +314,6 @@ def test_activations_are_those_of_the_longest_run_without_its_logits(bundle: Bun
 
 def test_a_bundle_says_how_its_folder_generates(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
-    assert entry is not None
     assert (entry.end_ids, entry.sampling) == ((2, 5), {"temperature": 0.5, "top_k": 50})
     assert entry.chat_template is not None
     assert bundle.file(entry.chat_template).read_text().startswith("{{ bos_token }}")

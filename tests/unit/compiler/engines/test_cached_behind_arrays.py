@@ -173,9 +173,7 @@ def test_what_the_folder_states_of_language_and_task_begins_the_text(tmp_path: P
     file = stated / "generation_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "language": "german", "task": "translate"}))
     model = load(compiled(stated, tmp_path / "b"))
-    assert model.bundle.manifest.generation is not None
     encoder = model.bundle.manifest.generation.encoder
-    assert encoder is not None
     assert encoder.begin_ids == (2, 61, 71, 90)
     rows = model.generate(heard("whisper").numpy(), max_tokens=TOKENS).rows
     assert [row.tokens for row in rows] == written_by_transformers(stated, "whisper")

@@ -84,7 +84,6 @@ def test_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
     path = compiled(folder, tmp_path / "b")
     bundle = nestforge.open_bundle(path)
     generation = bundle.manifest.generation
-    assert generation is not None
     graph = onnx.load(bundle.file(generation.engines[0].file), load_external_data=False).graph
     turned = [attribute.i for node in graph.node for attribute in node.attribute if attribute.name == "do_rotary"]
     assert sum(turned) == TURNED.get(kind, 0)

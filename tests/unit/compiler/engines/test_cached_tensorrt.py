@@ -39,7 +39,6 @@ def bundle(folder: Path) -> Bundle:
 
 def test_every_submodel_has_an_engine_of_each_capacity_and_its_receipt(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
-    assert entry is not None
     found = {engine.id: (engine.capacity, engine.kind.cache_heads) for engine in entry.engines}
     assert found == {
         f"{NARROW}.cached520@b1_64-s1_512": (520, (3,)),
@@ -48,7 +47,6 @@ def test_every_submodel_has_an_engine_of_each_capacity_and_its_receipt(bundle: B
         f"{WHOLE}.cached600@b1_64-s1_512": (600, None),
     }, "no model has 1000 positions here"
     for engine in entry.engines:
-        assert engine.parity is not None
         assert engine.parity.cases[:2] == ("whole", "in pieces")
         assert ("longer than a run" in engine.parity.cases) == ("cached600" in engine.id and engine.submodel == WHOLE)
     assert any("are for TensorRT 10.15 or later" in note for note in bundle.manifest.notes)
@@ -56,7 +54,6 @@ def test_every_submodel_has_an_engine_of_each_capacity_and_its_receipt(bundle: B
 
 def test_the_parser_takes_every_graph(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
-    assert entry is not None
     for engine in entry.engines:
         model = onnx.load(bundle.file(engine.file), load_external_data=False)
         assert unsupported(model, "10.15") == []
@@ -94,7 +91,6 @@ def test_a_bias_by_distance_is_of_every_place(tmp_path: Path) -> None:
     model = save_tiny_matlm(tmp_path / "m", num_hidden_layers=1, intermediate_size=32, position="relative_bias")
     bundle = compiled(model, include="budgets")
     entry = bundle.manifest.generation
-    assert entry is not None
     assert [engine.capacity for engine in entry.engines] == [16, 48]
     for engine in entry.engines:
         graph = onnx.load(bundle.file(engine.file), load_external_data=False)

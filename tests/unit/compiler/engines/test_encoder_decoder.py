@@ -52,16 +52,13 @@ def entry_of(bundle: Bundle) -> GenerationEntry:
 
 def test_every_submodel_has_an_encoder_and_a_decoder(bundle: Bundle) -> None:
     entry = entry_of(bundle)
-    assert entry.encoder is not None
     assert (entry.encoder.start_id, entry.encoder.positions, entry.positions, len(entry.layers)) == (0, 4096, 4096, 2)
     for engine in entry.engines:
         assert engine.id == f"{engine.submodel}.cached@b1_64-s1_512"
         encoder = entry.encoder_of(engine)
-        assert encoder is not None
         assert encoder.id == f"{engine.submodel}.encoder@b1-s1_4096"
         for one in (engine, encoder):
             assert one.emitted == "sliced"
-            assert one.parity is not None
             assert ("longer than a run" in one.parity.cases) == (one.submodel == "ffn32")
         assert [output.name for output in encoder.parity.outputs][:2] == ["source_key_0", "source_value_0"]
     assert bundle.manifest.every_engine[-4:] == (*entry.engines, *entry.encoder.engines)
@@ -103,7 +100,6 @@ def test_rows_behind_prompts_of_different_length_are_what_transformers_answers(b
 def test_the_gate_finds_a_row_that_reads_another_prompt(bundle: Bundle, folder: Path) -> None:
     references = References(load_universal(replace(open_source(folder), generates=True)), {})
     form, entry = references.universal.source.cached, entry_of(bundle)
-    assert form is not None
     engine = next(one for one in entry.engines if one.submodel == "ffn32")
     encoder, batches = entry.encoder_of(engine), cached_batches(form.entry, long=False)
     assert encoder is not None
@@ -140,7 +136,6 @@ def test_integers_are_proven_with_and_without_the_rounding_of_activations(tmp_pa
     path = compile_t5(folder, tmp_path / "b", submodels=["ffn32"], precisions=["int4"])
     for engine in entry_of(open_bundle(path)).every_engine:
         assert engine.precision == "int4"
-        assert engine.parity is not None
         assert "; without the rounding of activations, " in engine.parity.rule
 
 
@@ -226,9 +221,7 @@ def test_text_is_that_of_transformers_whole_and_cut(tmp_path: Path, model_type: 
         for prompt, text in zip(PROMPTS, expected, strict=True):
             assert model.generate(prompt, max_tokens=TOKENS, submodel=submodel).rows[0].tokens == text
     assert written[small] != written[whole]
-    assert model.bundle.manifest.generation is not None
     encoder = model.bundle.manifest.generation.encoder
-    assert encoder is not None
     stated = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
     config = json.loads((folder / "generation_config.json").read_text())
     assert [encoder.start_id, encoder.first_id, encoder.last_id] == [config.get(name) for name in stated]
@@ -236,9 +229,7 @@ def test_text_is_that_of_transformers_whole_and_cut(tmp_path: Path, model_type: 
 
 def test_a_decoder_begins_as_texts_do_where_its_folder_states_nothing_else(tmp_path: Path) -> None:
     cached = open_source(save(tmp_path / "m", "mbart")).architecture.cached
-    assert cached is not None
     assert cached.problem is None
-    assert cached.encoder is not None
     assert cached.encoder.start == 4
 
 

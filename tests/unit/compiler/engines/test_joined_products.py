@@ -35,7 +35,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def engines(bundle: Bundle) -> list[EngineEntry]:
     generation = bundle.manifest.generation
-    assert generation is not None
     return [engine for engine in generation.engines if engine.submodel.startswith("ffn32")]
 
 

@@ -148,7 +148,6 @@ def test_predicted_and_measured_stand_side_by_side(builder: EngineBuilder, measu
     assert latency.largest.predicted_ms == plan.candidates[0].costs[0].corrected_ms
     (point,) = latency.points
     assert (point.measured_p50_ms, point.measured_p95_ms, latency.residency) == (3.01, 3.01, "packed")
-    assert point.noise is not None
     assert point.noise.runs == 30
     assert point.noise.repeat_ratio == pytest.approx(3.05 / 3.01)
 
@@ -210,7 +209,6 @@ def test_without_texts_nothing_is_claimed(builder: EngineBuilder) -> None:
 def test_quality_equals_what_pytorch_says(builder: EngineBuilder) -> None:
     """Independent of engines, buckets and padding: one text at a time through the narrowed modules."""
     encoder = builder.universal.source.encoder
-    assert encoder is not None
     engines = _engines(builder, "ffn8-heads1", "ffn32-heads2")
     quality = measure_quality(builder, engines, CORPUS, Clock(silent))
 
@@ -233,7 +231,6 @@ def test_a_model_without_embedding_is_averaged_over_real_tokens(builder: EngineB
     text = replace(builder.bundle.manifest.text, embedding=None)
     plain = replace(builder, bundle=replace(builder.bundle, manifest=replace(builder.bundle.manifest, text=text)))
     encoder = builder.universal.source.encoder
-    assert encoder is not None
     quality = measure_quality(plain, _engines(plain, "ffn8-heads1"), CORPUS, Clock(silent))["ffn8-heads1"]
 
     def embeddings(submodel_id: str) -> np.ndarray:
@@ -274,7 +271,6 @@ def test_another_corpus_has_another_hash(builder: EngineBuilder, tmp_path: Path)
 
 def test_rows_of_arrays_need_no_tokenizer(builder: EngineBuilder) -> None:
     encoder, engines = builder.universal.source.encoder, _engines(builder, "ffn8-heads1")
-    assert encoder is not None
     rows = ArraySamples(encoder.encode(TEXTS, BUCKET.sequence).feeds)
     by_text = measure_quality(builder, engines, CORPUS, Clock(silent))["ffn8-heads1"]
     (builder.stage.work / f"quality-{engines[0].file}.json").unlink()

@@ -139,7 +139,6 @@ def test_how_far_rounded_weights_leave_the_model_is_stated_and_not_judged(in_4_b
     store.write_store(in_4_bits.universal, templates.weights(), templates.tables(), in_4_bits.stage.folder)
     whole = in_4_bits.universal.spec.universal()
     receipt = in_4_bits.build(whole, BUCKET).parity
-    assert receipt is not None
     assert min(output.min_cosine for output in receipt.outputs) < receipt.min_cosine
     assert "figures are those from the model as it is" in receipt.rule
 

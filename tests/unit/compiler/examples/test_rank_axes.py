@@ -98,7 +98,6 @@ def test_with_text_taylor_decides_and_says_from_what(tiniest: Path, stage: Stage
 def test_rows_of_arrays_rank_as_their_texts_do(tiniest: Path, stage: Stage) -> None:
     one, other = load(tiniest), load(tiniest)
     encoder = one.source.encoder
-    assert encoder is not None
     texts = Corpus(CORPUS.calibration[:16], ())  # one batch, so that both are padded alike
     data = ArraySamples(encoder.encode(sorted(texts.calibration, key=len), 64).feeds)
     by_text = rank_axes(one, texts, stage, Clock(silent))

@@ -72,7 +72,6 @@ def test_faults_of_the_last_layer_are_found(
 ) -> None:
     monkeypatch.setattr(cases, "MOST_JUDGED", most)
     form, signature = universal.source.cached, universal.source.signature
-    assert form is not None
     batches = cached_batches(form.entry, long=True)
     texts, whole = cases_of(batches), parity_cases(signature, Bucket(1, 512, 1, 1), None, True)
     assert len(whole) == 6

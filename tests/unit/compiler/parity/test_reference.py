@@ -141,9 +141,7 @@ def test_a_sound_engine_makes_pytorchs_decisions(builder: EngineBuilder) -> None
     entry = built(builder)
     assert entry.routing is not None
     assert [(one.name, one.shape) for one in entry.routing] == [("routes.1", (1, 4, 3))]
-    assert entry.metadata is not None
     assert (entry.metadata["groups"], entry.metadata["tokens per group"], entry.metadata["capacity"]) == (1, 32, 3)
-    assert entry.parity is not None
     assert entry.parity.rule.startswith("routes within 8e-06 of PyTorch's own by score; with them given, abs <= 8e-06")
     assert entry.parity.routing is not None
     (judged,) = entry.parity.routing
@@ -158,7 +156,6 @@ def test_a_near_tie_that_falls_otherwise_is_no_error(builder: EngineBuilder, mon
     builder = twins(builder)
     tampered(monkeypatch, prefer_later_tokens(2e-7))
     entry = built(builder)
-    assert entry.parity is not None
     assert entry.parity.routing is not None
     (judged,) = entry.parity.routing
     assert judged.differing >= 4, "every expert has a slot for one token of a pair alone"
@@ -231,7 +228,6 @@ def test_a_route_that_float32_cannot_choose_is_refused_by_name() -> None:
     assert reference._broken("routes", "c", judged, 8e-6, Rounding(0.009)) is None
     for own in (0.011, float("inf")):
         broken = reference._broken("routes", "c", judged, 8e-6, Rounding(own))
-        assert broken is not None
         assert broken.unprovable
         assert broken.describe() == (
             f"routes, case c: PyTorch's own float32 moves the score that decides by {own:g}, more than 0.01; "
@@ -239,7 +235,6 @@ def test_a_route_that_float32_cannot_choose_is_refused_by_name() -> None:
         )
     for gap in (float("nan"), float("inf")):
         broken = reference._broken("routes", "c", replace(judged, score_gap=gap), 8e-6, Rounding(float("nan")))
-        assert broken is not None
         assert not broken.unprovable
 
 

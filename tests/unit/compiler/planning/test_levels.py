@@ -255,7 +255,6 @@ def test_rungs_count_the_layers_that_were_promoted() -> None:
     other_order = rung_labels(steps, replace(PROFILE, promotion_order="decreasing"))
     assert list(other_order.values()) == expected
     found = next(rung for rung, own in labels.items() if "50%+1" in own)
-    assert found is not None
     assert found.by_kind()["ffn"] == [128, 128, 256]
 
 

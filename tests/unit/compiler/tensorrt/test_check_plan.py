@@ -111,7 +111,6 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 def test_every_graph_has_a_plan_of_two_profiles_that_equals_it(folder: Path) -> None:
     bundle = open_bundle(folder / "plans", check="full")
     generation = bundle.manifest.generation
-    assert generation is not None
     plans = {plan.graph: plan for plan in read_plans(bundle)}
     assert plans.keys() == {engine.file for engine in bundle.manifest.every_engine}
     for engine in generation.engines:
@@ -164,7 +163,6 @@ def test_a_plan_that_answers_otherwise_is_refused_and_leaves_nothing(copy: Path,
         assert sorted(path.name for path in copy.iterdir()) == files
         bundle = open_bundle(copy)
         generation = bundle.manifest.generation
-        assert generation is not None
         from nestforge.runtime.engines.tensorrt.cached_runner import TensorRTCacheRunner
 
         engine = generation.engines[0]
@@ -215,7 +213,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_encoder_and_decoder_have_plans_that_equal_their_graphs(sources: Path) -> None:
     bundle = open_bundle(sources / "t5" / "plans", check="full")
     generation = bundle.manifest.generation
-    assert generation is not None
     assert generation.encoder is not None
     plans = {plan.graph: plan for plan in read_plans(bundle)}
     assert [engine.segment for engine in plan_engines(bundle)] == [*[None] * 2, *["encoder"] * 2, *["cached"] * 4]
@@ -258,7 +255,6 @@ def test_a_decoder_that_reads_another_prompt_is_refused(sources: Path, monkeypat
 
     bundle = open_bundle(sources / "t5" / "plans")
     generation = bundle.manifest.generation
-    assert generation is not None
     engine = generation.engines[0]
     copied = cached_cases.DeviceSource.copied
 

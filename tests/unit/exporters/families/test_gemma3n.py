@@ -79,7 +79,6 @@ def test_a_table_names_submodels_with_their_scores(tmp_path: Path) -> None:
 def test_the_cache_of_a_slice_is_that_of_the_whole_model(folder: Path) -> None:
     universal = load_universal(open_source(folder, left_out=(SKIPPED,), generates=True))
     spec, cached = universal.spec, universal.source.cached
-    assert cached is not None
     values = {f"layers.{layer}.ffn": width for layer, width in zip((0, 1, 2, 5, 6), E2B_WIDTHS, strict=True)}
     submodel = spec.submodel({**values, "depth": 5})
     assert cached.at(submodel).layers == cached.layers

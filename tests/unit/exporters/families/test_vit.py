@@ -292,7 +292,6 @@ def test_images_and_labels_show_what_submodels_keep(tmp_path: Path) -> None:
     expected = {"accuracy", "class_agreement", "kl_small_to_universal", "kl_universal_to_small"}
     assert all(figures is not None and figures.figures.keys() == expected for figures in quality.values())
     universal = quality["ffn32-heads2"]
-    assert universal is not None
     assert universal.figures["class_agreement"] == 1
     result = CliRunner().invoke(main, ["consistency", str(bundle), "--data", str(data)])
     assert result.exit_code == 0, result.output

@@ -114,13 +114,11 @@ LAYOUTS = [
 def our_vectors(folder: Path, **asked: str) -> np.ndarray:
     universal = load_universal(open_source(folder))
     encoder = universal.source.encoder
-    assert encoder is not None
     encoded = encoder.encode(TEXTS, 40, truncate=True, prompt=encoder.entry.prompt(**asked))
     signature = universal.source.signature
     with torch.no_grad():
         outputs = universal.module(*(torch.from_numpy(encoded.feeds[spec.name]) for spec in signature.inputs))
     found = dict(zip([spec.name for spec in signature.outputs], outputs, strict=True))
-    assert signature.text is not None
     embedding: np.ndarray = found[signature.text.embedding or ""].numpy()
     return embedding
 

@@ -78,7 +78,6 @@ def test_quality_is_that_of_the_answers(found: CalibratedPolicy, bundle: Bundle)
     for exit_ in (1, 0):
         index[np.array(found.policy().leavers(exit_, exits[exit_][2].tolist()))] = exit_
     predicted = np.stack([logits.argmax(axis=1) for _, logits, _ in exits])[index, np.arange(ROWS)]
-    assert found.held_out is not None
     assert found.measured.rows + found.held_out.rows == found.rows == ROWS
     right = found.measured.quality * found.measured.rows + found.held_out.quality * found.held_out.rows
     assert right == pytest.approx((predicted == rows["labels"]).sum())
@@ -88,7 +87,6 @@ def test_quality_is_that_of_the_answers(found: CalibratedPolicy, bundle: Bundle)
 
 def test_the_whole_engine_stands_beside(found: CalibratedPolicy) -> None:
     for figures in (found.whole, found.held_out_whole):
-        assert figures is not None
         assert figures.histogram == (0, 0, figures.rows)
         assert figures.costs.mean_flops > 3500
         assert 0.8 < figures.quality < 1.0

@@ -69,7 +69,6 @@ def test_texts_are_read(bundle: Bundle, tmp_path: Path) -> None:
     data = read_data(lines_of(tmp_path, {"text": "w3 w1", "label": 2}, {"text": "w4", "label": 0}), bundle, LONGEST)
     assert data.feeds["input_ids"].tolist() == [[3, 1], [4, 0]]
     assert data.lengths.tolist() == [2, 1]
-    assert data.labels is not None
     assert data.labels.tolist() == [2, 0]
 
 
@@ -193,7 +192,6 @@ def test_files_of_other_kinds(bundle: Bundle, tmp_path: Path) -> None:
 def test_the_split_follows_content_alone(bundle: Bundle, tmp_path: Path) -> None:
     data = read_data(write_arrays(tmp_path / "rows.npz", 300), bundle, LONGEST)
     inside, outside = split(data)
-    assert outside is not None
     assert inside.rows + outside.rows == 300
     assert 70 < outside.rows < 130
     # Other rows, another order and other padding leave every row on its side.
@@ -201,7 +199,6 @@ def test_the_split_follows_content_alone(bundle: Bundle, tmp_path: Path) -> None
     feeds = {name: np.pad(array, ((0, 0), (0, 3))) for name, array in wider.feeds.items()}
     shuffled = labelled_data.LabelledData(feeds, wider.lengths, wider.labels, 0, "").take(np.arange(299, 99, -1))
     _, outside_too = split(shuffled)
-    assert outside_too is not None
     known = {tuple(row[:LONGEST]) for row in outside_too.feeds["input_ids"].tolist()}
     assert known <= {tuple(row) for row in outside.feeds["input_ids"].tolist()}
 

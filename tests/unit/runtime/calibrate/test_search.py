@@ -37,7 +37,6 @@ def test_bisection_finds_what_trying_every_threshold_finds(problem: Problem) -> 
     if not fitting:
         assert found is None
     else:
-        assert found is not None
         assert found.tolist() == [min(fitting)] * (problem.observed.exits - 1)
 
 
@@ -130,7 +129,6 @@ def test_noise_is_hardly_ever_learnt() -> None:
 def test_full_depth_within_the_budget_closes_every_exit() -> None:
     observed, costs = two_kinds_of_rows()
     found = search(Problem(observed, costs, ExitBudget("mean_flops", 3.0), CLASSES))
-    assert found is not None
     assert found[1].tolist() == [CLOSED, CLOSED]
 
 

@@ -165,7 +165,6 @@ def test_only_the_submodels_requested(bundle: Bundle, texts: Path) -> None:
 
 def test_rows_of_arrays_say_what_texts_say(bundle: Bundle, texts: Path, tmp_path: Path) -> None:
     manifest = bundle.manifest
-    assert manifest.text is not None
     encoder = module.TextEncoder(bundle.file(manifest.text.file), manifest.text, manifest.inputs)
     np.savez(tmp_path / "rows.npz", **encoder.encode(LINES[:40], 16).feeds)
     (tmp_path / "same.txt").write_text("\n".join(LINES[:40]))

@@ -29,7 +29,6 @@ PIXELS = TensorSpec("pixels", "float32", ("batch", 2, 2))
 @pytest.fixture
 def encoder(bundle: Bundle) -> TextEncoder:
     text = bundle.manifest.text
-    assert text is not None
     return TextEncoder(bundle.file(text.file), text, bundle.manifest.inputs)
 
 
@@ -98,7 +97,6 @@ def test_images_have_rows_alone(manifest: Manifest) -> None:
     assert (first.rows, second.rows) == (2, 1)
     assert first.counted.tolist() == [[True], [True]]
     assert second.feeds["pixels"].tolist() == [[[8, 9], [10, 11]]] * 2
-    assert second.labels is not None
     assert second.labels.tolist() == [2]
     assert samples.truncated(Bucket(2, 1)) == 0
 
@@ -129,7 +127,6 @@ def test_labels_are_read_for_classifiers_alone(tmp_path: Path) -> None:
     vectors = Interface((PIXELS,), (TensorSpec("embedding", "float32", ("batch", 3)),))
     np.savez(path, pixels=pixels, labels=np.array([0, 2], np.int8))
     labels = read_array_samples(path, classes).labels
-    assert labels is not None
     assert (labels.tolist(), labels.dtype) == ([0, 2], np.int64)
     with pytest.raises(InputError, match="has labels, and this model gives rows no class; leave them out"):
         read_array_samples(path, vectors)
@@ -151,7 +148,6 @@ def test_texts_that_fit_a_shorter_sequence(bundle: Bundle, encoder: TextEncoder)
     samples = TextSamples(encoder, TEXTS)
     lengths = encoder.encode(TEXTS, 64).lengths
     short = samples.fitting(bundle.manifest, min(lengths))
-    assert short is not None
     assert short.texts == tuple(text for text, n in zip(TEXTS, lengths, strict=True) if n == min(lengths))
     assert samples.fitting(bundle.manifest, max(lengths)) == samples
     assert samples.fitting(bundle.manifest, 1) is None
@@ -161,10 +157,8 @@ def test_rows_that_fit_a_shorter_sequence_are_cut_to_it(bundle: Bundle) -> None:
     ids, mask = np.array([[3, 4, 0], [5, 6, 7], [8, 9, 0]]), np.array([[1, 1, 0], [1, 0, 1], [1, 1, 0]])
     rows = ArraySamples({"input_ids": ids, "attention_mask": mask}, np.array([0, 1, 2]))
     short = rows.fitting(bundle.manifest, 2)
-    assert short is not None
     assert short.feeds["input_ids"].tolist() == [[3, 4], [8, 9]]
     assert short.feeds["attention_mask"].tolist() == [[1, 1], [1, 1]]
-    assert short.labels is not None
     assert short.labels.tolist() == [0, 2]
     assert rows.fitting(bundle.manifest, 1) is None
 

@@ -33,7 +33,6 @@ def test_what_is_written_is_read(bundle: Bundle) -> None:
     assert kept.write(bundle) == bundle.path / CALIBRATION_NAME
     found = Calibration.read(bundle)
     assert found == kept
-    assert found is not None
     assert found.find("depth4", "lean").policy() == ExitPolicy((0.25, 0.5), "<=", "per_row", "lean")
     # The bundle is what it was: the file is none of the manifest's.
     assert open_bundle(bundle.path, "full").manifest == bundle.manifest
@@ -114,7 +113,6 @@ def test_policies_that_others_kept_meanwhile_stay(bundle: Bundle) -> None:
         kept = list(pool.map(lambda each: save_policy(bundle, each, default=True), (first, second)))
     found = Calibration.read(bundle)
     assert found in kept
-    assert found is not None
     assert {each.name for each in found.policies} == {first.name, second.name}
 
 

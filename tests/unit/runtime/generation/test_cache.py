@@ -113,7 +113,6 @@ def test_a_row_is_written_as_far_as_its_prompt_goes_and_moves_with_its_cache() -
 def test_a_part_of_a_source_is_the_same_memory() -> None:
     source = Source.empty(ENTRY, rows=3, tokens=5)
     part = Cache.empty(ENTRY.layers, 3, 7, source).part(1, 2).source
-    assert part is not None
     part.put(0, read_of(3, 1))
     assert source.lengths.tolist() == [1, 3, 1]
     assert source.tensors[0][1].any()

@@ -75,7 +75,6 @@ def test_on_a_device_prompts_are_counted_once_and_stay(device: HostDevice) -> No
     assert replace(behind, engines=()).source_bytes(2, 7) == 2 * 7 * of_a_token
     memory = DeviceMemory(behind, 2, 30, 7, lambda: device)
     cache = memory.empty()
-    assert cache.source is not None
     assert cache.source.bytes == 2 * 7 * of_a_token
     assert device.allocated_bytes == cache.bytes
     larger = memory.grown(cache, 21, 0)
@@ -110,7 +109,6 @@ def all_mb(llama_bundle: Path) -> float:
     """Bytes of all engines that generate, packed, and of a cache of a few tokens."""
     with load(llama_bundle) as model:
         entry = model.bundle.manifest.generation
-        assert entry is not None
         needs = engine_needs(model.bundle, entry.engines)
     return sum(need.weight_bytes + need.own_bytes for need in needs) / 1e6 + 0.1
 

@@ -136,7 +136,6 @@ def test_hosts_are_kept_beside_each_other(bundle: Bundle) -> None:
     DraftCalibration.save(bundle, BOARD)
     assert DraftCalibration.save(bundle, HERE) == bundle.path / DRAFTS_NAME
     found = DraftCalibration.read(bundle)
-    assert found is not None
     assert (found.of(HERE.host, 7), found.of(BOARD.host, 4)) == (HERE, BOARD)
     assert str(verify_bytes(bundle.path)).endswith(", 2 calibrations of drafts, every hash and seal as written")
 

@@ -69,7 +69,6 @@ def require_same(plain: GeneratedRow, drafted: GeneratedRow) -> None:
     if plain.tokens == drafted.tokens:
         return
     first = next(at for at, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=False)) if a != b)
-    assert plain.log_probabilities is not None
     (_, largest), (_, second) = plain.log_probabilities[first].top
     assert largest - second < NEAR_TIE, f"differ at token {first}: {plain.tokens} and {drafted.tokens}"
 

@@ -112,7 +112,6 @@ def test_what_is_refused(model: ElasticModel) -> None:
 
 def test_a_memory_cap_counts_encoder_and_decoder(bundle: Path) -> None:
     entry = open_bundle(bundle).manifest.generation
-    assert entry is not None
     small = [engine for engine in entry.every_engine if engine.submodel != "ffn32"]
     for_decoder, for_both = small[0].activation_bytes, sum(engine.activation_bytes for engine in small)
     assert for_decoder < for_both
@@ -130,7 +129,6 @@ def test_a_memory_cap_counts_encoder_and_decoder(bundle: Path) -> None:
 def test_a_memory_cap_admits_a_decoder_with_its_encoder(bundle: Path) -> None:
     """Under every cap one pair writes, or the line says what the smallest takes."""
     manifest = open_bundle(bundle).manifest
-    assert manifest.generation is not None
     pairs = {name: [e for e in manifest.generation.every_engine if e.submodel == name] for name in ("ffn32", SMALL)}
     takes = {
         name: sum((e.weight_bytes or 0) + e.private_bytes + e.activation_bytes for e in pair) / 1e6
@@ -153,8 +151,6 @@ def test_a_memory_cap_admits_a_decoder_with_its_encoder(bundle: Path) -> None:
 
 def test_activations_of_a_long_prompt_count_under_the_cap(bundle: Path) -> None:
     entry = open_bundle(bundle).manifest.generation
-    assert entry is not None
-    assert entry.encoder is not None
     most = max(engine.activation_bytes for engine in entry.encoder.engines)
     assert [longer_prompt_bytes(entry, tokens) for tokens in (3, 512, 1024, 4096)] == [0, 0, 3 * most, 63 * most]
     with load(bundle, memory_mb=20 * most / 1e6, threads=1) as model:

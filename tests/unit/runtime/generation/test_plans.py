@@ -111,7 +111,6 @@ def test_another_submodel_continues_the_cache(plans: tuple[ElasticModel, World],
     found = []
     for model in (plans[0], processor):
         entry = model.bundle.manifest.generation
-        assert entry is not None
         of = {engine.submodel: engine for engine in entry.generators}
         with model.session(capacity=40) as session:
             session.arrange(1, 13)
@@ -217,7 +216,6 @@ def test_a_session_stays_usable_where_its_engines_do_not_close(
 def test_a_cap_counts_the_plans_of_every_capacity(folder: Path) -> None:
     with played_gpu(folder), load(folder / "plans", threads=1, memory_mb=0.7) as model:
         generation = model.bundle.manifest.generation
-        assert generation is not None
         admitted = model.generate._engines.admit(generation, 0)
         of = {engine.submodel for engine in generation.engines if engine.id in admitted}
         assert {engine.id for engine in generation.engines if engine.submodel in of} == admitted

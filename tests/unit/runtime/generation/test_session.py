@@ -233,7 +233,6 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "bundle-fewer-heads"
 def engines() -> tuple[EngineEntry, EngineEntry]:
     """Submodels of all heads, and of fewer."""
     generation = open_bundle(GOLDEN).manifest.generation
-    assert generation is not None
     whole = next(engine for engine in generation.engines if engine.kind.cache_heads is None)
     return whole, next(engine for engine in generation.engines if engine.kind.cache_heads == (2, 2))
 

@@ -102,7 +102,6 @@ def test_text_is_that_of_transformers_alone_and_in_rows(
     assert len({token for text in expected for token in text}) > 3
     with load(saved(model_type).parent / "bundle", threads=1) as model:
         entry = model.bundle.manifest.generation
-        assert entry is not None
         assert len(entry.states) == CLASSES[model_type][2]
         assert [engine.bucket.sequence for engine in entry.engines] == [1]
         assert [row.tokens for row in model.generate(PROMPTS, max_tokens=TOKENS).rows] == expected
@@ -187,8 +186,6 @@ def references(saved: Callable[[str], Path]) -> References:
 def judged(bundle: Bundle, references: References, stretched: str | None = None) -> Verdict:
     """The gate on the engine of ``bundle``, of whose answers one is ``stretched`` by a thousandth."""
     form, entry = references.universal.source.cached, bundle.manifest.generation
-    assert form is not None
-    assert entry is not None
     batches = cached_batches(form.entry, long=False)
     with runner_for(bundle, entry.engines[0], "packed", threads=1) as runner:
         found = [dict(arrays) for arrays in run_batches(runner, entry.engines[0], entry, batches)]
@@ -216,7 +213,6 @@ def test_verify_steps_through_texts(saved: Callable[[str], Path]) -> None:
 
 def test_a_window_beside_states_has_room_to_slide_through(saved: Callable[[str], Path]) -> None:
     entry = open_bundle(saved("lfm2").parent / "bundle").manifest.generation
-    assert entry is not None
     assert (entry.longest_run, entry.windowed_run) == (1, 512)
     windowed = replace(entry, layers=tuple(replace(layer, window=16) for layer in entry.layers), positions=4096)
     cache = CacheMemory(windowed, rows=1, capacity=4096, prompt_tokens=0).empty()
@@ -226,7 +222,6 @@ def test_a_window_beside_states_has_room_to_slide_through(saved: Callable[[str],
 
 def test_rows_are_moved_whole() -> None:
     states = RowStates.of([(2,), (1, 3)], rows=3)
-    assert states is not None
     assert states.bytes == 2 * 3 * (2 + 3) * 4
     states.tensors[0][:] = [[1, 1], [2, 2], [3, 3]]
     states.tokens[:] = [1, 2, 3]

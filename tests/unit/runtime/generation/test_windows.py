@@ -116,7 +116,6 @@ FULL, SLIDING = CachedLayer(1, 8), CachedLayer(2, 8, window=5)
 def written(cache: Cache, row: int, position: int, tokens: int, drafted: int = 0) -> None:
     """Steps of a run: room, and then each new token, by its number in the text, at its place."""
     cache.make_room(row, position, tokens, drafted)
-    assert cache.window is not None
     for tensor, slides in zip(cache.tensors, cache.slides, strict=True):
         at = position - (int(cache.window.starts[row]) if slides else 0)
         tensor[row, :, at : at + tokens] = np.arange(position, position + tokens)[None, :, None] + 1000 * row
@@ -124,7 +123,6 @@ def written(cache: Cache, row: int, position: int, tokens: int, drafted: int = 0
 
 def seen(cache: Cache, row: int, position: int, window: int) -> list[int]:
     """The tokens that one at ``position`` sees before itself, by what the first tensor has."""
-    assert cache.window is not None
     start = int(cache.window.starts[row])
     first = max(0, position - window + 1)
     assert start <= first
@@ -163,7 +161,6 @@ def test_a_row_is_continued_where_the_next_token_has_its_window() -> None:
     cache = Cache.empty([FULL, SLIDING], rows=2, capacity=50, longest_run=4)
     for position in range(20):
         written(cache, 0, position, 1)
-    assert cache.window is not None
     assert cache.window.starts.tolist() == [15, 0], "slid before tokens 9, 14 and 19, to keep 4"
     assert [cache.usable(0, tokens) for tokens in (0, 10, 18, 19, 20)] == [0, 0, 0, 19, 20]
     assert cache.usable(1, 17) == 17, "the other row has not slid"
@@ -179,7 +176,6 @@ def test_rows_are_copied_and_change_places_with_where_they_begin() -> None:
     assert seen(cache, 0, 12, 5) == before(12, 5) == [number + 1000 for number in seen(cache, 1, 12, 5)]
     cache.swap_rows(1, 2, tokens=12)
     assert before(12, 5) == [number + 2000 for number in seen(cache, 2, 12, 5)]
-    assert cache.window is not None
     assert cache.window.starts.tolist() == [5, 0, 5]
     part = cache.part(2, 3)
     assert part.window is not None

@@ -64,7 +64,6 @@ def test_figures_are_printed_kept_shown_and_chosen_by(bundle: Path, quiet: list[
     opened = open_bundle(bundle)
     assert len(rows) == len(opened.manifest.engines)
     kept = Measurements.read(opened)
-    assert kept is not None
     (measurement,) = kept.hosts
     assert measurement.threads == 1
 
@@ -94,7 +93,6 @@ def test_other_hosts_figures_stay(bundle: Path, quiet: list[float]) -> None:
     assert re.search("measured by +Cortex-A76, 4 cores", shown("inspect", bundle))
     shown("measure", bundle)
     kept = Measurements.read(open_bundle(bundle))
-    assert kept is not None
     assert [each.host.cpu for each in kept.hosts].count("Cortex-A76") == 1
     assert len(kept.hosts) == 2
 
@@ -157,7 +155,6 @@ def test_a_figure_of_another_host_is_not_this_ones(bundle: Path, quiet: list[flo
     shown("measure", bundle)
     opened = open_bundle(bundle)
     kept = Measurements.read(opened)
-    assert kept is not None
     (bundle / MEASUREMENTS_NAME).unlink()
     from dataclasses import replace
 
@@ -190,7 +187,6 @@ def test_interrupted_it_leaves_what_was_there(bundle: Path, quiet: list[float]) 
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stderr is not None
     line = ""
     while "timing" not in line:  # what libraries print goes to stderr while a command works
         line = process.stderr.readline()

@@ -51,7 +51,6 @@ def test_the_policy_is_printed_and_kept(bundle: Path, rows: Path) -> None:
     table = result.stdout.split("\n\n")[1].splitlines()
     assert [line.split("  ")[0] for line in table] == ["rows", *["calibration"] * 3, *["held out"] * 2]
     kept = Calibration.read(open_bundle(bundle))
-    assert kept is not None
     assert kept.defaults == {"depth4": BUDGET}
     (policy,) = kept.policies
     assert table[1].endswith(" ".join(map(str, policy.simulated.histogram)))
@@ -62,7 +61,6 @@ def test_a_share_is_printed_with_what_it_came_to(bundle: Path, rows: Path) -> No
     assert result.exit_code == 0, result.output
     facts = dict(line.split("  ", 1) for line in result.stdout.split("\n\n")[0].splitlines())
     kept = Calibration.read(open_bundle(bundle))
-    assert kept is not None
     whole, share = kept.policies[0].whole.costs.mean_flops, kept.policies[0].measured.costs.mean_flops
     shown = f"mean_flops<=60% of the whole engine's: {0.6 * whole:.4g} FLOPs; measured {share / whole:.1%}"
     assert facts["budget"].strip() == shown
@@ -83,7 +81,6 @@ def test_json_is_the_record(bundle: Path, rows: Path) -> None:
     for name, count in (("lean", 1), ("other", 2)):
         assert nestforge(*arguments, "--name", name, "--submodel", "S").exit_code == 0
         kept = Calibration.read(open_bundle(bundle))
-        assert kept is not None
         assert len(kept.policies) == count
         assert kept.defaults == {"depth2": name}
 
@@ -122,7 +119,6 @@ def test_drafts_of_a_bundle_that_generates(generating: Path, tmp_path: Path) -> 
     assert f"kept in  {generating / DRAFTS_NAME}" in shown.stdout
     assert "checked by" in shown.stdout
     kept = DraftCalibration.read(open_bundle(generating))
-    assert kept is not None
     assert kept.hosts[0].texts == 2
     data = json.loads(nestforge("calibrate", generating, "--json").stdout)
     assert data["path"] == str(generating / DRAFTS_NAME)

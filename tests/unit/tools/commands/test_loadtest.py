@@ -32,7 +32,6 @@ def server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     token.write_text(TOKEN)
     command = [sys.executable, "-m", "nestforge", "serve", tiny_bundle, "--port", "0", "--token-file", token]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert process.stderr is not None
         yield process.stderr.readline().rpartition("http://")[2].strip(), token
         process.kill()
 

@@ -256,7 +256,6 @@ def test_queries_of_all_heads_as_rows_of_one() -> None:
     seeds = {"c": (Elastic(HEADS),), "o": (Elastic(HEADS), 6)}
     model = _model(text.replace("PADS", "0, 0, 0, 1"))
     joined = next(node for node in model.graph if node.op_type == "Gemm").inputs[0]
-    assert joined is not None
     joined.shape = ir.Shape([6, 24])  # the checker does not know the operator
     assert free_elastic_dims(model, seeds)
     assert _targets(model) == [[2, -1, 9], [6, -1]]

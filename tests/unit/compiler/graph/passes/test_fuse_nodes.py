@@ -122,7 +122,6 @@ def test_products_of_one_value_are_one_over_weights_side_by_side() -> None:
     assert kinds(ir.to_proto(model)) == {"Gemm": 2, "Split": 1, "Mul": 1, "Concat": 1}
     assert found == {"wq+wk+wv", "bq+bk+bv"}
     weight = model.graph.initializers["wq+wk+wv"].const_value
-    assert weight is not None
     np.testing.assert_array_equal(weight.numpy(), np.concatenate([WEIGHTS[name] for name in ("wq", "wk", "wv")]))
     assert not {"wq", "wk", "wv", "bq", "bk", "bv"} & model.graph.initializers.keys()
     (split,) = (node for node in model.graph if node.op_type == "Split")

@@ -84,7 +84,6 @@ def reader(own: ir.Model) -> ir.Node:
 def test_heads_are_found_and_stand_behind_their_tokens(form: str) -> None:
     own = model(form)
     found = turned_heads(reader(own), 0)
-    assert found is not None
     _, axis, turned, is_signed = FORMS[form]
     assert found.dims == ("batch", "sequence", 2, 8)
     assert (found.in_front, found.turned, found.is_signed) == (axis == 1, turned, is_signed)

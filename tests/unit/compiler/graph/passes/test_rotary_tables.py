@@ -114,7 +114,6 @@ def tables(old: str = "", new: str = "", weights: tuple[str, ...] = (), count: i
 
 def test_a_table_has_a_row_for_every_position() -> None:
     found = tables()
-    assert found is not None
     rates = np.tile(np.array([1.0, 0.5, 0.25, 0.1], np.float32), 2)
     expected = 1.2 * np.cos((np.arange(5000, dtype=np.float32)[:, None] * rates).astype(np.float64))
     np.testing.assert_allclose(found[0], expected, atol=1e-6)

@@ -44,7 +44,6 @@ def test_every_reduction_is_an_engine_that_passed_the_gate(bundle: Bundle) -> No
     assert engines.keys() == {NARROW, *(f"ffn48-coda.reduction{r}" for r in (4, 1))}
     for engine in engines.values():
         assert (engine.emitted, engine.slice_problem, engine.variants) == ("sliced", None, INDEXED)
-        assert engine.parity is not None
         assert [judged.name for judged in engine.parity.routing or ()] == ["routes.0", "routes.1"]
         assert all(judged.worst_score_gap <= engine.parity.atol for judged in engine.parity.routing or ())
     assert {id_: (engine.metadata or {})["tokens selected"] for id_, engine in engines.items()} == {
@@ -87,7 +86,6 @@ def test_engines_answer_and_select_as_the_model_does(bundle: Bundle) -> None:
             module.reduction = reduction
             expected, found = module.routed(ids, mask)
             np.testing.assert_allclose(answer.outputs["last_hidden_state"], expected[:, :5], rtol=0, atol=1e-4)
-            assert answer.routing is not None
             for layer, selection in found.items():
                 assert set(answer.routing[f"routes.{layer}"][0]) == set(selection.chosen[0].tolist())
 

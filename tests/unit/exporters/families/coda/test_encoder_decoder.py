@@ -45,12 +45,9 @@ def test_signature_and_how_it_generates(tmp_path: Path) -> None:
     assert source.family.name == "coda_encoder_decoder"
     assert [spec.name for spec in source.signature.inputs] == ["input_ids", "attention_mask", "decoder_input_ids"]
     text, cached = source.signature.text, source.architecture.cached
-    assert text is not None
     assert (text.mask, text.shifted, text.start) == ("attention_mask", "decoder_input_ids", 0)
     with pytest.raises(ExportError, match="one number for each length; ask for static buckets"):
         source.signature.buckets([Bucket(1, 8, None, 1)], [])
-    assert cached is not None
-    assert cached.encoder is not None
     assert (cached.encoder.start, cached.encoder.positions, cached.encoder.axes) == (0, 24, ("coda.reduction",))
     assert cached.problem is None
 
@@ -63,7 +60,6 @@ def test_another_k_holds_in_buckets_and_for_no_prompt(tmp_path: Path) -> None:
     assert routes == {8: (1, 2), 12: (1, 4)}
     model.encoder.reduction = 3
     assert (model.encoder.counts(8), model.encoder.counts(12)) == ({0: 2}, {0: 4})
-    assert source.architecture.cached is not None
     assert source.architecture.cached.problem == "tokens_selected says k of rows of some lengths, and a prompt has any"
 
 
@@ -153,7 +149,6 @@ def test_the_head_is_scaled_and_tied_as_said() -> None:
     hidden = torch.ones(1, 1, 16)
     torch.testing.assert_close(model.logits(hidden)[0, 0], model.words.weight.sum(1) / 4)
     model = tiny_pair(pair_config(tie_word_embeddings=False, scale_decoder_outputs=False))
-    assert model.lm_head is not None
     torch.testing.assert_close(model.logits(hidden)[0, 0], model.lm_head.weight.sum(1))
 
 

@@ -115,15 +115,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_every_engine_passed_the_gate_and_the_encoders_say_what_they_selected(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
-    assert entry is not None
-    assert entry.encoder is not None
     for engine in bundle.manifest.every_engine:
         assert (engine.emitted, engine.slice_problem, engine.parity is None) == ("sliced", None, False)
     selected = {engine.submodel: engine.routing for engine in entry.encoder.engines}
     assert selected[WHOLE] is None
     assert [(one.name, one.shape) for one in selected[REDUCED] or ()] == [("routes.0", (1, 8))]
     (reduced,) = (engine for engine in entry.encoder.engines if engine.submodel == REDUCED)
-    assert reduced.parity is not None
     assert [judged.made > 0 for judged in reduced.parity.routing or ()] == [True]
     assert all(engine.routing is None for engine in entry.engines)
     graphs = {engine.submodel: bundle.file(engine.file).read_bytes() for engine in entry.encoder.engines}
@@ -176,7 +173,6 @@ def test_a_pair_of_texts_is_answered_as_the_module_does(bundle: Bundle) -> None:
         feeds = {"input_ids": read, "attention_mask": mask, "decoder_input_ids": written}
         answer = served(feeds, submodel=REDUCED, routing=True)
     np.testing.assert_allclose(answer.outputs["logits"], expected.numpy(), atol=1e-4)
-    assert answer.routing is not None
     assert answer.routing["routes.0"].shape == (2, 3)
 
 

@@ -102,7 +102,6 @@ def test_every_token_passes_at_one_where_the_checkpoint_says_so() -> None:
 def test_classes_are_of_the_mean_of_the_tokens() -> None:
     model, (ids, mask) = model_of(num_labels=3), inputs()
     classifier, logits = model.classifier, model(ids, mask)
-    assert classifier is not None
     model.classifier = None
     states = model(ids, mask)
     for row in range(3):
@@ -171,7 +170,6 @@ def test_the_equations(keys_of: str, ffn_residual: str, key_value_heads: int) ->
     layer, x, places = drawn(keys_of=keys_of, ffn_residual=ffn_residual, num_key_value_heads=key_value_heads)
     found, selection = layer(x, places, 3)
     assert selection is not None
-    assert layer.router is not None
     for row in range(2):
         normed = norm_of(x[row], layer.attention_norm.weight)
         scores = torch.where(places.is_token[row], normed @ layer.router.weight, -1e9)
@@ -197,7 +195,6 @@ def test_where_norms_come_last_the_dense_layer_less_the_rows_is_added(keys_of: s
     layer, x, places = drawn(keys_of=keys_of, norm_place="after")
     found, selection = layer(x, places, 3)
     assert selection is not None
-    assert layer.router is not None
     for row in range(2):
         scores = torch.where(places.is_token[row], x[row] @ layer.router.weight, -1e9)
         gates = soft_top_k(scores, 3, SCHEDULE, layer.router.temperatures) * places.is_token[row]
@@ -219,7 +216,6 @@ def test_low_rank_terms_are_matrices_added_to_queries_and_values(keys_of: str) -
     """LoRA (arXiv 2106.09685, equation 3) merged into frozen matrices; tokens that are left out pass as they are."""
     layer, x, places = drawn(keys_of=keys_of, adapter="lora", adapter_scale=0.5, num_key_value_heads=2)
     found, selection = layer(x, places, 3)
-    assert selection is not None
     terms = layer.adapter
     assert isinstance(terms, LowRank)
     merged, _, _ = drawn(keys_of=keys_of, num_key_value_heads=2)
@@ -268,7 +264,6 @@ def test_all_tokens_at_a_gate_of_one_without_an_adapter_are_the_dense_layer(keys
 def test_activations_gates_and_scales_of_the_adapter_and_the_ffn() -> None:
     layer, x, _ = drawn(activation="gelu_tanh", gated_ffn=True, adapter_activation="gelu", adapter_scale=0.5)
     ffn, gelu = layer.ffn, torch.nn.functional.gelu
-    assert ffn.gate is not None
     inner = gelu(x @ ffn.gate.weight.T, approximate="tanh") * (x @ ffn.up.weight.T)
     torch.testing.assert_close(ffn(x), inner @ ffn.down.weight.T)
     adapter = layer.adapter
@@ -285,9 +280,6 @@ def test_words_kinds_and_places_are_added_and_normed_where_norms_come_last() -> 
     found = made(IDS, kinds)
     for row in range(2):
         for place in range(3):
-            assert made.token_type is not None
-            assert made.position is not None
-            assert made.norm is not None
             summed = made.word.weight[IDS[row, place]] + made.token_type.weight[kinds[row, place]]
             expected = made.norm(summed + made.position.weight[place])
             torch.testing.assert_close(found[row, place], expected)
@@ -298,15 +290,12 @@ def test_one_kind_of_token_is_every_token_s() -> None:
     made = make_embeddings(config)
     assert config.inputs == ("input_ids", "attention_mask")
     assert isinstance(made, TextEmbeddings)
-    assert made.token_type is not None
     torch.testing.assert_close(made(IDS), made.word(IDS) + made.token_type.weight[0])
 
 
 def test_patches_are_products_row_by_row_behind_the_front_token() -> None:
     made = tiny_coda(coda_config(**OF_IMAGES, position="learned")).embeddings
     assert isinstance(made, ImageEmbeddings)
-    assert made.front is not None
-    assert made.position is not None
     pixels = torch.randn(2, 2, 8, 12)
     found = made(pixels) - made.position.weight
     assert found.shape == (2, 7, 32)

@@ -321,5 +321,4 @@ def _macs(source: ModelSource, bucket: Bucket = Bucket(1, 128)) -> int:
 
 
 def _load_proofs(source: ModelSource) -> Iterator[Proof]:
-    assert source.architecture.prove_load is not None
     return source.architecture.prove_load(FEEDS)

@@ -58,7 +58,6 @@ def test_heads_are_no_axis_unless_they_are_nested(tmp_path: Path) -> None:
 def test_a_tokenizer_in_the_folder_feeds_the_ids_alone(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     text = open_source(folder).signature.text
-    assert text is not None
     assert (text.ids, text.mask, text.type_ids, text.embedding) == ("input_ids", None, None, None)
 
 
@@ -215,7 +214,6 @@ def generating(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_one_trace_gives_the_engines_of_all_numbers_of_heads(generating: Bundle) -> None:
     entry = generating.manifest.generation
-    assert entry is not None
     found = {engine.submodel: (engine.emitted, engine.kind.cache_heads) for engine in entry.engines}
     assert found == {WHOLE: ("sliced", None), NARROW: ("sliced", (3,))}
     for engine in entry.engines:

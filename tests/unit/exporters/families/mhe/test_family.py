@@ -149,7 +149,6 @@ def test_it_is_causal(tmp_path: Path, settings: dict[str, object]) -> None:
 def test_what_a_cache_holds(tmp_path: Path, attention: str, heads: int) -> None:
     """Two vectors of a head's size for each token and layer where heads share them (section 6.6)."""
     cached = open_source(save_tiny_mhe(tmp_path / "m", decoder=True, attention=attention)).architecture.cached
-    assert cached is not None
     assert {(layer.heads, layer.size) for layer in cached.layers} == {(heads, 8)}
     assert cached.problem is None
     assert bool(cached.cache_axes) == (attention in ("mha", "skv")), (
@@ -160,7 +159,6 @@ def test_what_a_cache_holds(tmp_path: Path, attention: str, heads: int) -> None:
 def test_a_rotary_model_keeps_every_heads_keys(tmp_path: Path) -> None:
     folder = save_tiny_mhe(tmp_path / "m", decoder=True, position="rotary", elastic_heads=False)
     cached = open_source(folder).architecture.cached
-    assert cached is not None
     assert [(layer.heads, layer.size) for layer in cached.layers] == [(4, 8)] * 2
 
 
@@ -196,8 +194,6 @@ def test_axes_and_signature_of_a_translation_model(tmp_path: Path) -> None:
     assert (logits.dims, logits.role) == (("batch", "sequence", 40), "next_tokens")
     assert source.parameter_groups(source.spec.universal()).embedding == (40 + 24) * 32
     cached = source.architecture.cached
-    assert cached is not None
-    assert cached.encoder is not None
     assert (cached.encoder.start, cached.encoder.positions, cached.cache_axes) == (1, 24, ())
 
 
@@ -205,5 +201,4 @@ def test_a_text_feeds_both_sides(tmp_path: Path) -> None:
     folder = save_tiny_pair(tmp_path / "m")
     (folder / "tokenizer.json").write_text("{}")
     text = open_source(folder).signature.text
-    assert text is not None
     assert (text.mask, text.shifted, text.start) == ("attention_mask", "decoder_input_ids", 1)

@@ -36,7 +36,6 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_a_cache_has_one_head_whatever_the_heads_of_a_submodel(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
-    assert entry is not None
     assert [(layer.heads, layer.size) for layer in entry.layers] == [(1, 8)]
     assert {engine.submodel for engine in entry.engines} == {WHOLE, NARROW}
     for engine in entry.engines:

@@ -120,7 +120,6 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def test_a_cache_of_narrow_heads_is_narrow(decoder: Bundle) -> None:
     entry = decoder.manifest.generation
-    assert entry is not None
     for engine in entry.engines:
         size = 16 if engine.submodel == "ffn48-head_width16" else 8
         assert (engine.emitted, engine.kind.cache_heads, engine.kind.cache_sizes) == (
@@ -177,7 +176,6 @@ def test_a_translation_model_keeps_other_heads_of_its_own_text_than_of_the_promp
     save_tiny_pair(tmp_path / "m", attention=kind, nested=True)
     bundle = compiled_to_generate(tmp_path, ["ffn48-heads4x1_3x1-cross_heads2"])
     entry = bundle.manifest.generation
-    assert entry is not None
     assert {(engine.segment, engine.emitted, *engine.cache_layout) for engine in entry.every_engine} == {
         ("cached", "sliced", (3,), None, (2,), None),
         ("encoder", "sliced", None, None, (2,), None),

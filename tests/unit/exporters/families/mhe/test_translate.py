@@ -45,7 +45,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_every_engine_is_a_slice_in_its_form(bundle: Bundle) -> None:
     entry = bundle.manifest.generation
-    assert entry is not None
     assert {engine.submodel for engine in bundle.manifest.engines} == {WHOLE, NARROW}
     for engine in bundle.manifest.engines:
         assert (engine.variants, engine.emitted) == (FORMS, "sliced")
@@ -59,8 +58,6 @@ def test_every_engine_is_a_slice_in_its_form(bundle: Bundle) -> None:
 def test_heads_share_one_cache_and_one_reading_of_the_prompt(bundle: Bundle) -> None:
     """``2 d`` numbers for each token, layer and text (section 6.8), and no product with the prompt's weights later."""
     entry = bundle.manifest.generation
-    assert entry is not None
-    assert entry.encoder is not None
     assert [(layer.heads, layer.size) for layer in entry.layers] == [(1, 8)]
     for engine in entry.engines:
         graph = onnx.load(bundle.file(engine.file), load_external_data=False).graph
@@ -127,10 +124,8 @@ def test_integers_are_proven_in_their_form_and_as_written(tmp_path: Path) -> Non
     shape: dict[str, Any] = {"attention": "mhe_add", "num_attention_heads": 3, "head_dim": 16, "intermediate_size": 64}
     save_tiny_pair(tmp_path / "m", **shape)
     entry = compile_pair(tmp_path, [], precision=["int8-dynamic"]).manifest.generation
-    assert entry is not None
     for engine in entry.every_engine:
         assert (engine.precision, engine.emitted) == ("int8-dynamic", "sliced")
-        assert engine.parity is not None
         assert "; without the rounding of activations, " in engine.parity.rule
 
 
@@ -142,7 +137,6 @@ def test_kinds_without_head_embeddings(tmp_path: Path, kind: str, heads: int) ->
     device = board(budgets={"full": {}}, buckets=["1x8"])
     options: dict[str, Any] = {"submodels": [narrow], "levels": levels, "measure": False, "generate": True}
     entry = open_bundle(nestforge.compile(model, device, tmp_path / "b", **options)).manifest.generation
-    assert entry is not None
     assert [layer.heads for layer in entry.layers] == [heads]
     assert len(entry.every_engine) == 4
     assert {engine.emitted for engine in entry.every_engine} == {"sliced"}

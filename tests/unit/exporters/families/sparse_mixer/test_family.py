@@ -42,7 +42,6 @@ def test_signature(folder: Path) -> None:
         TensorSpec("pooler_output", "float32", ("batch", 16)),
     )
     assert (signature.max_sequence, signature.mask, signature.bound) == (16, None, "linear mixing")
-    assert signature.text is not None
     assert (signature.text.ids, signature.text.mask, signature.text.type_ids) == ("input_ids", None, "token_type_ids")
 
 
@@ -50,7 +49,6 @@ def test_one_type_of_tokens_is_no_input(tmp_path: Path) -> None:
     """Every token is of it."""
     source = open_source(save_tiny_mixer(tmp_path / "m", type_vocab_size=1))
     assert [spec.name for spec in source.signature.inputs] == ["input_ids"]
-    assert source.signature.text is not None
     assert source.signature.text.type_ids is None
     module, (given, _) = load_universal(source).module.model, ids(16)
     for expected, found in zip(module(given, torch.zeros_like(given)), module(given), strict=True):

@@ -59,7 +59,6 @@ def test_an_engine_that_answers_otherwise_than_the_processor_is_refused(
 ) -> None:
     played_sessions(monkeypatch, off_by=0.001)
     bundle = open_bundle(folder / "graphs")
-    assert bundle.manifest.generation is not None
     for engine in bundle.manifest.generation.every_engine:
         with pytest.raises(BundleIncompatibleError, match=rf"^engine {engine.id}: on this GPU \w+ of a chunk is off"):
             OnnxRuntimeGpuCacheRunner(bundle, engine, provider_on(gpu), 1).__enter__()
@@ -72,7 +71,6 @@ def test_a_run_is_bound_to_a_cache_of_its_own_and_ends_with_its_runner(
 ) -> None:
     bundle = open_bundle(decoder / "graphs")
     entry = bundle.manifest.generation
-    assert entry is not None
     engine = next(one for one in entry.engines if (one.submodel, one.capacity) == (NARROW, 40))
     own = entry.of(engine)
     runner = OnnxRuntimeGpuCacheRunner(bundle, engine, provider_on(gpu), 1)

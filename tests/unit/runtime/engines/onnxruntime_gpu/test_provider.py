@@ -62,7 +62,6 @@ def test_engines_run_in_the_devices_stream_without_tf32(
     pytest.importorskip("cuda.bindings.runtime")
     wheel(monkeypatch, *GPU)
     cuda = provider_named("cuda")
-    assert cuda is not None
     assert (cuda.chain, cuda.shares, cuda.captures) == (("CUDAExecutionProvider",), True, True)
     stream = {"device_id": "1", "has_user_compute_stream": "1", "user_compute_stream": "4711"}
     own = {**stream, "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
@@ -78,12 +77,10 @@ def test_tensorrt_inside_onnx_runtime_keeps_what_it_builds(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     tensorrt = provider_named("tensorrt")
-    assert tensorrt is not None
     assert (tensorrt.chain, tensorrt.shares) == (GPU[:2], False)
     folders = [tensorrt.cache_folder(bundle, engine) for engine in bundle.manifest.engines]
     assert len(set(folders)) == len({engine.file for engine in bundle.manifest.engines})
     (folder, *_) = folders
-    assert folder is not None
     assert folder.is_dir()
     assert folder.stat().st_mode & 0o77 == 0
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # what was built with TF32 must not serve without
@@ -138,6 +135,5 @@ def test_a_session_on_hopper_takes_one_workspace_of_cublas(
     if stated is None:
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     cuda = PROVIDERS["cuda"]
-    assert cuda is not None
     cuda.take().release()
     assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == expected

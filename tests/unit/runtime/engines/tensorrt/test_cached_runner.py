@@ -49,7 +49,6 @@ def opened(bundle: Bundle) -> TensorRTCacheRunner:
     from nestforge.runtime.engines.tensorrt.cached_runner import TensorRTCacheRunner
 
     generation = bundle.manifest.generation
-    assert generation is not None
     engine = next(one for one in generation.engines if (one.submodel, one.capacity) == (NARROW, PLACES))
     runner = runner_for(bundle, engine, "packed", 1)
     assert isinstance(runner, TensorRTCacheRunner)
@@ -71,7 +70,6 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 
 def test_runs_of_both_profiles_equal_the_graph_and_are_captured_where_they_repeat(bundle: Bundle, world: World) -> None:
     generation = bundle.manifest.generation
-    assert generation is not None
     rng, text = np.random.default_rng(0), list(range(30))
     with opened(bundle) as plan, proof_bundle(bundle) as here:
         engine, entry = plan.engine, generation.of(plan.engine)
@@ -116,7 +114,6 @@ def test_a_run_that_reads_a_prompt_is_not_captured_and_outlives_memory_that_move
     with played_gpu(folder) as world:
         bundle = open_bundle(folder / "plans")
         entry = bundle.manifest.generation
-        assert entry is not None
         engine = entry.encoder_of(entry.engines[0])
         assert engine is not None
         runner = runner_for(bundle, engine, "packed", 1)
