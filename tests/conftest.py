@@ -1,7 +1,5 @@
 """Shared by every test: the package under test is this checkout's, never another one on the path."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

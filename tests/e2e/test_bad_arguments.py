@@ -1,7 +1,5 @@
 """Arguments of a compile that do not fit the model: one clear line that says where and what, and nothing written."""
 
-from __future__ import annotations
-
 import re
 import resource
 from pathlib import Path

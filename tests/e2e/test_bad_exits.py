@@ -3,8 +3,6 @@
 What may be wrong of each is in the tables of unit tests; here one of a kind goes all the way.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

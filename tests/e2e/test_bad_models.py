@@ -1,7 +1,5 @@
 """Model folders that cannot be compiled: one clear line that says where and what, and nothing written."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The whole road on a tiny real checkpoint: compile, load without torch, answers equal to PyTorch's."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

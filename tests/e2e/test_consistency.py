@@ -1,7 +1,5 @@
 """From a checkpoint to the figures of its submodels: a language model on texts, a vision model on arrays."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``nestforge farm`` on a Ray of its own: one job fails, a worker is killed, and what was finished stays as it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

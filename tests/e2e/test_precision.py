@@ -1,7 +1,5 @@
 """Bundles in other precisions than fp32, through the whole road: compile, verify, answer."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import replace

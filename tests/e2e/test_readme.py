@@ -1,7 +1,5 @@
 """README.md, the first pages, the tutorial and the task pages are run: make targets exist, commands and Python work."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Retrieval across compiles and processes: which bundle may answer with an index, and that torch is not needed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

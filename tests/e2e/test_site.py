@@ -1,7 +1,5 @@
 """The pages of the site as a browser gets them: tables are tables, no markup is left over, links and images lead on."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

@@ -3,8 +3,6 @@
 No plan is really built or run: that these journeys work on a GPU is not shown here.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Side effects of commands: no host is looked up, and nothing is written outside the stated folders."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tests that need an NVIDIA GPU: collected everywhere, run by ``make gpu-tests`` where there is one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

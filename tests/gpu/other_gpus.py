@@ -5,8 +5,6 @@ is that of ONNX Runtime's library for CUDA 13: in the section ``.nv_fatbin`` con
 that names kind, size and architecture. A library that has no code for ARCH in this layout is refused.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text by ONNX Runtime on the CUDA provider, from the graphs of a bundle for TensorRT, whose caches stay on the GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """CUDA graphs of the CUDA provider under what a server does: many threads and chains."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

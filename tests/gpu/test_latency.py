@@ -1,7 +1,5 @@
 """Latency of engines and chains on the CUDA provider. Answers are asserted; figures are printed, for they compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

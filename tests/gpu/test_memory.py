@@ -1,7 +1,5 @@
 """The GPU's memory that engines on the CUDA provider take, by cudaMemGetInfo, each case in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

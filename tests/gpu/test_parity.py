@@ -1,7 +1,5 @@
 """Every family's engines, segments included, on the CUDA provider against PyTorch, within the limits of the gate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

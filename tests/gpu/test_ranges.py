@@ -1,7 +1,5 @@
 """Engines of a range on a GPU: any size as it is, in memory for the largest, against the processor; what that costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans of TensorRT itself: built, refitted from the store, run, and chained without the host. Skipped without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

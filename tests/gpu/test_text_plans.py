@@ -1,8 +1,6 @@
 """Text of encoder-decoders from plans of TensorRT: what the encoder's plan makes of prompts stays on the GPU. In a
 rehearsal stand-ins play TensorRT and the GPU, as in tests/unit/runtime/generation/test_source_plans.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path

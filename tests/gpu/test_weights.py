@@ -1,7 +1,5 @@
 """Whether sessions on the CUDA provider read the one copy of the weights, or made copies without saying so."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from nestforge.bundle.open_bundle import Bundle

@@ -3,8 +3,6 @@
 Prints each finding as it comes and a table of outcomes at the end; exits 1 if there was a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from itertools import count

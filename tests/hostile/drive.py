@@ -1,7 +1,5 @@
 """Runs the seeds of a driver in a worker process, one after the other, and survives what they do to it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

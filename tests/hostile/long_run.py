@@ -4,8 +4,6 @@ Seeds begin at ``--seed`` and are dealt to as many worker processes as there are
 seed that makes it again, are the same however many there are. Exits 1 if there was a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A driver whose inputs do the worst on purpose: it shows that the frame survives and names each."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

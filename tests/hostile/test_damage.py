@@ -1,7 +1,5 @@
 """Some hundred damaged inputs, always the same ones; ``make hostile`` tries as many as there is time for."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 

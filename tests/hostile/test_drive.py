@@ -1,8 +1,6 @@
 """The frame of the drivers: whatever an input does to its process has a name, and the next input is tried; the long
 run, short: every worker's seeds are counted, and a finding is shown and fails it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs that are stopped at their system calls, a few hundred in all, and that the driver sees what it is there for."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The driver of threads, a few crowds of it, and that it sees what it is there for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

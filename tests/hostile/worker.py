@@ -1,7 +1,5 @@
 """The worker's side: reads seeds, tries each under a limit on memory, and writes results, one JSON line each."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

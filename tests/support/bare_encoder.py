@@ -1,7 +1,5 @@
 """A model known by its sizes alone, for tests of the planner."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

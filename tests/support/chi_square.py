@@ -1,7 +1,5 @@
 """Pearson's chi-square test of samples against exact probabilities."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Commands as a shell runs them: what they print, as JSON, or the line with which they refuse."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Multi-exit model folders as a user would hold them: tiny ones with random weights, the published ones as headers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small model's template in float32 and in other precisions, their weights in one store, and their answers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

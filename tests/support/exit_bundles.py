@@ -1,8 +1,6 @@
 """A small real bundle with exits, on whole numbers that float32 holds exactly: every answer is known to the bit; rows
 to calibrate it on, as arrays and texts, its tokenizer, and a policy of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -1,7 +1,5 @@
 """Recipes of the zoo (exports.py): right exports, and ones that are broken on purpose, with the module at fault."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

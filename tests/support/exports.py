@@ -5,8 +5,6 @@ export_recipes.py.
 since it takes a second where the others take ten.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

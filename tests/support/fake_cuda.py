@@ -1,7 +1,5 @@
 """A host with a GPU, and CUDA on it as far as the back end uses it: device memory is host memory."""
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import threading

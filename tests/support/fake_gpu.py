@@ -3,8 +3,6 @@
 A graph does again what was captured, with the arrays that it was captured with, whoever starts it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Mapping

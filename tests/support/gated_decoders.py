@@ -1,7 +1,5 @@
 """Small gated decoders, made with transformers and random weights, as a user's folder would hold them."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small folder as Gemma 3n is published, its text model of random weights, and slices of it cut by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

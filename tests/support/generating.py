@@ -1,8 +1,6 @@
 """Small models compiled with KV-cache engines for the processor and for TensorRT, their plans, and what transformers
 generates: Llama and T5 with tokenizers, a language model with elastic heads, an MHE pair."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence

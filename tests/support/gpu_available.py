@@ -1,7 +1,5 @@
 """Common to tests on a GPU: whether there is one, runs on its provider, and the table of figures."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

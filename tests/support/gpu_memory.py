@@ -4,8 +4,6 @@ A process of its own, so that nothing else has loaded kernels or grown an arena.
 sessions without memory patterns, to see what those cost; ``NESTFORGE_THREADS`` is how many threads run each engine.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Graphs that are written as text: before a pass and behind it, and what both compute."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

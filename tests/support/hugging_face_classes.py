@@ -1,7 +1,5 @@
 """Every transformers class that is read, as a small folder with random weights, whose tensors may be renamed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An interrupt at a stated step of a call: a line, or an instruction, of the functions of some files."""
 
-from __future__ import annotations
-
 import dis
 import sys
 from collections.abc import Callable, Iterator

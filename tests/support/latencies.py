@@ -1,7 +1,5 @@
 """Latencies of engines of one shape, or of several."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

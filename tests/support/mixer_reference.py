@@ -3,8 +3,6 @@
 Nothing of it is shared with the package. Spectral mixing is an FFT here, routing a loop over sorted lists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any

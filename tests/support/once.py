@@ -7,8 +7,6 @@ shapes and buffers: a compile gets a copy of the graph, with its own parameters.
 operators; the product exports a few modules a process and does without, tests export hundreds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """Small modules of PyTorch as a user writes them: of no library."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional
 

@@ -1,8 +1,6 @@
 """Programs and blocks of tests in other conditions: watched, killed, as a user without rights, on a device that cannot
 compile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

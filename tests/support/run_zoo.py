@@ -4,8 +4,6 @@
 names contain one.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

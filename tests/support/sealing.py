@@ -1,7 +1,5 @@
 """Changing files of a bundle as one who writes them would: hashes and seals fit again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

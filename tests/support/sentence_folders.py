@@ -1,7 +1,5 @@
 """Small folders of sentence-transformers, written by it, and the vectors that it makes of texts with them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """``nestforge serve`` as a process of its own, with a short time to read requests."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """A small real bundle: a masked two-layer network, two submodels as prefix views of one store, two buckets."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ As a program: ``python tests/support/tensorrt_api.py FOLDER`` records what the b
 unpacked into FOLDER, in ``tests/golden/tensorrt_api``: for releases that cannot be installed beside the pinned one.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import keyword

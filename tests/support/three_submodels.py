@@ -1,7 +1,5 @@
 """Manifests of submodels of 1, 2 and 4 ms, and a dispatcher over their engines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nestforge.bucket import Bucket

@@ -3,8 +3,6 @@
 Encoders have 2 layers, 4 heads of 8, FFN 48, hidden 32; pairs with T5's decoder 1 layer each, 3 heads of 8, FFN 32,
 hidden 16."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

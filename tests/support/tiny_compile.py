@@ -1,7 +1,5 @@
 """A tiny model on its way through the compiler: a fixed foreign profile, and an engine builder over real files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Small MatLM folders with random weights: 3 layers, 4 heads of 8, FFN 64, hidden 32, 64 tokens; and half as large,
 with a tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

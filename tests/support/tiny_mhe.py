@@ -1,7 +1,5 @@
 """Small MHE folders with random weights: 2 layers, 4 heads of 8, FFN 48, hidden 32, 24 tokens of vocabulary 40."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ sequence 16.
 Layer 0 mixes, 1 mixes and routes, 2 attends and routes, 3 attends.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

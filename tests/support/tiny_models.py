@@ -1,8 +1,6 @@
 """Small checkpoints with random weights, as a user's folder would hold them: encoders, GPT-2, T5, and vision models of
 images 8 x 8, patches 4 x 4."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

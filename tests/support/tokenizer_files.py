@@ -1,8 +1,6 @@
 """Tokenizers of the kinds that language models have, trained on the docstrings of the standard library or with a
 vocabulary of few words, as a folder has them; and chat templates."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

@@ -1,7 +1,5 @@
 """A small real checkpoint and what the exporters make of it; a small real bundle."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

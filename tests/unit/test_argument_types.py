@@ -1,7 +1,5 @@
 """Arguments of public calls: what fits an annotation, and the one line that says what does not."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Buckets, and the axes, slices and submodels of an elastic model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -4,8 +4,6 @@ A package is a folder's own modules; a folder inside it is a package of its own.
 compiling machine has.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections import defaultdict

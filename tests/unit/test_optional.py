@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from nestforge.errors import InputError
 from nestforge.optional import needed

@@ -1,7 +1,5 @@
 """Text from outside, and files of users: read whole, as JSON, or refused; and what lies in the place of another."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Everything that calls have taken is given back, wherever an interrupt comes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

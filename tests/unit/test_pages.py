@@ -1,7 +1,5 @@
 """The reference pages and docs/bundle-format.md hold what the code says: ``make pages`` writes the pages."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

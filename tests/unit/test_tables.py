@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from nestforge.tables import Table, as_html
 
 HOSTILE = '<script>alert("1")</script>\x1b[2J\n</table>'

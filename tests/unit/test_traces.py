@@ -1,7 +1,5 @@
 """What tests stand on: the export that they share, and assumptions and tools of those on a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 import warnings

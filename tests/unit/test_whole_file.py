@@ -1,7 +1,5 @@
 """Files that are written whole, or leave what was there; what a killed writer left is removed by the next."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterator

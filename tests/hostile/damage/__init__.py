@@ -3,8 +3,6 @@
 Acceptable is a refusal in one line, the answer of the whole files, or another answer that ``check="full"`` finds out.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from pathlib import Path

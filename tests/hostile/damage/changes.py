@@ -1,7 +1,5 @@
 """Ways to damage bytes and JSON text; each is drawn from a ``Random`` and says what it did."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from random import Random

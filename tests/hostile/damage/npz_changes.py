@@ -1,7 +1,5 @@
 """Damage to NPZ files: headers of members that lie, and tricks of the ZIP format around them."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile

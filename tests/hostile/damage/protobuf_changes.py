@@ -4,8 +4,6 @@ Nothing is known of the schema: a field of bytes whose content parses as a messa
 Groups (wire types 3 and 4) and tags of more than 32 bits are among the changes: some readers step over them.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from .changes import Change, damaged_bytes

@@ -1,7 +1,5 @@
 """Subjects of damage: the files of each, the ways in which they are damaged, and their use afterwards."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A job in a child of a process that has imported everything: no import is paid for twice."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """The jobs that the kill driver stops: everything in the tree that writes what a user keeps, and the caches."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -4,8 +4,6 @@ Acceptable is the answer that the same request gets when it is asked alone, to t
 crowd has left, nothing may stay: no thread, file, mapping of the bundle or memory of a device.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

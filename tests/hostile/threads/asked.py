@@ -1,7 +1,5 @@
 """Requests of the threads, by seed, and the comparison of answers."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

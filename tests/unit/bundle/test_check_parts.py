@@ -1,7 +1,5 @@
 """Exits, generation and tasks in a manifest, and lists of tasks: accepted, or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Figures of a manifest, and the rule by which a measured latency may not be trusted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of a bundle; names of the files of its weight store, and the hash of all of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """One bundle for each kind of engine still opens and answers as it did when it was written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

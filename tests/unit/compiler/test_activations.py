@@ -1,7 +1,5 @@
 """Every activation that transformers knows by name, but those with parameters of their own, can be sliced."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -1,7 +1,5 @@
 """Axes with choices through a whole compile: knobs without weights, stacked experts, and a sequence of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

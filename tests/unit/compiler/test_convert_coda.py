@@ -1,8 +1,6 @@
 """Folders of ordinary encoders, converted and compiled, and tasks of conditional adapters: one set of engines, each
 task by its own tensors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

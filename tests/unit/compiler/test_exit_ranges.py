@@ -1,8 +1,6 @@
 """Exit chains over a range, and LayerSkip: an ordinary decoder that answers after fewer layers, by its one norm and
 head."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a farm settles before Ray: who goes before whom, what is done already, and addresses without a cluster."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import replace
 from pathlib import Path

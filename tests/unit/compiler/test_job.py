@@ -1,7 +1,5 @@
 """What a job settles before it runs: options, whether it can, and what its manifest says of model and tools."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,8 +1,6 @@
 """Adapters that PEFT wrote, against what PEFT itself answered with them (tests/golden/peft), whole and sliced; the
 layout of a task's tensors."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

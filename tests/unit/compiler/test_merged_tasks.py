@@ -1,7 +1,5 @@
 """Tasks merged into the weights of engines: PEFT's own answers and texts, a slice's, those of conditional adapters."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The road as a whole: what is written, what it is worth, that it resumes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Engines of a range, from the checkpoint to the answer: any size, nothing padded, as PyTorch computes it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A bundle whose weight store lies in several files: made, stopped and taken up, run, verified, exported, damaged."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A large model's class and options, tried on two layers: nothing of the model but its configuration is needed."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainings in tests are tiny."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

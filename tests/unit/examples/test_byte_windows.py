@@ -1,7 +1,5 @@
 """The rows that come of the standard library's parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Demonstrations: their commands, the text that calibrates an encoder, and the picture of a nested model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

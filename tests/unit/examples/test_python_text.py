@@ -1,7 +1,5 @@
 """Which sources are read, and in which part of a split a name falls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

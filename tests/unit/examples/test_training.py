@@ -1,7 +1,5 @@
 """A stage is done once for its key and its files; what was interrupted leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

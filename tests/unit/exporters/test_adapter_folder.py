@@ -1,7 +1,5 @@
 """Folders that PEFT 0.21 wrote (tests/golden/peft), and what is refused of others, by name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Axes of an architecture, the steps that it takes in its own lines of code, and slices."""
 
-from __future__ import annotations
-
 from traceback import FrameSummary
 
 import pytest

@@ -1,7 +1,5 @@
 """Depth as an axis of encoders, against sentence-transformers with the same transformer cut to its first layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """To how many numbers an embedding may be cut, and keys of a model card."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Each class that is read, and folders that name their tensors otherwise: planned from headers, loaded, and answered as
 transformers' own class answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

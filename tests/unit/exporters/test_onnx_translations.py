@@ -1,7 +1,5 @@
 """Translations of operators, and of complex numbers, which a graph has as pairs of real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Google's table of slices of Gemma 3n: read without executing it, and refused where it is of another model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

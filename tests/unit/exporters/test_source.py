@@ -1,7 +1,5 @@
 """Model folders: their family, their parts with engines of their own, and the tensors of their tasks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Exports: what is traced, and modules that write into nothing, which run once."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

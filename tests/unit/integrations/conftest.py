@@ -1,7 +1,5 @@
 """A small folder of sentence-transformers and the bundle that is compiled of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokens, inputs and shortened vectors against sentence-transformers itself."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The encoder against sentence-transformers itself, on one folder: vectors, prompts, truncation and its evaluators."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

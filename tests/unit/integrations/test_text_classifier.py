@@ -1,7 +1,5 @@
 """Texts that are classified, and texts as rows of a model."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One zoo for all tests of the package: models and exports are made once."""
 
-from __future__ import annotations
-
 import pytest
 from support.exports import Zoo
 

@@ -1,8 +1,6 @@
 """The check as a user runs it: right exports pass, broken ones fail with the module and the kind of fault, and what
 cannot be judged is one line and exit code 2. The whole zoo is ``make parity-zoo``."""
 
-from __future__ import annotations
-
 import gc
 import json
 from dataclasses import replace

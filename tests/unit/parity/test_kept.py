@@ -1,7 +1,5 @@
 """Receipts, pages and reports of a check; decoders with a cache, servers, texts and other exports as the reference."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

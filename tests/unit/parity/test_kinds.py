@@ -1,7 +1,5 @@
 """Kinds of exports: folders as optimum lays them out, TensorRT's plans, custom operators, submodels of a bundle."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Texts through a bundle, beside sentence-transformers itself, and values as they are shown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

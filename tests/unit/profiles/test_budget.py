@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from nestforge.errors import ProfileError
 from nestforge.profiles.budget import BudgetSpec, parse_budget, resolve_limit

@@ -1,7 +1,5 @@
 """The share of the CPUs that others use, from counters that a test moves by hand."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiles and farms as files, and a request's own checks, before any model or device is opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError
 from itertools import pairwise
 from typing import get_args

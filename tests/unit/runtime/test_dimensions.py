@@ -1,7 +1,5 @@
 """Requests for dimensions of a model that was trained in pairs of layers and dimensions, as Starbucks was."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of engines, and rows that a model splits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

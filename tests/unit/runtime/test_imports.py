@@ -1,7 +1,5 @@
 """A device has numpy and a backend: nothing of the compiler may be needed, or even loaded where it is installed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

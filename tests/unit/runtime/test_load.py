@@ -1,7 +1,5 @@
 """``load``: a full check reads every byte of a bundle's folder, whoever added it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A model with exits: which policy decides, what the answer says of it, and when the whole engine answers."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import shutil

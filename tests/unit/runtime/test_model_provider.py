@@ -1,7 +1,5 @@
 """A model on another provider than the processor's own: what it says, what it refuses, and whose figures it goes by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A bundle that is replaced, overwritten or cut short while a model of it is open."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Engines that return the routes that they chose on the way, where it is requested."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Times of engines while a model answers, followed on runs of made-up durations."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from math import exp

@@ -1,7 +1,5 @@
 """Summaries and descriptions of bundles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

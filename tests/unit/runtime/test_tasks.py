@@ -1,7 +1,5 @@
 """Tasks of an open bundle: bound to engines that are open already, from several threads, under a cap."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Public calls of a loaded model with values of other types: each is one line, none a raw error of Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Routes of text-embeddings-inference that classify and rerank, beside transformers on the same checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text that a server generates, asked for by the openai client, beside the call of the model in this process."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

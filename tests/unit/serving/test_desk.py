@@ -1,7 +1,5 @@
 """The desk between an event loop and its threads: what is answered while a run goes on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Places, batches and turns of texts that several clients ask for at once, of a model in this process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any

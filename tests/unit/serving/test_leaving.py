@@ -1,7 +1,5 @@
 """Rows of several requests between the segments of a chain: the queue, real engines and no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

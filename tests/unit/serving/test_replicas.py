@@ -1,7 +1,5 @@
 """Replicas on a Ray Serve of their own: the routes of ``nestforge serve``, one copy of weights, what Ray hears."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

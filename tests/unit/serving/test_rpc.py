@@ -1,7 +1,5 @@
 """The protocol over gRPC, asked by tritonclient's client of it, beside the model in this process."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

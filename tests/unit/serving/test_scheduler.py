@@ -1,7 +1,5 @@
 """The queue alone, over a real dispatcher's figures: time is a number that tests move."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

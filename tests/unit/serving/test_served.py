@@ -1,7 +1,5 @@
 """The protocols of a server: one token, what is kept of requests, and budgets as parameters of Triton's."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import Counter

@@ -1,7 +1,5 @@
 """``nestforge serve`` as a process of its own, asked by clients of others: tritonclient, openai, and plain sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """One tiny bundle, compiled once, for every test of the command line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

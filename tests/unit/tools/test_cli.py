@@ -1,7 +1,5 @@
 """The command line as a whole: exit codes, error lines, purity of stdout, and what it imports."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Tables, facts and progress as text."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

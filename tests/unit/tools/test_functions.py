@@ -1,7 +1,5 @@
 """The commands as Python functions, contents of a wheel, and packages of a fresh clone."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The page about bundles: whole, self-contained, and looked at in a browser where there is one."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Lists of plans, of tasks and of measurements: read, sealed, and refused where damaged or of another bundle."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A small Gemma 2, with soft caps and a layer whose tokens see three tokens, compiled to generate."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

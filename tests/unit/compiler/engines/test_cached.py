@@ -1,7 +1,5 @@
 """KV-cache engines, compiled: what they answer, what refuses them, and what the gate finds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

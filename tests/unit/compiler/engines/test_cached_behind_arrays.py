@@ -1,7 +1,5 @@
 """Encoder-decoders whose encoder reads an array, such as Whisper: what their bundles write, beside transformers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

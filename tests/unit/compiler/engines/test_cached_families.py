@@ -1,8 +1,6 @@
 """Decoders of every kind and causal classes that no family names, compiled to generate: texts are those of
 transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """KV-cache engines, compiled for TensorRT: graphs in its operators, proven in ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

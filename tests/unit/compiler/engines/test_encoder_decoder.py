@@ -1,7 +1,5 @@
 """Engines of encoder-decoders that generate, compiled: a family's, and of classes that no family names."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Products of decoders that generate: joined with their biases, and the outermost ones of int4 in 8 bits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

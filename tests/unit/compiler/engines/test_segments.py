@@ -1,7 +1,5 @@
 """Segments: compared at every exit with one uncut pass, shared between depths, kept for a resumed compile."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

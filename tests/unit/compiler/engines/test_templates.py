@@ -1,8 +1,6 @@
 """Engines' references, and the bytes of the weight store that a plan states: of integers, the numbers that they stand
 for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts of a file or an array, and the loss of held-out ones."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

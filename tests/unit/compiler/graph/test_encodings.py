@@ -1,7 +1,5 @@
 """Encodings of weights, and numbers as they are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cases of the gate: inputs, texts, and the pieces in which KV-cache engines get them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

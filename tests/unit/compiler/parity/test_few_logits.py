@@ -1,8 +1,6 @@
 """Of a text whose logits are too many some are judged, and what all of them show these show too: the faults of record
 0020, in the last layer, whose keys and values are those of a sound one. So do the fewer cases of a large model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace

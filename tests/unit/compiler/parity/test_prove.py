@@ -1,7 +1,5 @@
 """Proofs beyond the gate: slices, exits, and texts beside sentence-transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A pass that reads weights otherwise than they are written is a pass of a module that has them so."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

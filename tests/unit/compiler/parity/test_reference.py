@@ -1,7 +1,5 @@
 """The gate on engines that decide: routes are judged by their scores, values are compared given the routes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """PyTorch's answers are computed once for all engines of a submodel."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Sequence

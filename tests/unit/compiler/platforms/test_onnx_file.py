@@ -1,7 +1,5 @@
 """Submodels as plain ONNX files: opened by onnxruntime alone, equal to the bundle's engine; what is refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

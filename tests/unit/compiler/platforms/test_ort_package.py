@@ -1,7 +1,5 @@
 """Packages of ONNX Runtime: its own library chooses and opens every component, which answers as the bundle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Model repositories: what lies where, and a real Triton server that answers from one as the model in this process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

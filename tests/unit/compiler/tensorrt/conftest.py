@@ -1,7 +1,5 @@
 """A host with a GPU that does not exist, and a tiny bundle of engines for TensorRT."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

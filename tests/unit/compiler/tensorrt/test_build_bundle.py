@@ -1,7 +1,5 @@
 """``build_plans`` on tests/support/fake_tensorrt.py: no plan is really built or run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Plans of graphs, of KV-cache graphs and of encoder-decoders, checked on tests/support/fake_tensorrt.py: no plan is
 really built."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

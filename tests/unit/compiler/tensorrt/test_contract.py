@@ -10,8 +10,6 @@ or run, and what its docstrings leave out, such as which calls may return None, 
 CUDA's functions are checked by name and number of arguments alone.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Ranges for TensorRT, from the checkpoint to the answer, on tests/support/fake_tensorrt.py: no plan is really run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

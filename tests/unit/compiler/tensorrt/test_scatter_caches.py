@@ -1,7 +1,5 @@
 """Attention over a cache as TensorRT takes it, against the operator of ONNX Runtime that it replaces; both run here."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -1,8 +1,6 @@
 """Parts around a build: progress, profile shapes, the inspector's answer, cases; a provider in the place of a GPU;
 clips of whole numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

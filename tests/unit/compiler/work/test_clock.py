@@ -1,7 +1,5 @@
 """The clock of a compile, and memory that it gives back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Tensors of checkpoints in files of a stage; the pool of what jobs of one model make alike, to which their stages
 link."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

@@ -1,7 +1,5 @@
 """Training over a few steps, with what is finished kept, and the demonstration compiled in this process."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

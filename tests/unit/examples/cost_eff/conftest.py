@@ -1,7 +1,5 @@
 """A tiny multi-exit model whose every part matters, and batches for it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from nestforge.examples.cost_eff.texts import Batch, Rows

@@ -1,7 +1,5 @@
 """A stretch of training, and the comparison of ``make demo-exits`` on the golden bundle with three exits."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Slicing keeps the function where nothing is lost; the schedule has the published numbers."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The split leaks nothing, boilerplate and own names are gone, and the same packages give the same corpus."""
 
-from __future__ import annotations
-
 import random
 import sys
 import sysconfig

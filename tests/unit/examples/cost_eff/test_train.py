@@ -1,7 +1,5 @@
 """The whole training on a tiny checkpoint and invented packages; a finished stage is kept, no other."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Both tasks, tiny: a language model of an invented standard library, and a vision model of 8 x 8 images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Levels, probabilities and figures of training; the digits; and how a bundle writes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

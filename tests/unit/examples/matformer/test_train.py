@@ -1,7 +1,5 @@
 """The whole training of a tiny task; what is finished is kept, and the figures are those of the runs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

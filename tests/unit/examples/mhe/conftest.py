@@ -1,7 +1,5 @@
 """Tiny models of two kinds, trained on an invented standard library."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

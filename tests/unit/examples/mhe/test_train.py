@@ -1,7 +1,5 @@
 """Training by the same steps, with what is finished kept, and the demonstration compiled in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

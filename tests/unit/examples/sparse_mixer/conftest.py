@@ -1,7 +1,5 @@
 """A tiny Sparse Mixer and its peers, trained on an invented standard library."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training learns, and figures are means over all hidden bytes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

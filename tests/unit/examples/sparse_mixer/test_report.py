@@ -1,7 +1,5 @@
 """Accuracy, routes and cost of engines, on the golden bundle of a tiny Sparse Mixer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

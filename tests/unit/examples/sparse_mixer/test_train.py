@@ -1,7 +1,5 @@
 """The whole training of tiny models; what is finished is kept."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Refusals of config.json: one line that names the key, on the command line too."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

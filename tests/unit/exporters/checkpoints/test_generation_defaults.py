@@ -1,7 +1,5 @@
 """Generation defaults of a folder, against transformers' ``GenerationConfig`` of the folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models fetched from a hub on this host: of one commit, without code and pickles; without a network one line."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The tokenizer that a bundle gets against transformers' ``AutoTokenizer`` of the same folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

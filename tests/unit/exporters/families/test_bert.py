@@ -1,8 +1,6 @@
 """BERT, and named families beside the general one on the same folder: the same axes, interface, and bytes of
 weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Gated decoders from their folders: axes, parameters, loading, widths per layer, what a narrowed module computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

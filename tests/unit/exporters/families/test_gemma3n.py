@@ -1,8 +1,6 @@
 """Gemma 3n as it is published: the text model of a multimodal folder, and the slices of Google's table, against the
 same slices cut out of the files by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models of transformers that no family names: read off their classes, compiled whole, proven like every other."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GPT-2 from its folder: axes, parameters, its own way to store matrices, loading, narrowing, compiling, refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modules of the user's own, in memory: compiled, sliced, proven and verified as models of folders are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """T5 from its folder: axes, parameters, what it answers, what a narrowed module computes, what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modules that families share: attention, a linear layer with a pair beside it, and the most likely tokens."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Unknown parts of a folder of sentence-transformers stop the import in one line that names them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The whole road of a folder of sentence-transformers, and its settings of texts, which reach the manifest or are
 refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Text in, vector out: the PyTorch module that nestforge compiles against sentence-transformers on the same folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

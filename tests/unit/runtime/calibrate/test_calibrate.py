@@ -1,7 +1,5 @@
 """Calibration of a small real bundle from data to policy. Its times are noise, so decisions are checked on FLOPs."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Drafts calibrated on a bundle that generates: what is kept, and what ``auto`` makes of it."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

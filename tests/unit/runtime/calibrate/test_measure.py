@@ -1,7 +1,5 @@
 """On real engines whose answers are known: what is observed and counted, never how long it took."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A GPU as a device, on a stand-in for CUDA: what is asked of CUDA is right, not that CUDA does it."""
 
-from __future__ import annotations
-
 import _thread
 import gc
 import signal

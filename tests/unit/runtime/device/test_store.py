@@ -1,7 +1,5 @@
 """Arrays in a device's memory, values that several share, and the store of weights there."""
 
-from __future__ import annotations
-
 import gc
 import json
 import struct

@@ -1,7 +1,5 @@
 """The process-wide pool lasts as long as a process, so each test has one of its own."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The contract of runners, which every back end keeps; stand-ins take the place of GPUs and of TensorRT."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Engines that are open under a cap."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

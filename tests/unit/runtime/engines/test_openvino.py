@@ -1,7 +1,5 @@
 """OpenVINO as a back end: its runs, its refusals, and engines that are proven by it and opened from a bundle."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which engines of a bundle run where, and pools of runners."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from pathlib import Path

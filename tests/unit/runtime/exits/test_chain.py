@@ -1,7 +1,5 @@
 """The chain on engines whose numbers are exact, so that every answer is compared to the bit."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The chain on engines of ranges, whose numbers are exact: rows run at their own length, with those that stay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

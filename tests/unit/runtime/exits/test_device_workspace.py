@@ -1,8 +1,6 @@
 """A chain whose state stays on a device against the ordinary one: on the processor's memory, and on a GPU that a
 stand-in plays, with plans of TensorRT. Answers are whole numbers, so they are equal to the bit."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Policies of exits, and how far entropies drift."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

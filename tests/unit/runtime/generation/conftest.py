@@ -1,7 +1,5 @@
 """A small Llama with a tokenizer, compiled with KV-cache engines; and a device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows that join others between their steps, and leave them, beside the rows of a call alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

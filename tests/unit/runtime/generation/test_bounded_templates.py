@@ -1,7 +1,5 @@
 """Templates that would never end, or fill the memory: each ends in one line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory of a cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry

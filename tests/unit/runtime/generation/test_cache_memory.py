@@ -1,7 +1,5 @@
 """Memory of sessions, and the place of their caches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

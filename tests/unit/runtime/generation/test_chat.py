@@ -1,7 +1,5 @@
 """Prompts of chats against ``apply_chat_template`` of transformers."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

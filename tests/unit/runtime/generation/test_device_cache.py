@@ -1,7 +1,5 @@
 """Caches and sources on a device, which the processor plays, against the same ones on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

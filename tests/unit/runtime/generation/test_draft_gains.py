@@ -1,7 +1,5 @@
 """Which draft is expected to write fastest, by what was accepted and what runs took."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which drafts a request may name, and the lines that refuse the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

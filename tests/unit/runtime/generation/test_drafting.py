@@ -1,7 +1,5 @@
 """Texts that are drafted are the target's own, token for token or in distribution, and leave its own cache behind."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text of an encoder-decoder against transformers' own, alone and in rows, and what a request may ask of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generated tokens against transformers' own, alone and in batches whose rows end at different times."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Requests to a model that generates, and the lines that refuse the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from shutil import copytree
 from typing import Any

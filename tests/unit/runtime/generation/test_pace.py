@@ -1,7 +1,5 @@
 """Who writes the next token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Text from plans of TensorRT, on tests/support/fake_tensorrt.py: no plan is really run. Its caches lie in memory that
 plays a GPU's, of which nothing may stay; what is written must be what the processor's engines write."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens picked from logits, against the logits processors of transformers and against what is documented."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Tokens that a session holds to be in its cache, and does not compute again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

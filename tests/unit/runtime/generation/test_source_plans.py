@@ -1,8 +1,6 @@
 """Text of encoder-decoders from plans of TensorRT, on tests/support/fake_tensorrt.py: no plan is really run. What the
 encoder's plan makes of prompts stays in memory that plays a GPU's; what is written is what the processor writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows with recurrent states: classes whose layers keep them, alone or beside keys and values, as users run them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache

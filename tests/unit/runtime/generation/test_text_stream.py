@@ -1,7 +1,5 @@
 """Where a row's text ends, and that no piece goes beyond it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Sessions of a model with a window of 8 tokens in one of two layers, whose buffers have 520 places: texts that slide
 are those of its whole engines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

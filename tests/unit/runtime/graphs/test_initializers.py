@@ -1,7 +1,5 @@
 """Against the onnx package, which reads the same bytes with the real protobuf."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

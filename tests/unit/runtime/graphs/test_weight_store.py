@@ -1,7 +1,5 @@
 """The weight store, and weights with a task merged into them, against numpy in float64."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tracemalloc

@@ -1,7 +1,5 @@
 """The tiny bundle with receipts that cover its engines, open, and an index of random rows."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

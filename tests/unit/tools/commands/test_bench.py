@@ -1,7 +1,5 @@
 """``nestforge measure`` on a small bundle: what it prints and keeps, what the runtime makes of it, how it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``nestforge calibrate`` on a small bundle with exits: what it prints and keeps, and how it refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

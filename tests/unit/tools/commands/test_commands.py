@@ -1,7 +1,5 @@
 """Each command on a tiny bundle: what it prints, as text and as JSON, and how it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

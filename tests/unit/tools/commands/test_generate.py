@@ -1,7 +1,5 @@
 """``nestforge generate``: a text, several, a chat; as text and as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

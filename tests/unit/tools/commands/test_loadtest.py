@@ -1,7 +1,5 @@
 """``nestforge loadtest``: LoadGen and tritonclient against a real server of a small bundle."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

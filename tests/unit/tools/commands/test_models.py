@@ -1,7 +1,5 @@
 """Budgets, shapes, explicit assignments and slices on the command line: plan, compile and mixnmatch."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

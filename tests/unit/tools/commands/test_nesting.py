@@ -1,7 +1,5 @@
 """``nestforge convert-coda``: what it prints, and what its options mean in the folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

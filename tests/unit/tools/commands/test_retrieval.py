@@ -1,7 +1,5 @@
 """``nestforge index`` and ``nestforge search`` on a tiny bundle."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``nestforge run`` of several texts, and with a limit in time: runs, first runs, and limits that were missed."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

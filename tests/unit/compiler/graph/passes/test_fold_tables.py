@@ -1,7 +1,5 @@
 """Graphs that compute a mask from constants, and what is left of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nodes fused in KV-cache engines: norms, products of one value, and what attention reads of them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rotary positions: recognised in every way that models spell them out, and fused into an operator or attention."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

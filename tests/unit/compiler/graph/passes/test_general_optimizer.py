@@ -1,7 +1,5 @@
 """onnxscript's optimiser with rules at their own operators, weights out of its reach, and short names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

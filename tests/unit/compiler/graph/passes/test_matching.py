@@ -1,7 +1,5 @@
 """Extents with names: products and their factors, and targets of Reshapes that are read from an input."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """Every pass of the table on traced graphs: what it requires and ensures holds, and the graph's function stays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial

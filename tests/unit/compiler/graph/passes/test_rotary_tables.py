@@ -1,7 +1,5 @@
 """Tables of angles: of every kind of rotary positions those of transformers' own class, and what has none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that are taken apart, and tokens that are picked, where the graph needs no more."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every precision has its derivation; their numbers are tested beside the passes."""
 
-from __future__ import annotations
-
 import pytest
 from nestforge.compiler.graph.encodings import split_encoding
 from nestforge.compiler.graph.precision.derive import in_precision

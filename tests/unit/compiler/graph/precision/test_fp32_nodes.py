@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import onnx
 import pytest
 from nestforge.compiler.graph.precision.fp32_nodes import fp32_products, wide_nodes

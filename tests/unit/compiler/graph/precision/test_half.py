@@ -1,7 +1,5 @@
 """Half precision; and 16 bits on disk, float32 in the products: of a checkpoint in bfloat16 nothing is lost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Integer products and tables in the forms of ONNX Runtime's kernels for processors, by their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Integer products written with QuantizeLinear and DequantizeLinear, on small graphs and on every family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny encoders with conditional adapters through the whole compiler, at several reductions over one weight store."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Dense equivalence: at r = 1 a converted encoder is transformers' own, of every class that is read."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path

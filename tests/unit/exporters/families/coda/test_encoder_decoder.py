@@ -1,7 +1,5 @@
 """Presets with a decoder: beside adapters and routers the published T5 v1.1."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

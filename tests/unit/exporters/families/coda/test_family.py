@@ -1,7 +1,5 @@
 """The family, and a converted T5, compiled: at r = 1 it writes what transformers does, at r = 3 what its model does."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A layer against the equations of the paper, written again with the one-hot matrix P and loops over heads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Costs of a pass: the multiply-adds of the reference's table for T5 v1.1 (512 tokens, adapters of 64)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention and routing of conditional adapters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A task may be offered at fewer reductions than its base, whatever the base states of the others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The whole road: a folder compiled, every engine and segment held to parity, answers through the runtime."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reference model, pooling, exits, entropy and truncated SVD, and its configuration."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

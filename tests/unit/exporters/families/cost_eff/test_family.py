@@ -1,7 +1,5 @@
 """The family: axes, costs, and that what it cuts equals what PyTorch computes without it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every row of the paper's Table 4 (MatLM) and of its MatViT sizes (Tables 7 and 8), per level."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """MatLM as a family, and with elastic heads, whose KV-cache engines have as many heads as each submodel."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """MatLM's keys and values, recorded in its own pass."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention of every kind against sections 2.1 to 2.4, written out head by head."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

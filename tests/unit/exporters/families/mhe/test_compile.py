@@ -1,7 +1,5 @@
 """Tiny MHE models through the whole compiler: every form passes the gate, over views of one weight store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

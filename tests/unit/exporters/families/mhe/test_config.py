@@ -1,7 +1,5 @@
 """The reference's parameter tables (sections 4.1 to 4.4) as ``nestforge inspect preset:...`` counts them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

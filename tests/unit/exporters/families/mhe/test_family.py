@@ -1,7 +1,5 @@
 """Tests."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How far apart heads may weigh two keys: a bound that no token exceeds, and the exact figure of plain embeddings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

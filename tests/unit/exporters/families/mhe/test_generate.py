@@ -1,7 +1,5 @@
 """A decoder whose heads share keys and values, with KV-cache engines: two vectors for each token and layer."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import nestforge

@@ -1,7 +1,5 @@
 """The width of heads as an axis, and submodels that keep other heads: engines, caches and readings of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

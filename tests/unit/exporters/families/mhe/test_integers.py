@@ -1,7 +1,5 @@
 """Integers of folded tensors: every form passes both halves of the gate, and another function than the model fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

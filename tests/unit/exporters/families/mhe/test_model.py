@@ -1,7 +1,5 @@
 """The model, and FLOPs of its forms as section 7 of the reference has them: d_m = 768, n = 12, d = 64, L = 512."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

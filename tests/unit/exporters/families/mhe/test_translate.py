@@ -1,7 +1,5 @@
 """Translation models through the whole compiler: both sides sliced, every role in a form of its own, and generating."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

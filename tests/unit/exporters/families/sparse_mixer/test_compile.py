@@ -1,7 +1,5 @@
 """Tiny Sparse Mixers through the whole compiler: every mixing, both routers, every axis."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

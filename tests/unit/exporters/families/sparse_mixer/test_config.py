@@ -1,7 +1,5 @@
 """Tests."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

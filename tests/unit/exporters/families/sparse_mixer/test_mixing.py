@@ -1,7 +1,5 @@
 """Tests."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import get_args
 

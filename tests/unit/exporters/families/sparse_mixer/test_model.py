@@ -1,7 +1,5 @@
 """Tests."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 from pathlib import Path

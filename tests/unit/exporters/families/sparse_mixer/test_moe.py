@@ -1,7 +1,5 @@
 """Tests."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The paper's compute (Table 8), taken apart as its reference explains it, per example of 512 tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Threads of a session: how many there are, where they run, and that they sleep while there is nothing to do."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bound runs and KV-cache engines on the processor's memory and kernels in the place of a GPU's; none ran on a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

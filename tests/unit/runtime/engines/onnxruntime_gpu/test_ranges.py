@@ -1,7 +1,5 @@
 """Engines of a range on the processor's memory and kernels, which take the same calls as a GPU's; none ran on a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

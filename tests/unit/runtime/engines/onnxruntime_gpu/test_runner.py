@@ -1,7 +1,5 @@
 """The runner on the processor's memory and kernels, which take the same calls as a GPU's; nothing here ran on a GPU."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

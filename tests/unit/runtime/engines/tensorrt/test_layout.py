@@ -1,7 +1,5 @@
 """Memory of plans: their layout, and runs on memory of the caller's, on tests/support/fake_tensorrt.py."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

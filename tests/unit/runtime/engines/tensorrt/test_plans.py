@@ -1,7 +1,5 @@
 """The list of plans: what it refuses, who may have written it, and which plan runs where."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace
