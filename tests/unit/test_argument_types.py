@@ -1,5 +1,7 @@
 """Arguments of public calls: what fits an annotation, and the one line that says what does not."""
 
+from __future__ import annotations
+
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
