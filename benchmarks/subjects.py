@@ -16,10 +16,9 @@ from ..bucket import Bucket
 from ..bundle.files import weights_in
 from ..bundle.open_bundle import open_bundle
 from ..compiler.compile import compile_bundle
-from ..compiler.graph.emit import emit
 from ..compiler.graph.make_template import traced_template
 from ..compiler.graph.store import Store, read_store, write_store
-from ..compiler.graph.template import Template, load_template, save_template
+from ..compiler.graph.template import Template, emit, load_template, save_template
 from ..examples.encoder.corpus import demo_checkpoint
 from ..exporters.source import open_source
 from ..exporters.universal import UniversalModel, load_universal

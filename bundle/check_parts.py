@@ -12,8 +12,7 @@ from typing import Any
 from ..bucket import Bucket
 from ..elastic import DEPTH
 from ..profiles.backends import BACKENDS
-from .entries.engine_entry import Decode, Encoder, EngineEntry
-from .entries.exits_entry import ExitsEntry, SegmentEntry
+from .entries.engine_entry import Decode, Encoder, EngineEntry, ExitsEntry, SegmentEntry
 from .entries.generation_entry import EncoderEntry, GenerationEntry
 from .entries.tensor_spec import MAX_ELEMENTS, TensorSpec
 from .manifest import Manifest

@@ -11,8 +11,7 @@ from ..elastic import DEPTH, SEQUENCE, Axis, ElasticSpec, Pairs
 from ..errors import InputError, PlanError, SelectionError
 from ..profiles.precision import Precision, highest_first, rank
 from ..strict import nearest
-from .entries.engine_entry import Decode, Encoder, EngineEntry, ParityOutput, Segment, Whole
-from .entries.exits_entry import ExitsEntry
+from .entries.engine_entry import Decode, Encoder, EngineEntry, ExitsEntry, ParityOutput, Segment, Whole
 from .entries.generation_entry import GenerationEntry
 from .entries.task_entry import TasksEntry
 from .entries.tensor_spec import TensorSpec

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .entries.exits_entry import ExitsEntry
+from .entries.engine_entry import ExitsEntry
 from .entries.tensor_spec import Role, TensorSpec
 from .manifest import Manifest, TextEntry
 

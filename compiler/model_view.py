@@ -12,7 +12,7 @@ from ..profiles.precision import Precision
 from ..runtime.summary import CacheSize, cache_sizes, sizes_at
 from ..workload import macs
 from .job import resolve
-from .planning.variants import VariantView, variant_views, variant_workload
+from .planning.candidate import VariantView, variant_views, variant_workload
 
 
 @dataclass(frozen=True)

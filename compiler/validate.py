@@ -16,9 +16,9 @@ from ..profiles.device_profile import DeviceProfile
 from ..profiles.precision import PRECISIONS, TRACED, Calibration, Precision
 from ..profiles.probe_host import is_this_host
 from ..runtime.engines.runner import opener
+from .planning.candidate import require_scales
 from .planning.levels import Level
 from .planning.plan import Plan, make_plan
-from .planning.variants import require_scales
 
 
 def validate_model(

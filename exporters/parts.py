@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..bucket import Bucket
-from ..bundle.entries.engine_entry import RoutingEntry
-from ..bundle.entries.exits_entry import ExitsEntry
+from ..bundle.entries.engine_entry import ExitsEntry, RoutingEntry
 from ..bundle.entries.generation_entry import (
     CACHED,
     ENCODER,

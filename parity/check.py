@@ -16,15 +16,24 @@ from ..errors import InputError
 from ..exporters.sentence_transformers.library import SENTENCES
 from ..profiles.parity_request import ParityRequest
 from ..runtime.inputs.arrays import Array, Arrays
-from .cases import IDS, MASK, Trial, make_cases, of_tokens, traced_sizes
+from .cases import (
+    IDS,
+    MASK,
+    Trial,
+    has_library,
+    library_of,
+    library_trials,
+    make_cases,
+    of_tokens,
+    text_trials,
+    traced_sizes,
+)
 from .explanations import skipped
-from .export import Export
+from .export import Export, Match, match_inputs, match_outputs, require_names
 from .exports import TEXTS, BundleExport, BundleTexts, ServerExport, open_exports
 from .locate import Fault, locate
-from .match import Match, match_inputs, match_outputs, require_names
 from .model import Model, open_model, submodel_of, universal_of
 from .steps import Pair, in_pieces, part_of, past_of
-from .texts import has_library, library_of, library_trials, text_trials
 from .verdict import Figures, Rule, judged
 from .weights import changed_tokens
 

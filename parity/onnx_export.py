@@ -108,7 +108,7 @@ class OnnxExport(Export):
     def ready(self) -> None:
         if self._open is None:
             needed("onnxruntime", self.label, "onnxruntime", "install nestforge[cpu]")
-            from ..compiler.parity.inside import open_graph
+            from ..compiler.parity.engine_verdict import open_graph
 
             with self._refused():
                 self._open = open_graph(self.graph, self.path.parent, self._library)
@@ -123,7 +123,7 @@ class OnnxExport(Export):
     def values(self, feeds: Arrays, sizes: Collection[int]) -> Iterator[Value]:
         """Without ONNX Runtime's own fusions, so that every value of the file is there. Values that a session may
         return lie in memory until its run ends, so that each has some of the values."""
-        from ..compiler.parity.inside import open_values
+        from ..compiler.parity.engine_verdict import open_values
 
         self.rest()
         release_pages()

@@ -13,8 +13,7 @@ import numpy as np
 from ..errors import InputError
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import IDS, MASK, POSITIONS, Trial
-from .export import Export, Port
-from .match import Match
+from .export import Export, Match, Port
 from .model import Model, Named, Wrapped, named
 
 _CACHE = re.compile(r"past|present|cache")

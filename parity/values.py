@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import Node, saved_tensors_hooks
 
 from ..compiler.parity.compare import rounding
-from ..compiler.parity.inside import watched
+from ..compiler.parity.engine_verdict import watched
 from ..errors import InputError
 from ..runtime.inputs.arrays import Array, Arrays
 from .cases import Trial

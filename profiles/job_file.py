@@ -19,8 +19,7 @@ from ..whole_file import write_whole
 from .backends import BACKENDS
 from .budget import BudgetSpec, check_budget
 from .compile_request import JOB_OPTIONS, CompileRequest
-from .load_profile import load_profile, requested_profile
-from .strict_yaml import parse_yaml
+from .load_profile import load_profile, parse_yaml, requested_profile
 
 _SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 256 * 1024

@@ -18,7 +18,7 @@ from ..errors import InputError, SelectionError
 from .answer import Answer, ExitRows, Limit, Padding, RowRun, Timings
 from .candidates import Choice
 from .engines.onnxruntime_gpu.provider import Provider
-from .engines.pool import EnginePool
+from .engines.runner import EnginePool
 from .exits.choice import OFF, ExitChoice, ExitChooser, OpenExits, RequestedExits
 from .exits.drift import Drift
 from .inputs.arrays import Array, InputChecker, cut_back

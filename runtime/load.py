@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..argument_types import again, option, stated
-from ..bundle.device_files.measurements import Measurements
+from ..bundle.device_files.device_file import Measurements
 from ..bundle.device_files.plan_index import read_plan, read_plans
 from ..bundle.device_files.task_index import read_tasks
 from ..bundle.open_bundle import Bundle, Check, open_bundle
@@ -19,7 +19,7 @@ from .engines.memory import MemoryCap, residencies_for
 from .engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
 from .engines.residency import RESIDENCIES, Residency
 from .engines.runner import runnable_engines
-from .exits.calibration import Calibration
+from .exits.policy import Calibration
 from .generation.draft_gains import DraftCalibration
 from .graphs.task_tensors import read_task_tensors
 from .inputs.options import MEMORY_MB, THREADS

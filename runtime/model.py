@@ -27,8 +27,8 @@ from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
 from .engines.memory import MemoryCap
 from .engines.onnxruntime_gpu.provider import Provider
-from .engines.pool import EnginePool
 from .engines.residency import Residency
+from .engines.runner import EnginePool
 from .exits.choice import ExitChoice, RequestedExits
 from .exits.drift import Drift
 from .generation.generator import Generator

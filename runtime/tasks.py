@@ -15,8 +15,8 @@ from ..errors import BundleIncompatibleError, InputError, SelectionError
 from ..strict import nearest
 from .dispatcher import Dispatcher
 from .engines.memory import engine_needs
-from .engines.pool import EnginePool
 from .engines.residency import Residency
+from .engines.runner import EnginePool
 from .graphs.task_tensors import TaskTensors, read_task_tensors
 
 

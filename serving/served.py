@@ -19,8 +19,8 @@ from ..bundle.roles import embedding_output
 from ..errors import InputError, NestforgeError
 from ..profiles.backends import BACKENDS
 from ..runtime.candidates import Candidate
-from ..runtime.exits.calibration import Calibration
 from ..runtime.exits.choice import OFF, ExitChoice
+from ..runtime.exits.policy import Calibration
 from ..runtime.inputs.arrays import Array, InputChecker, random_feeds
 from ..runtime.inputs.text import Encoded, Text
 from ..runtime.model import ElasticModel

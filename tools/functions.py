@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..argument_types import again, checked, option
-from ..bundle.device_files.measurements import Measurements
+from ..bundle.device_files.device_file import Measurements
 from ..bundle.open_bundle import open_bundle
 from ..progress import Progress
 from ..runtime.calibrate.calibrate import calibrate as calibrate_exits
@@ -21,8 +21,7 @@ from ..runtime.calibrate.drafts import calibrate_drafts as measure_drafts
 from ..runtime.calibrate.simulate import parse_budget
 from ..runtime.engines.measure import BundleMeasurement, measure_bundle
 from ..runtime.engines.residency import Residency
-from ..runtime.exits.calibration import CalibratedPolicy, Calibration, save_policy
-from ..runtime.exits.policy import Compare, Rule
+from ..runtime.exits.policy import CalibratedPolicy, Calibration, Compare, Rule, save_policy
 from ..runtime.generation.draft_gains import DraftCalibration, HostDrafts
 from ..runtime.inputs.options import (
     BUDGET,

@@ -11,7 +11,7 @@ from string import Template
 
 from ..bundle.figures import meanings, present
 from ..bundle.open_bundle import Bundle
-from ..runtime.exits.calibration import Calibration
+from ..runtime.exits.policy import Calibration
 from ..runtime.summary import ShortNames, detail_tables, engine_table, stage_table, submodel_table
 from ..tables import Table
 from .bundle_view import bundle_warnings, files_table, here_facts, measured_build

@@ -26,23 +26,21 @@ from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runner_for
 from ...runtime.inputs.arrays import Arrays
 from ...workload import Op
-from ..graph.emit import Emitted, emit, engine_names, private_bytes, weight_bytes
 from ..graph.precision.derive import products_in_8_bits, wide_products
 from ..graph.precision.proof_graphs import in_onnx_runtime, link_shared_files, proof_graph, with_proof_graphs
 from ..graph.store import Store
 from ..graph.stored_numbers import StoredNumbers
-from ..graph.template import Template, without_pairs
+from ..graph.template import Emitted, Template, emit, engine_names, private_bytes, weight_bytes, without_pairs
 from ..parity.cases import Case, unjudged
 from ..parity.compare import max_difference
 from ..parity.engine_verdict import ProofRun, judge_engine, judged_outputs, receipt_of, require_parity, tolerance_of
 from ..parity.judge import Replayed, Verdict, distance
 from ..parity.reference import Reference, replayed, rule_of
 from ..parity.references import References
+from ..planning.candidate import chosen_variants
 from ..planning.cost_model import predict
-from ..planning.variants import chosen_variants
-from ..work.release_memory import release_arena
 from ..work.staging import Stage, link, write_synced
-from ..work.tensor_file import release_pages
+from ..work.tensor_file import release_arena, release_pages
 from .engine_references import EngineReferences
 from .prove_exact import ExactProof
 from .templates import Templates

@@ -26,7 +26,7 @@ from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, TakesTasks, runner_for
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array, Arrays
-from ..graph.emit import Emitted
+from ..graph.template import Emitted
 from ..parity.cached_cases import (
     Batch,
     PromptRoutes,

@@ -23,14 +23,13 @@ from ...profiles.precision import BLOCK_INPUTS, FOUR_BITS, PRECISIONS, Calibrati
 from ...runtime.consistency.samples import Batch
 from ...runtime.inputs.arrays import Arrays
 from ..examples.corpus import ArrayCorpus, Corpus, samples_of
-from ..graph.emit import emit, private_bytes
 from ..graph.encodings import split_encoding
 from ..graph.precision.calibrate import calibrate, overflowing
 from ..graph.precision.derive import exit_heads
 from ..graph.precision.error_feedback import rounded, seen_moments
 from ..graph.precision.fp32_nodes import fp32_products
 from ..graph.store import read_store, share_store, stored_arrays, write_store
-from ..graph.template import Template
+from ..graph.template import Template, emit, private_bytes
 from ..parity.cases import Case
 from ..work.clock import Clock
 from ..work.staging import Stage

@@ -29,9 +29,8 @@ from ...runtime.inputs.arrays import random_feeds
 from ...workload import Op
 from ..examples.corpus import ArrayCorpus, Corpus, samples_of
 from ..graph.precision.proof_graphs import in_onnx_runtime
-from ..planning.candidate import Corrections
+from ..planning.candidate import Corrections, variant_workload
 from ..planning.cost_model import Cost, fit_correction, predict
-from ..planning.variants import variant_workload
 from ..work.clock import Clock
 from .build_engine import EngineBuilder
 from .fp32_reference import Fp32Reference

@@ -11,8 +11,8 @@ from ...elastic import Submodel
 from ...errors import ParityError
 from ...profiles.precision import PRECISIONS, TRACED
 from ...runtime.inputs.arrays import Arrays
-from ..graph.emit import Emitted
 from ..graph.precision.proof_graphs import exact
+from ..graph.template import Emitted
 from ..parity.cases import Case
 from ..parity.compare import Tolerance, tolerance_for
 from ..parity.engine_verdict import ProofRun, require_parity

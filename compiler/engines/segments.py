@@ -14,15 +14,14 @@ from functools import partial
 import numpy as np
 
 from ...bucket import Bucket
-from ...bundle.entries.engine_entry import EngineEntry, Segment
-from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.entries.engine_entry import EngineEntry, ExitsEntry, Segment
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...exporters.parts import Exits
 from ...runtime.exits.chain import SegmentRun
 from ...runtime.exits.policy import closed
 from ...runtime.inputs.arrays import Arrays
-from ..graph.emit import short
+from ..graph.template import short
 from ..parity.cases import Case
 from ..parity.compare import Rounding
 from ..parity.engine_verdict import EngineVerdict, judge_engine

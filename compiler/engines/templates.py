@@ -21,7 +21,7 @@ from ...profiles.precision import TRACED, Encoding, Precision, precision_of
 from ..graph.make_template import traced_template
 from ..graph.precision.derive import as_run, exit_heads, in_precision
 from ..graph.template import Template, load_template, save_template
-from ..planning.variants import chosen_variants
+from ..planning.candidate import chosen_variants
 from ..work.staging import Stage
 
 

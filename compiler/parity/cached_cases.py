@@ -22,8 +22,8 @@ from ...exporters.parts import MOST_NEW_TOKENS
 from ...runtime.device.device import Device
 from ...runtime.engines.runner import Runner
 from ...runtime.generation.cache import AnyCache, Cache, Source, read_source
+from ...runtime.generation.cache_memory import DeviceCache, DeviceSource
 from ...runtime.generation.cached_engine import CachedEngine
-from ...runtime.generation.device_cache import DeviceCache, DeviceSource
 from ...runtime.inputs.arrays import Array, Arrays
 from .cases import Case, judged_places
 

@@ -17,15 +17,14 @@ from functools import partial
 
 import numpy as np
 
-from ...bundle.entries.engine_entry import EngineEntry, ParityOutput
-from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.entries.engine_entry import EngineEntry, ExitsEntry, ParityOutput
 from ...bundle.manifest import Proof
 from ...bundle.open_bundle import Bundle
 from ...elastic import Submodel
 from ...errors import ParityError
 from ...runtime.device.threads import threads_or_default
-from ...runtime.engines.pool import EnginePool
 from ...runtime.engines.residency import Residency
+from ...runtime.engines.runner import EnginePool
 from ...runtime.exits.chain import ChainRun, ExitChain
 from ...runtime.exits.policy import ExitPolicy, closed
 from .cases import Case

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from ...bucket import Bucket
-from ...bundle.entries.engine_entry import RoutingEntry
-from ...bundle.entries.exits_entry import SegmentEntry
+from ...bundle.entries.engine_entry import RoutingEntry, SegmentEntry
 from ...elastic import Submodel
 from ...exporters.parts import Exits
 from ...exporters.universal import UniversalModel

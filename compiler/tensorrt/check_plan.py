@@ -8,6 +8,9 @@ A KV-cache plan is compared over whole texts. Both get the texts of the gate in 
 cache of its own, the plan's on the GPU as it will be. Its logits behind every token, and what its cache holds in the
 end, must be the graph's. One more text fills the cache to its last place, where that is affordable. Behind an encoder
 both read what its graph makes of the same prompts; that of the encoder's plan stays on the GPU, and is copied back.
+
+``nestforge verify --provider`` compares alike: every engine on a GPU by ONNX Runtime, whose kernels there are others,
+against its graph on the processor, texts of KV caches to their last place included.
 """
 
 from __future__ import annotations
@@ -23,19 +26,23 @@ import numpy as np
 from ...bucket import Bucket
 from ...bundle.device_files.plan_index import PlanParity
 from ...bundle.entries.engine_entry import EngineEntry, ParityOutput
-from ...bundle.entries.generation_entry import PROMPT_TOKENS, GenerationEntry
+from ...bundle.entries.generation_entry import CACHED, PROMPT_TOKENS, GenerationEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...bundle.open_bundle import Bundle
 from ...bundle.roles import has_decoder
-from ...errors import BuildError, ParityError
+from ...errors import BuildError, BundleIncompatibleError, ParityError
 from ...profiles.precision import PRECISIONS
+from ...progress import Progress
 from ...runtime.device.device import Device
 from ...runtime.device.threads import threads_or_default
+from ...runtime.engines.onnxruntime_gpu.cached_runner import OnnxRuntimeGpuCacheRunner
+from ...runtime.engines.onnxruntime_gpu.provider import Provider
 from ...runtime.engines.residency import Residency
-from ...runtime.engines.runner import Runner
-from ...runtime.generation.device_cache import prompt_read
+from ...runtime.engines.runner import Runner, runnable_engines, runner_for
+from ...runtime.generation.cache_memory import prompt_read
 from ...runtime.graphs.task_tensors import TaskTensors
 from ...runtime.inputs.arrays import Array, random_feeds
+from ..graph.precision.proof_graphs import proof_bundle
 from ..parity.cached_cases import (
     Batch,
     Row,
@@ -264,3 +271,43 @@ class _ReadBack:
                 device.to_host(array, there.address)
             device.wait()
         return [*found, *routes.values()]
+
+
+@dataclass(frozen=True)
+class CheckedEngine:
+    """One engine on a provider; ``problem`` says where it differs, else ``parity`` how close it is."""
+
+    engine: str
+    parity: PlanParity | None
+    problem: str | None = None
+
+
+def check_on_provider(bundle: Bundle, provider: Provider, progress: Progress) -> tuple[CheckedEngine, ...]:
+    """The engines of ``bundle`` that run on ``provider``, one for each file. Raises a BundleError where none
+    does."""
+    engines = {engine.file: engine for engine in (*runnable_engines(bundle, provider), *_cached(bundle, provider))}
+    found = []
+    with proof_bundle(bundle) as here:
+        for number, engine in enumerate(engines.values()):
+            progress("engines", number, len(engines))
+            try:
+                found.append(CheckedEngine(engine.id, _checked(bundle, here, engine, provider)))
+            except (ParityError, BundleIncompatibleError) as difference:  # the latter where it is compared to be opened
+                found.append(CheckedEngine(engine.id, None, str(difference)))
+    progress("engines", len(engines), len(engines))
+    return tuple(found)
+
+
+def _cached(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, ...]:
+    """Those that generate, where the provider has kernels for their caches."""
+    entry = bundle.manifest.generation
+    return entry.every_engine if entry is not None and provider.generates(entry) else ()
+
+
+def _checked(bundle: Bundle, here: Bundle, engine: EngineEntry, provider: Provider) -> PlanParity:
+    what = f"on provider {provider.name}"
+    with runner_for(bundle, engine, "shared" if provider.shares else "packed", 1, provider) as runner:
+        if not isinstance(runner, OnnxRuntimeGpuCacheRunner):
+            return check_plan(here, engine, runner, what=what)
+        check = check_cached_plan if engine.segment == CACHED else check_prompt_plan
+        return check(here, engine, runner, runner.device, what)

@@ -117,7 +117,7 @@ def _classes(model: ElasticModel) -> int:
 
 
 def _policies(model: ElasticModel) -> list[str]:
-    from ...runtime.exits.calibration import Calibration
+    from ...runtime.exits.policy import Calibration
 
     calibration = Calibration.read(model.bundle)
     return [policy.name for policy in calibration.policies] if calibration else []

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...bucket import Bucket
 from ...bundle.open_bundle import open_bundle
-from ...compiler.planning.variants import chosen_variants
+from ...compiler.planning.candidate import chosen_variants
 from ...exporters.families.mhe.forms import ATTENTION, FORMS
 from ...exporters.source import open_source
 from ...profiles.probe_host import host_profile

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import ExportError
-from ..modules.cached_attention import CachePlaces, tokens_so_far
+from ..modules.attention import CachePlaces, tokens_so_far
 from .tensors import MOST_REACH
 from .transformers_internals import DISTANCE_BUCKETS
 

@@ -16,13 +16,13 @@ import torch
 
 from ...bundle.entries.generation_entry import CachedLayer, window_of
 from ..checkpoints.config import offline_transformers
-from ..modules.attention import hidden_beyond
-from ..modules.cached_attention import (
+from ..modules.attention import (
     Cache,
     CachePlaces,
     cache_places,
     cached_attention,
     caches_of,
+    hidden_beyond,
     places_in_window,
     reading_attention,
 )

@@ -20,7 +20,7 @@ from ...elastic import Submodel
 from ...errors import ExportError
 from ...outside import library_errors
 from ..checkpoints.config import offline_transformers
-from ..modules.cached_attention import Cache
+from ..modules.attention import Cache
 from ..parts import SIZE_MULTIPLE, CacheAxes
 from ..torch_internals import unset_fake_temporarily
 from .distances import BIAS, biased_parts

@@ -16,17 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from ...bucket import Bucket
-from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.entries.engine_entry import ExitsEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...profiles.probe_host import probe_host
 from ...progress import Progress, silent
 from ..device.threads import threads_or_default
-from ..engines.pool import EnginePool
 from ..engines.residency import Residency
-from ..engines.runner import runnable_engines
-from ..exits.calibration import CalibratedPolicy, Figures, QualityKind, check_name
-from ..exits.policy import Compare, ExitPolicy, Rule
+from ..engines.runner import EnginePool, runnable_engines
+from ..exits.policy import CalibratedPolicy, Compare, ExitPolicy, Figures, QualityKind, Rule, check_name
 from ..inputs.arrays import Array
 from .data import LEAST_ROWS_TO_SPLIT, LabelledData, read_data, split
 from .measure import Answers, ExitBench, costs_of, measured_figure, spread, time_in_turns

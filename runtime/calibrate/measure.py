@@ -19,10 +19,9 @@ from ...errors import InputError
 from ...progress import Progress
 from ..dispatcher import Dispatcher
 from ..engines.latencies import host_latencies, interpolated
-from ..engines.pool import EnginePool
-from ..exits.calibration import Costs
+from ..engines.runner import EnginePool
 from ..exits.chain import ExitChain, SegmentRun
-from ..exits.policy import ExitPolicy, closed
+from ..exits.policy import Costs, ExitPolicy, closed
 from ..inputs.arrays import Array, InputChecker, cut_back
 from ..request import Request
 from .data import LabelledData

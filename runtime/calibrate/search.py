@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..exits.calibration import CurvePoint
+from ..exits.policy import CurvePoint
 from ..inputs.arrays import Array
 from .simulate import CLOSED, ExitBudget, Observed, SegmentCosts, thresholds_between
 

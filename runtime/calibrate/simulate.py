@@ -16,8 +16,7 @@ import numpy as np
 from ...argument_types import number_within
 from ...errors import InputError
 from ...strict import nearest
-from ..exits.calibration import Costs, Figures
-from ..exits.policy import Compare
+from ..exits.policy import Compare, Costs, Figures
 from ..inputs.arrays import Array
 
 LATENCIES = ("mean_latency_ms", "p50_latency_ms", "p95_latency_ms", "p99_latency_ms")

@@ -21,7 +21,7 @@ from ...bundle.build_record import Latency
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
-from ..engines.pool import EnginePool
+from ..engines.runner import EnginePool
 from ..inputs.arrays import Array, InputChecker
 from .device_workspace import DeviceWorkspace
 from .policy import ExitPolicy, check_count

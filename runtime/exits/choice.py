@@ -10,17 +10,16 @@ from numbers import Real
 import numpy as np
 
 from ...bucket import Bucket
-from ...bundle.entries.exits_entry import ExitsEntry
+from ...bundle.entries.engine_entry import ExitsEntry
 from ...bundle.manifest import CALIBRATION_NAME
 from ...bundle.open_bundle import Bundle
 from ...errors import SelectionError
 from ..engines.latencies import host_latencies
-from ..engines.pool import EnginePool
+from ..engines.runner import EnginePool
 from ..inputs.arrays import Array
-from .calibration import CalibratedPolicy, Calibration
 from .chain import ChainRun, ExitChain, Stop
 from .drift import Drift, ExitMonitor
-from .policy import ExitPolicy, thresholds_for
+from .policy import CalibratedPolicy, Calibration, ExitPolicy, thresholds_for
 
 # A policy, one threshold for every exit or one for each, the name of a calibrated policy, or "off".
 RequestedExits = ExitPolicy | float | Sequence[float] | str

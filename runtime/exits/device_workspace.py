@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...bucket import Bucket
-from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ...bundle.entries.engine_entry import ExitsEntry, SegmentEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ..device.device import Device, DeviceArray, DeviceCall
 from ..engines.runner import DeviceRunner, Runner

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..inputs.arrays import Array
-from .calibration import CalibratedPolicy
+from .policy import CalibratedPolicy
 
 # Significance level: with rows that still come from the calibration's distribution, one comparison in a thousand is
 # called drift. Exits are few and discrete, for which the test is on the safe side: it warns less often than that.

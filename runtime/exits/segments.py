@@ -12,14 +12,12 @@ from functools import cached_property, lru_cache
 
 from ...bucket import Bucket
 from ...bundle.build_record import Latency
-from ...bundle.entries.engine_entry import EngineEntry
-from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ...bundle.entries.engine_entry import EngineEntry, ExitsEntry, SegmentEntry
 from ...bundle.open_bundle import Bundle
 from ...elastic import DEPTH
 from ...errors import SelectionError
 from ..engines.latencies import as_predicted, latency_at
-from ..engines.pool import EnginePool
-from ..engines.runner import Runner
+from ..engines.runner import EnginePool, Runner
 
 # Cost of a run of an engine at a shape that it takes, above 0.
 Cost = Callable[[Bucket], float]

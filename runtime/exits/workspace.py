@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...bucket import Bucket
-from ...bundle.entries.exits_entry import ExitsEntry, SegmentEntry
+from ...bundle.entries.engine_entry import ExitsEntry, SegmentEntry
 from ...bundle.entries.tensor_spec import TensorSpec
 from ...errors import InputError
 from ..device.device import DeviceCall

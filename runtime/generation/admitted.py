@@ -12,8 +12,8 @@ from ...errors import SelectionError
 from ...ownership import Owned, Owner
 from ..engines.memory import MemoryCap, residencies_for
 from ..engines.onnxruntime_gpu.provider import Provider
-from ..engines.pool import EnginePool
 from ..engines.residency import Residency
+from ..engines.runner import EnginePool
 
 
 class AdmittedEngines(EnginePool):

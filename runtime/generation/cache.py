@@ -1,7 +1,7 @@
 """Keys and values that a decoder reads: of the tokens it has seen, in a KV cache; of prompts, from an encoder.
 
 The common part of caches, wherever they lie, is ``AnyCache`` and ``AnySource``; those in memory of the host's follow,
-``device_cache.py`` has those of a device.
+``cache_memory.py`` has those of a device.
 """
 
 from __future__ import annotations

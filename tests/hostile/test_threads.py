@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nestforge.runtime.engines import pool as engine_pool
+from nestforge.runtime.engines import runner as engine_runner
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 
 from hostile import threads
@@ -62,7 +62,7 @@ def test_what_escapes_from_a_thread_is_found(site: Site, monkeypatch: pytest.Mon
 def test_what_stays_when_all_is_closed_is_found(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert site.attempt(0).outcome == "same"
     held = []
-    monkeypatch.setattr(engine_pool.EnginePool, "close", lambda pool: held.append((tmp_path / "f").open("w")))
+    monkeypatch.setattr(engine_runner.EnginePool, "close", lambda pool: held.append((tmp_path / "f").open("w")))
     result = site.attempt(1)
     assert result.outcome == "leaked"
     assert "open files after" in result.message or "still mapped" in result.message

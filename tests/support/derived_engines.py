@@ -10,7 +10,6 @@ import onnx
 import onnxruntime
 from nestforge.bucket import Bucket
 from nestforge.bundle.files import WEIGHTS_NAME
-from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.encodings import decoded, encode, split_encoding
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.precision.calibrate import calibrate
@@ -18,7 +17,7 @@ from nestforge.compiler.graph.precision.fp32_nodes import fp32_products
 from nestforge.compiler.graph.precision.half import half
 from nestforge.compiler.graph.precision.quantize import dynamic, quantized, small_tables, static, weight_only
 from nestforge.compiler.graph.store import Store, read_store, write_store
-from nestforge.compiler.graph.template import Template
+from nestforge.compiler.graph.template import Template, emit
 from nestforge.elastic import Submodel
 from nestforge.exporters.signature import Interface
 from nestforge.exporters.source import open_source

@@ -15,8 +15,15 @@ import onnx
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import BuildRecord, Latency
-from nestforge.bundle.entries.engine_entry import EngineEntry, ParityReceipt, Segment, Whole
-from nestforge.bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
+from nestforge.bundle.entries.engine_entry import (
+    EngineEntry,
+    ExitsEntry,
+    GateEntry,
+    ParityReceipt,
+    Segment,
+    SegmentEntry,
+    Whole,
+)
 from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.files import WEIGHTS_NAME, sealed_json
 from nestforge.bundle.manifest import (
@@ -37,9 +44,9 @@ from nestforge.elastic import Axis
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime.calibrate import measure as measure_exits
 from nestforge.runtime.engines.onnxruntime_gpu.provider import Provider
-from nestforge.runtime.engines.pool import EnginePool
-from nestforge.runtime.exits.calibration import CalibratedPolicy, Costs, CurvePoint, Figures
+from nestforge.runtime.engines.runner import EnginePool
 from nestforge.runtime.exits.chain import ExitChain
+from nestforge.runtime.exits.policy import CalibratedPolicy, Costs, CurvePoint, Figures
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
 from onnx import TensorProto, helper

@@ -67,7 +67,7 @@ def verified_on(provider: Provider) -> Iterator[None]:
     """Within it, ``verify_bundle`` runs every engine's own graph on ``provider`` in place of the processor."""
     from nestforge.compiler import verify
     from nestforge.compiler.engines import segments, whole
-    from nestforge.runtime.engines.pool import EnginePool
+    from nestforge.runtime.engines.runner import EnginePool
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(whole, "ElasticModel", partial(ElasticModel, provider=provider))

@@ -9,7 +9,7 @@ from nestforge import ownership
 from nestforge.ownership import Owned, Owner
 from nestforge.runtime import in_flight
 from nestforge.runtime import model as model_module
-from nestforge.runtime.engines import memory, pool
+from nestforge.runtime.engines import memory, runner
 from nestforge.runtime.generation import admitted, generation, generator, session
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
@@ -18,7 +18,7 @@ from support.interrupts import interrupt_everywhere
 GENERATES = Path(__file__).parents[1] / "golden" / "bundle-fewer-heads"
 PROMPT = [5, 7]
 REQUEST = (ownership, in_flight, model_module)
-GENERATION = (ownership, memory, pool, admitted, session, generation, generator)
+GENERATION = (ownership, memory, runner, admitted, session, generation, generator)
 
 
 def test_what_is_owned_is_what_owners_have_that_are_left() -> None:
@@ -110,4 +110,4 @@ def test_an_interrupt_while_engines_open_counts_each_once() -> None:
 
         reopen()
         left_mb = cap.left_mb
-        assert interrupt_everywhere(reopen, (ownership, memory, pool), check, every=5) > 20
+        assert interrupt_everywhere(reopen, (ownership, memory, runner), check, every=5) > 20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...profiles.host_load import is_busy, load_warning
+from ...profiles.probe_host import is_busy, load_warning
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from ...runtime.summary import ShortNames
 from ...tables import Table

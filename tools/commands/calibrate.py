@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ...runtime.calibrate.simulate import parse_budget
-from ...runtime.exits.calibration import CalibratedPolicy, Figures
+from ...runtime.exits.policy import CalibratedPolicy, Figures
 from ...runtime.generation.draft_gains import HostDrafts
 from ...runtime.summary import ShortNames
 from ...tables import Table
@@ -63,7 +63,7 @@ def calibrate_command(
     """
     from ...bundle.manifest import CALIBRATION_NAME
     from ...bundle.open_bundle import open_bundle
-    from ...runtime.exits.calibration import Calibration
+    from ...runtime.exits.policy import Calibration
 
     if data is None and budget is None:
         if open_bundle(bundle).manifest.generation is None:

@@ -66,7 +66,7 @@ def _verify_bytes(path: Path, as_json: bool) -> None:
 
 
 def _verify_provider(path: Path, provider: str, as_json: bool) -> None:
-    from ...compiler.tensorrt.check_provider import check_on_provider
+    from ...compiler.tensorrt.check_plan import check_on_provider
     from ...runtime.load import verify_bytes
 
     runs_on = provider_named(provider)

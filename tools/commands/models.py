@@ -23,8 +23,8 @@ from ..options import field_options, given_settings, json_option, model_argument
 
 if TYPE_CHECKING:
     from ...compiler.model_view import ModelView
+    from ...compiler.planning.candidate import VariantView
     from ...compiler.planning.plan import Plan
-    from ...compiler.planning.variants import VariantView
     from ...profiles.precision import Precision
 
 
@@ -155,7 +155,7 @@ def plan_command(model: Path, as_json: bool, **settings: Any) -> None:
     """
     from ...compiler.job import plan_here, resolve
     from ...compiler.model_view import cache_of
-    from ...compiler.planning.variants import variant_views
+    from ...compiler.planning.candidate import variant_views
 
     model, settings = of_job(model, settings)
     with working():  # the first use of host-cpu measures this host

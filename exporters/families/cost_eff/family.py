@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ....bucket import Bucket
-from ....bundle.entries.exits_entry import ExitsEntry, GateEntry, SegmentEntry
+from ....bundle.entries.engine_entry import ExitsEntry, GateEntry, SegmentEntry
 from ....bundle.entries.tensor_spec import TensorSpec
 from ....bundle.manifest import Proof
 from ....elastic import DEPTH, Axis, ElasticSpec, Submodel

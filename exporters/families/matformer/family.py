@@ -30,10 +30,10 @@ from ...signature import Signature, text_signature
 from .config import LANGUAGE, VISION, MatformerConfig, MatformerVitConfig, NestedConfig
 
 if TYPE_CHECKING:
-    from ...modules import cached_attention
+    from ...modules import attention as shared_attention
     from . import model
 else:
-    cached_attention = Deferred("...modules.cached_attention", __package__)
+    shared_attention = Deferred("...modules.attention", __package__)
     model = Deferred(".model", __package__)
 from ....elastic import ElasticSpec
 from ....workload import elementwise, linear, lookup, pre_norm_layer
@@ -93,7 +93,7 @@ def _cached(config: MatformerConfig) -> CachedSpec:
         config.vocab_size,
         config.max_position_embeddings,
         layers,
-        lambda module: cached_attention.CachedLM(module.model),
+        lambda module: shared_attention.CachedLM(module.model),
         lambda module: model.RecordedLM(module.model),
         cache_axes=axes,
     )

@@ -16,8 +16,7 @@ from torch.nn import functional
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import with_weights
 from ...hugging_face.tensors import RELATIVE_BUCKETS, RELATIVE_REACH, distance_bucket
-from ...modules.attention import Attend, NestedAttention, Positions, causal_mask, rotary
-from ...modules.cached_attention import CachePlaces, tokens_so_far
+from ...modules.attention import Attend, CachePlaces, NestedAttention, Positions, causal_mask, rotary, tokens_so_far
 from ...modules.layers import Answering, Ffn, View, VocabularyHead, draw_weights
 from .config import MatformerConfig, MatformerVitConfig, NestedConfig
 

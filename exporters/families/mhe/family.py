@@ -47,10 +47,10 @@ from .ops import encoding_ops, forward_ops, step_ops, variant_ops
 if TYPE_CHECKING:
     import torch
 
-    from ...modules import cached_attention
+    from ...modules import attention as shared_attention
     from . import attention, model
 else:
-    cached_attention = Deferred("...modules.cached_attention", __package__)
+    shared_attention = Deferred("...modules.attention", __package__)
     attention, model = Deferred(".attention", __package__), Deferred(".model", __package__)
 
 
@@ -118,7 +118,7 @@ def _cached(config: MheConfig, spread: float) -> CachedSpec | None:
             vocabulary,
             positions,
             (layer,) * config.num_hidden_layers,
-            lambda module: cached_attention.CachedLM(module.model),
+            lambda module: shared_attention.CachedLM(module.model),
             recorded,
             variants={ATTENTION: variant} if config.has_tables else {},
             cache_axes=cache_axes(config, ATTENTION),

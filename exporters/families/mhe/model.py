@@ -17,8 +17,18 @@ import torch
 
 from ...checkpoints.checkpoint import Checkpoint
 from ...checkpoints.own_folder import with_weights
-from ...modules.attention import Attend, Positions, additive_mask, causal_mask, hidden_beyond, rotary
-from ...modules.cached_attention import CachePlaces, cache_places, caches_of, over_cache
+from ...modules.attention import (
+    Attend,
+    CachePlaces,
+    Positions,
+    additive_mask,
+    cache_places,
+    caches_of,
+    causal_mask,
+    hidden_beyond,
+    over_cache,
+    rotary,
+)
 from ...modules.layers import (
     Answering,
     Embeddings,

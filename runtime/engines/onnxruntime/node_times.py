@@ -16,8 +16,8 @@ from ....bundle.entries.engine_entry import EngineEntry
 from ....bundle.open_bundle import Bundle
 from ...graphs.weight_store import store_initializers
 from ...inputs.arrays import random_feeds
+from .runner import TaskInputs
 from .session import OPTIMIZATION_LEVEL, open_session, session_options
-from .task_inputs import TaskInputs
 
 _WARM_UPS = 3
 _MIN_RUNS = 20

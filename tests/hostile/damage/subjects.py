@@ -16,7 +16,7 @@ import numpy as np
 from nestforge.bundle.files import SEAL, sealed_json
 from nestforge.bundle.manifest import BUILD_NAME, MANIFEST_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.exits.calibration import save_policy
+from nestforge.runtime.exits.policy import save_policy
 from support.exit_bundles import policy
 
 from .changes import ChangeOf, damaged_bytes, damaged_framed_json, damaged_json, damaged_lines

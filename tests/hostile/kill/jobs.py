@@ -96,7 +96,7 @@ def _prepare_calibration(folder: Path) -> None:
 def _calibrate(folder: Path) -> None:
     """The second policy of a bundle is kept beside the first."""
     from nestforge.bundle.open_bundle import open_bundle
-    from nestforge.runtime.exits.calibration import Calibration, save_policy
+    from nestforge.runtime.exits.policy import Calibration, save_policy
 
     bundle = open_bundle(folder / "exits.bundle")
     kept = Calibration.read(bundle)
@@ -115,8 +115,7 @@ def _prepare_measuring(folder: Path) -> None:
 
 def _save_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
-    from nestforge.bundle.device_files.device_file import MeasuredHost
-    from nestforge.bundle.device_files.measurements import HostMeasurement, Measurements
+    from nestforge.bundle.device_files.device_file import HostMeasurement, MeasuredHost, Measurements
     from nestforge.bundle.open_bundle import open_bundle
 
     host = MeasuredHost(cpu, "x86_64", 2)
@@ -230,7 +229,7 @@ JOBS = (
         _prepare_measuring,
         _save_measurement,
         _bytes_below("golden.bundle/measurements.json"),
-        ("nestforge.bundle.device_files.measurements",),
+        ("nestforge.bundle.device_files.device_file",),
     ),
     Job("index", _prepare_golden, _index, _arrays_in("made.index"), ("nestforge.runtime.retrieval",)),
     Job("run", _prepare_golden, _run, _arrays_in("answer.npz"), ("nestforge.runtime.model",)),

@@ -16,7 +16,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.templates import Templates
-from nestforge.compiler.graph.emit import Emitted
+from nestforge.compiler.graph.template import Emitted
 from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.engine_verdict import judge_engine, tolerance_of
 from nestforge.compiler.parity.judge import Replayed, Verdict

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.bundle.device_files.device_file import this_host
-from nestforge.bundle.device_files.measurements import HostMeasurement, Measurements
+from nestforge.bundle.device_files.device_file import HostMeasurement, Measurements, this_host
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, write_plans
 from nestforge.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError
 from nestforge.profiles.device_profile import TensorRTOptions
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
-from nestforge.runtime.exits.calibration import Calibration, save_policy
+from nestforge.runtime.exits.policy import Calibration, save_policy
 from nestforge.runtime.generation.draft_gains import DraftCalibration, HostDrafts
 from nestforge.runtime.load import verify_bytes
 from support.exit_bundles import policy

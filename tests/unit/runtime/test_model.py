@@ -13,7 +13,7 @@ from nestforge.errors import BundleCorruptError, BundleError, InputError, Select
 from nestforge.profiles.probe_host import probe_host
 from nestforge.runtime import model as model_module
 from nestforge.runtime.answer import Padding
-from nestforge.runtime.engines import pool as engine_pool
+from nestforge.runtime.engines import runner as engine_runner
 from nestforge.runtime.inputs.arrays import InputChecker
 from support.sealing import edit_sealed
 
@@ -206,13 +206,13 @@ def test_many_threads_get_their_own_answers_and_open_each_engine_once(
     tiny_bundle: Path, feeds: Feeds, expected: Reference, residency: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    real = engine_pool.runner_for
+    real = engine_runner.runner_for
 
     def counting(bundle: Any, engine: Any, *rest: Any) -> Any:
         opened.append(engine.id)
         return real(bundle, engine, *rest)
 
-    monkeypatch.setattr(engine_pool, "runner_for", counting)
+    monkeypatch.setattr(engine_runner, "runner_for", counting)
     start = threading.Barrier(8)
     with nestforge.load(tiny_bundle, threads=1, residency=residency) as model:
 

@@ -16,8 +16,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError, InputError, SelectionError
 from nestforge.runtime.answer import Padding
-from nestforge.runtime.exits.calibration import CalibratedPolicy, save_policy
-from nestforge.runtime.exits.policy import ExitPolicy, closed
+from nestforge.runtime.exits.policy import CalibratedPolicy, ExitPolicy, closed, save_policy
 from nestforge.strict import unstructure
 from support.exit_bundles import every_exit, exits_manifest, policy, requests, write_exits_manifest
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nestforge.runtime.exits.calibration import Calibration
+from nestforge.runtime.exits.policy import Calibration
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from nestforge.runtime.request import Request

@@ -15,7 +15,7 @@ import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.exits.calibration import Calibration
+from nestforge.runtime.exits.policy import Calibration
 from nestforge.runtime.inputs.arrays import random_feeds
 from nestforge.runtime.load import load
 from nestforge.runtime.request import Request

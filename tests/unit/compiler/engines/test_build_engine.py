@@ -15,9 +15,9 @@ from nestforge.bundle.read_manifest import is_plain_name
 from nestforge.compiler.engines import build_engine as module
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.graph import store
-from nestforge.compiler.graph.emit import emit, engine_names, short
 from nestforge.compiler.graph.encodings import encode
 from nestforge.compiler.graph.precision.error_feedback import rounded
+from nestforge.compiler.graph.template import emit, engine_names, short
 from nestforge.compiler.parity.references import References
 from nestforge.elastic import ElasticSpec, Submodel
 from nestforge.errors import BuildError, ParityError

@@ -29,7 +29,7 @@ from nestforge.compiler.parity.judge import Replayed
 from nestforge.compiler.parity.reference import Reference, replayed
 from nestforge.compiler.parity.references import References
 from nestforge.errors import CheckpointError, InputError, ParityError
-from nestforge.exporters.modules import cached_attention
+from nestforge.exporters.modules.attention import cached_attention
 from nestforge.exporters.parts import CachedSpec
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
@@ -233,7 +233,7 @@ def test_attention_of_another_scale_stops_the_compile(tmp_path: Path, monkeypatc
     from nestforge.exporters.hugging_face import generating
 
     def wrong(query: Any, new: Any, past: Any, places: Any, scale: float, *rest: Any) -> Any:
-        return cached_attention.cached_attention(query, new, past, places, 1.02 * scale, *rest)
+        return cached_attention(query, new, past, places, 1.02 * scale, *rest)
 
     monkeypatch.setattr(generating, "cached_attention", wrong)
     folder = save_decoder(tmp_path / "llama", num_hidden_layers=1, head_dim=8, max_position_embeddings=38)
@@ -248,7 +248,7 @@ def test_a_window_of_one_token_more_stops_the_compile(tmp_path: Path, monkeypatc
 
     def wrong(*given: Any) -> Any:
         *others, window, bias = given
-        return cached_attention.cached_attention(*others, window + 1, bias)
+        return cached_attention(*others, window + 1, bias)
 
     monkeypatch.setattr(generating, "cached_attention", wrong)
     short = {"num_hidden_layers": 1, "head_dim": 8, "sliding_window": 60, "max_position_embeddings": 90}

@@ -10,10 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nestforge.bucket import Bucket
 from nestforge.compiler.graph import template as template_module
-from nestforge.compiler.graph.emit import emit, private_bytes, weight_bytes
 from nestforge.compiler.graph.make_template import traced_template
 from nestforge.compiler.graph.store import StoredTensor, read_store, recover_order, stored_name, write_store
-from nestforge.compiler.graph.template import Template, load_template, save_template, without_pairs
+from nestforge.compiler.graph.template import (
+    Template,
+    emit,
+    load_template,
+    private_bytes,
+    save_template,
+    weight_bytes,
+    without_pairs,
+)
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.elastic import ElasticSpec
 from nestforge.errors import BuildError, CheckpointError, ExportError

@@ -8,7 +8,7 @@ import pytest
 from nestforge.bundle.entries.engine_entry import ParityOutput
 from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.engines.build_engine import EngineBuilder
-from nestforge.compiler.graph.emit import emit
+from nestforge.compiler.graph.template import emit
 from nestforge.compiler.parity.compare import Comparison, tolerance_for
 from nestforge.compiler.parity.engine_verdict import ProofRun, first_divergence, require_parity, tolerance_of
 from nestforge.compiler.parity.judge import BrokenRoute, JudgedOutputs, Verdict

@@ -17,8 +17,7 @@ from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.compiler.engines import build_engine
 from nestforge.compiler.engines.build_engine import EngineBuilder
 from nestforge.compiler.engines.templates import Templates
-from nestforge.compiler.graph.emit import emit
-from nestforge.compiler.graph.template import Template
+from nestforge.compiler.graph.template import Template, emit
 from nestforge.compiler.parity import reference
 from nestforge.compiler.parity.cases import Case
 from nestforge.compiler.parity.compare import Rounding, compare

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.compiler.job import plan
+from nestforge.compiler.planning.candidate import VariantView, chosen_variants, variant_views, variant_workload
 from nestforge.compiler.planning.cost_model import predict
-from nestforge.compiler.planning.variants import VariantView, chosen_variants, variant_views, variant_workload
 from nestforge.elastic import Axis, ElasticSpec, Submodel
 from nestforge.errors import PlanError
 from nestforge.exporters.architecture import EVERY_VARIANT

@@ -15,8 +15,7 @@ from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.bundle.shape_profile import ShapeProfile
 from nestforge.compiler.tensorrt.build_bundle import layer_kinds
-from nestforge.compiler.tensorrt.check_plan import case_feeds
-from nestforge.compiler.tensorrt.check_provider import check_on_provider
+from nestforge.compiler.tensorrt.check_plan import case_feeds, check_on_provider
 from nestforge.compiler.tensorrt.graphs import in_parsed_operators, unsupported
 from nestforge.compiler.work.clock import Phases
 from nestforge.errors import BuildError

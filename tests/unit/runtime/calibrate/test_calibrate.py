@@ -16,8 +16,7 @@ from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.calibrate import calibrate as calibrate_exits
 from nestforge.runtime.calibrate.calibrate import Fitter, calibrate
 from nestforge.runtime.calibrate.simulate import Observed, SegmentCosts, parse_budget
-from nestforge.runtime.exits.calibration import CalibratedPolicy
-from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.exits.policy import CalibratedPolicy, ExitPolicy
 from nestforge.runtime.inputs.arrays import Array
 from support.exit_bundles import (
     every_exit,

@@ -12,7 +12,7 @@ from nestforge.errors import InputError, SelectionError
 from nestforge.runtime.calibrate.data import LabelledData, read_data
 from nestforge.runtime.calibrate.measure import ExitBench, costs_of, measured_figure, spread, time_in_turns
 from nestforge.runtime.calibrate.simulate import Observed
-from nestforge.runtime.engines.pool import EnginePool
+from nestforge.runtime.engines.runner import EnginePool
 from nestforge.runtime.exits.policy import ExitPolicy
 from support.exit_bundles import LONGEST, every_exit, make_rows, write_arrays, write_exits_bundle
 

@@ -18,8 +18,7 @@ from nestforge.runtime.calibrate.simulate import (
     parse_budget,
     thresholds_between,
 )
-from nestforge.runtime.exits.calibration import Costs
-from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.exits.policy import Costs, ExitPolicy
 from nestforge.runtime.inputs.arrays import Array
 
 COSTS = Costs(mean_flops=1e6, mean_latency_ms=1.0, p50_latency_ms=2.0, p95_latency_ms=3.0, p99_latency_ms=4.0)

@@ -6,12 +6,12 @@ from types import ModuleType
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import BuildRecord, LatencyPoint, Noise
-from nestforge.bundle.device_files.device_file import this_host
-from nestforge.bundle.device_files.measurements import (
+from nestforge.bundle.device_files.device_file import (
     HostMeasurement,
     MeasuredEngine,
     MeasuredPoint,
     Measurements,
+    this_host,
 )
 from nestforge.bundle.device_files.plan_index import Gpu
 from nestforge.bundle.open_bundle import Bundle, open_bundle

@@ -12,9 +12,8 @@ from nestforge.errors import BundleError, BundleIncompatibleError
 from nestforge.profiles.backends import BACKENDS
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines import onnxruntime
-from nestforge.runtime.engines import pool as engine_pool
-from nestforge.runtime.engines.pool import EnginePool
-from nestforge.runtime.engines.runner import opener, runnable_engines
+from nestforge.runtime.engines import runner as engine_runner
+from nestforge.runtime.engines.runner import EnginePool, opener, runnable_engines
 from support.fake_gpu import host_provider
 
 
@@ -65,13 +64,13 @@ def test_this_host_has_onnx_runtime_and_another_may_not(monkeypatch: pytest.Monk
 
 def test_engines_of_one_file_are_opened_once(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = engine_pool.runner_for
+    real = engine_runner.runner_for
 
     def counting(bundle: Any, engine: Any, *rest: Any) -> Any:
         opened.append(engine.file)
         return real(bundle, engine, *rest)
 
-    monkeypatch.setattr(engine_pool, "runner_for", counting)
+    monkeypatch.setattr(engine_runner, "runner_for", counting)
     bundle = open_bundle(exits_bundle)
     pool = EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1)
     by_file: dict[str, set[int]] = {}

@@ -9,8 +9,7 @@ import pytest
 from nestforge.bundle.manifest import CALIBRATION_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleFormatError, SelectionError
-from nestforge.runtime.exits.calibration import Calibration, check_name, save_policy
-from nestforge.runtime.exits.policy import ExitPolicy
+from nestforge.runtime.exits.policy import Calibration, ExitPolicy, check_name, save_policy
 from support.exit_bundles import policy
 from support.sealing import edit_sealed
 

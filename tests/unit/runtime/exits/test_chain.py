@@ -17,7 +17,7 @@ from nestforge.bundle.build_record import Latency
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, InputError, SelectionError
 from nestforge.runtime.answering import joined
-from nestforge.runtime.engines.pool import EnginePool
+from nestforge.runtime.engines.runner import EnginePool
 from nestforge.runtime.exits.chain import ExitChain, SegmentRun
 from nestforge.runtime.exits.policy import ExitPolicy, closed
 from support.exit_bundles import (

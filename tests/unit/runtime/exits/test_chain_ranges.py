@@ -11,7 +11,7 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import Latency, LatencyPoint
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import InputError
-from nestforge.runtime.engines.pool import EnginePool
+from nestforge.runtime.engines.runner import EnginePool
 from nestforge.runtime.exits.chain import ExitChain
 from nestforge.runtime.exits.policy import ExitPolicy, closed
 from support.exit_bundles import LEVELS, check_exits, every_exit, open_chain, requests, shapes_of, write_exits_bundle

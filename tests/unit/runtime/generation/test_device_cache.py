@@ -7,7 +7,7 @@ import pytest
 from nestforge.bundle.entries.generation_entry import CachedLayer, EncoderEntry, GenerationEntry
 from nestforge.runtime.device.device import DeviceArray
 from nestforge.runtime.generation.cache import AnyCache, Cache, Source
-from nestforge.runtime.generation.device_cache import DeviceCache, DeviceSource
+from nestforge.runtime.generation.cache_memory import DeviceCache, DeviceSource
 from support.fake_gpu import HostDevice
 
 LAYERS = (CachedLayer(2, 8), CachedLayer(1, 16, window=3))

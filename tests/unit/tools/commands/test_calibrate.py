@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nestforge.bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.runtime.exits.calibration import Calibration
+from nestforge.runtime.exits.policy import Calibration
 from nestforge.runtime.generation.draft_gains import DraftCalibration
 from support.commands import error_of, nestforge
 from support.exit_bundles import timed_once, write_arrays, write_exits_bundle

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.compiler.planning.variants import VariantView
+from nestforge.compiler.planning.candidate import VariantView
 from nestforge.exporters.source import open_source
 from nestforge.runtime.summary import ShortNames
 from nestforge.tables import Table

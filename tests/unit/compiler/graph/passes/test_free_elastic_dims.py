@@ -3,14 +3,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.passes.dims_by_operator import Elastic
 from nestforge.compiler.graph.passes.free_elastic_dims import (
     HeadAxes,
     free_elastic_dims,
     head_axes,
 )
-from nestforge.compiler.graph.template import Template
+from nestforge.compiler.graph.template import Template, emit
 from nestforge.elastic import Axis, ElasticSpec
 from nestforge.errors import SliceError
 

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 from nestforge.bucket import Bucket
-from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.encodings import encode, split_encoding
 from nestforge.compiler.graph.precision.quantize import (
     dynamic,
@@ -16,7 +15,7 @@ from nestforge.compiler.graph.precision.quantize import (
     static,
     weight_only,
 )
-from nestforge.compiler.graph.template import Template
+from nestforge.compiler.graph.template import Template, emit
 from nestforge.elastic import ElasticSpec
 from onnx import TensorProto
 from support.derived_engines import filled, parsed, rounded, run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.compiler.planning.variants import chosen_variants
+from nestforge.compiler.planning.candidate import chosen_variants
 from nestforge.errors import CheckpointError, PlanError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from nestforge.exporters.families.mhe.forms import (

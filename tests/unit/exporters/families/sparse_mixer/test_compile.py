@@ -16,9 +16,9 @@ from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.templates import Templates
-from nestforge.compiler.graph.emit import emit
 from nestforge.compiler.graph.store import read_store, recover_order, write_store
-from nestforge.compiler.planning.variants import chosen_variants
+from nestforge.compiler.graph.template import emit
+from nestforge.compiler.planning.candidate import chosen_variants
 from nestforge.compiler.verify import verify_bundle
 from nestforge.compiler.work.staging import Stage
 from nestforge.errors import ExportError, PlanError

@@ -9,8 +9,8 @@ from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleError, BundleIncompatibleError, InputError
 from nestforge.runtime.engines.onnxruntime_gpu.cached_runner import OnnxRuntimeGpuCacheRunner
 from nestforge.runtime.engines.onnxruntime_gpu.session import BoundRun
+from nestforge.runtime.generation.cache_memory import DeviceCache
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from nestforge.runtime.generation.device_cache import DeviceCache
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from support.fake_gpu import Gpu, HostDevice, played_sessions, provider_on

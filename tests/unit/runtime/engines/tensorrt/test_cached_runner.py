@@ -17,8 +17,8 @@ from nestforge.runtime.device.device import DeviceArray, DeviceCall
 from nestforge.runtime.engines.onnxruntime.runner import OnnxRuntimeRunner
 from nestforge.runtime.engines.runner import CacheRunner, Runner, runner_for
 from nestforge.runtime.generation.cache import Cache
+from nestforge.runtime.generation.cache_memory import DeviceCache, DeviceSource
 from nestforge.runtime.generation.cached_engine import CachedEngine
-from nestforge.runtime.generation.device_cache import DeviceCache, DeviceSource
 from support.fake_cuda import World
 from support.generating import NARROW, generating_folder, played_gpu, source_folder
 
