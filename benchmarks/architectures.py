@@ -93,6 +93,7 @@ _OWN: dict[str, dict[str, Any]] = {
         for key in ("detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer", "maskformer")
     },
     **{key: {"decoder_start_token_id": 0} for key in ("t5", "longt5", "switch_transformers")},
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},  # four and two of them side by side
     "lilt": {"hidden_size": 48},  # six tables of places side by side
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "reformer": {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8]},

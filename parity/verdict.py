@@ -115,11 +115,8 @@ class Rule:
         """The figures of ``found`` beside ``expected`` (float64), and why it is not accepted, if it is not."""
         (compared,) = compare([{name: expected}], [{name: found}], [case], self.limit)
         figures = replace(compared.output, float32_max_abs=own.largest, float32_rms=own.rms_of_all)
-        if expected.shape != found.shape:
-            return Figures(case, figures, None, f"shape {list(found.shape)}, expected {list(expected.shape)}")
-        for whose, side in (("", found), (" of the model itself", expected)):
-            if count := int((~np.isfinite(side)).sum()):
-                return Figures(case, figures, None, f"{count} of {side.size} numbers{whose} are NaN or infinite")
+        if compared.incomparable is not None:
+            return Figures(case, figures, None, compared.incomparable)
         agreement = _agreement(expected, found, own.largest)
         return Figures(case, figures, agreement, self._problem(figures, agreement, expected, found, own))
 

@@ -150,13 +150,14 @@ def with_rounding(limit: np.ndarray | float, own: np.ndarray | float) -> np.ndar
 @dataclass(frozen=True)
 class Comparison:
     """Worst figures of one output over all cases; falsy if the rule was broken in ``failed_cases``. In the first of
-    them PyTorch's own float32 may be no reference (``unprovable``). ``stretched`` is what the size of a row differs by
-    there, relative to it."""
+    them PyTorch's own float32 may be no reference (``unprovable``), or there are no two numbers to compare
+    (``incomparable`` says why). ``stretched`` is what the size of a row differs by there, relative to it."""
 
     output: ParityOutput
     failed_cases: tuple[str, ...] = ()
     unprovable: bool = False
     stretched: float = 0.0
+    incomparable: str | None = None
 
     def __bool__(self) -> bool:
         return not self.failed_cases
@@ -174,6 +175,8 @@ class Comparison:
                 f"{figures.float32_max_abs:.3g} (rms {figures.float32_rms:.3g}), in one of its rows by more than "
                 f"{_MAX_ROUNDING_SHARE:.0%}; this model needs more than float32, and no comparison would prove anything"
             )
+        if self.incomparable is not None:
+            return f"output {figures.name}, case {self.failed_case}: {self.incomparable}"
         return (
             f"output {figures.name}, case {self.failed_case}: max abs {figures.max_abs:.3g}, "
             f"max rel {figures.max_rel:.3g}, cosine {figures.min_cosine:.7f}, size off by {self.stretched:.3g}"
@@ -444,7 +447,9 @@ def _compare_output(
     if not failed:
         return Comparison(worst)
     stretched = _stretched(known[0]) if known else math.inf
-    return Comparison(worst, tuple(cases[i] for i in failed), judged[failed[0]].is_blind, stretched)
+    first = failed[0]
+    differs = incomparable(reference[first], found[first])
+    return Comparison(worst, tuple(cases[i] for i in failed), judged[first].is_blind, stretched, differs)
 
 
 class _Judged(NamedTuple):
@@ -475,4 +480,14 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 def comparable(r: np.ndarray, f: np.ndarray) -> bool:
     """Whether both are numbers, and as many."""
-    return r.shape == f.shape and bool(np.isfinite(r).all() and np.isfinite(f).all())
+    return incomparable(r, f) is None
+
+
+def incomparable(reference: np.ndarray, found: np.ndarray) -> str | None:
+    """Why the two cannot be compared: their shapes differ, or one is not finite; None where they can."""
+    if reference.shape != found.shape:
+        return f"shape {list(found.shape)}, expected {list(reference.shape)}"
+    for whose, side in (("", found), (" of the model itself", reference)):
+        if not np.isfinite(side).all():
+            return f"{int((~np.isfinite(side)).sum())} of {side.size} numbers{whose} are NaN or infinite"
+    return None

@@ -207,6 +207,8 @@ def require_parity(
         where = first_divergence(run, reference, case, limit, bound, mask)
         if where == NOWHERE and isinstance(verdict.broken, BrokenRoute):
             return "no module; the route alone is wrong"
+        if where == NOWHERE and verdict.broken is not None and verdict.broken.incomparable is not None:
+            return "no module; the output alone is"
         backend = BACKENDS[engine.backend]
         if where == NOWHERE and backend.judged_by_itself:
             return f"no module in ONNX Runtime; the difference is of {backend.title}"
