@@ -27,7 +27,7 @@ from ...exporters.universal import PREFIX, UniversalModel
 from ...profiles.backends import BACKENDS
 from ...runtime.inputs.arrays import Arrays
 from .cases import Case
-from .compare import Tolerance, counted, rounding, tolerance_for, within
+from .compare import Comparison, Tolerance, counted, rounding, tolerance_for, within
 from .judge import BrokenRoute, JudgedOutputs, Replayed, Verdict, judge
 from .reading import in_float64
 from .reference import Reference
@@ -207,7 +207,7 @@ def require_parity(
         where = first_divergence(run, reference, case, limit, bound, mask)
         if where == NOWHERE and isinstance(verdict.broken, BrokenRoute):
             return "no module; the route alone is wrong"
-        if where == NOWHERE and verdict.broken is not None and verdict.broken.incomparable is not None:
+        if where == NOWHERE and isinstance(verdict.broken, Comparison) and verdict.broken.incomparable is not None:
             return "no module; the output alone is"
         backend = BACKENDS[engine.backend]
         if where == NOWHERE and backend.judged_by_itself:
