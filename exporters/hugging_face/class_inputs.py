@@ -26,7 +26,10 @@ _WITHOUT_DATA = re.compile(
 _CHANNELS = ("num_channels", "in_channels", "in_chans")
 _SIDES = ("image_size", "img_size", "input_size")
 _FRAMES = ("num_frames", "frames_per_clip")
-_MELS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "num_mel_features", "n_mels", "input_dim")
+_MELS = (
+    *("num_mel_bins", "input_feat_per_channel", "feature_size", "num_mel_features", "n_mels", "input_dim"),
+    "feature_projection_input_dim",
+)
 _POSITIONS = (
     *("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "max_seq_length", "n_ctx"),
     "max_target_positions",

@@ -254,6 +254,13 @@ def test_a_spectrum_may_be_an_image_of_one_channel(tmp_path: Path) -> None:
     assert "is_longer" in str(signature.left_out)
 
 
+def test_bands_that_a_projection_takes_are_those_of_a_spectrum(tmp_path: Path) -> None:
+    sound = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    folder = save_model(tmp_path / "m", "Wav2Vec2BertModel", "wav2vec2-bert", feature_projection_input_dim=24, **sound)
+    (spectrum,) = open_source(folder).signature.inputs
+    assert (spectrum.name, spectrum.dims) == ("input_features", ("batch", 96, 24))
+
+
 def test_an_image_whose_places_stand_before_those_of_the_text_is_left_out(tmp_path: Path) -> None:
     eye = {**LAYERS, "image_size": 8, "patch_size": 4}
     folder = save_model(tmp_path / "m", "GitForCausalLM", "git", vision_config=eye, **WORDS)
