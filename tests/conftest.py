@@ -17,9 +17,13 @@ COMPILING = (
     *("e2e", "hostile", "unit/benchmarks", "unit/compiler", "unit/examples", "unit/exporters", "unit/integrations"),
     "unit/parity",
     *(f"unit/runtime/engines/test_{name}.py" for name in BACKENDS),
-    *(f"unit/runtime/generation/test_{name}.py" for name in ("drafting", "source_plans", "states")),
+    "unit/runtime/test_dimensions.py",
+    *(
+        f"unit/runtime/generation/test_{name}.py"
+        for name in ("drafting", "encoder_decoder", "plans", "source_plans", "states")
+    ),
     *(f"unit/runtime/engines/{name}/test_cached_runner.py" for name in ("onnxruntime_gpu", "tensorrt")),
-    *("unit/serving/test_replicas.py", "unit/test_traces.py"),
+    *("unit/serving/test_classes.py", "unit/serving/test_replicas.py", "unit/test_traces.py"),
     *("unit/tools/test_bundle_bench.py", "unit/tools/test_console.py"),
     *(f"unit/tools/commands/test_{name}.py" for name in ("bench", "checks", "commands", "compile", "export")),
 )

@@ -15,9 +15,7 @@ from click.testing import CliRunner
 from nestforge.bundle.manifest import CALIBRATION_NAME, MANIFEST_NAME
 from nestforge.tools.cli import main
 from support import sealing
-from support.cost_eff_models import save_tiny
 from support.exit_bundles import (
-    make_rows,
     requests,
     timed_once,
     write_arrays,
@@ -114,14 +112,6 @@ def test_a_segment_of_another_interface_under_the_same_name(tmp_path: Path) -> N
     assert found.startswith("engine depth4.to2@b1-s8: outputs are ")
 
 
-def test_ids_beyond_the_vocabulary(bundle: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, **(make_rows(20) | {"input_ids": np.full((20, 16), 16)}))
-    assert refused(tmp_path, "calibrate", bundle, "--data", path, "--budget", BUDGET) == (
-        f"{path}: input input_ids: values 16..16, expected 0..15; do they come from this bundle's own tokenizer?"
-    )
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -141,13 +131,3 @@ def test_a_bundle_that_cannot_be_written(bundle: Path, tmp_path: Path) -> None:
     with nobody(bundle, path.parent):
         found = refused(tmp_path, "calibrate", bundle, "--data", path, "--budget", BUDGET)
     assert found == f"{bundle}: cannot be written, so a calibration could not be saved; make it writable"
-
-
-def test_an_exit_behind_the_last_layer(tmp_path: Path, profile: Path) -> None:
-    folder = save_tiny(tmp_path / "m")
-    path = folder / "cost_eff.json"
-    data = json.loads(path.read_text())
-    data["exits"]["layers"] = [1, 3, 5]
-    path.write_text(json.dumps(data))
-    found = refused(tmp_path, "compile", folder, "--profile", profile, "--output", tmp_path / "out")
-    assert found.startswith(f"{path}: exits: the last one is after layer 5, but config.json has num_hidden_layers 4; ")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from nestforge.bucket import Bucket
 from nestforge.compiler.compile import compile_bundle
-from nestforge.errors import CheckpointError, NestforgeError, PlanError, UnsupportedModelError
+from nestforge.errors import CheckpointError, NestforgeError, UnsupportedModelError
 from nestforge.tools.cli import main
 from support.refusals import Case, Damage, config, tensor
 from support.tiny_compile import board
@@ -105,46 +105,6 @@ def test_the_command_line_prints_one_line_and_exits_with_1(case: Case) -> None:
 
 
 BUCKET = Bucket(1, 16)
-ROUTER = "layers.1.moe.router.weight"
-
-
-@pytest.fixture(scope="module")
-def mixer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_mixer(tmp_path_factory.mktemp("mixer") / "m")
-
-
-@pytest.fixture
-def mixer_case(tmp_path: Path, mixer: Path) -> Case:
-    found = Case(tmp_path, mixer)
-    found.profile = board(budgets={"full": {}})
-    found.arguments["buckets"] = [BUCKET]
-    return found
-
-
-MIXERS: dict[str, tuple[Damage, str]] = {
-    "capacity that rounds to zero": (
-        config(min_capacity=0, capacities=[1, 100]),
-        r"bucket b1-s16: 1 % of 16 tokens over 4 experts rounds to 0 slots \(half_even, .*; raise moe.capacity_factor",
-    ),
-    "experts of tokens that choose": (
-        lambda c: (c.config(router="tokens_choose"), c.arguments.update(submodels=["moe.experts2"])),
-        r"unknown axis kind 'moe.experts': this model has moe.capacity_factor, moe.group_size, or labels: ",
-    ),
-    "a router that is not finite": (
-        lambda c: c.weights(lambda w: w[ROUTER].__setitem__((0, 0), np.inf)),
-        rf"tensor {ROUTER} holds NaN or infinite values$",
-    ),
-}
-# All others are CheckpointError.
-MIXERS_ERRORS: dict[str, type[NestforgeError]] = {
-    "capacity that rounds to zero": PlanError,
-    "experts of tokens that choose": PlanError,
-}
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_mixers(mixer_case: Case, name: str) -> None:
-    mixer_case.refused_by(MIXERS[name], MIXERS_ERRORS.get(name, CheckpointError))
 
 
 def test_more_slots_than_tokens_are_no_error_but_all_tokens(tmp_path: Path) -> None:

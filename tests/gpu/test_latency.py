@@ -59,8 +59,7 @@ def test_an_engine_against_pytorch(cuda: Provider, wide: Bundle, wide_model: Pat
     def run(module: Callable[..., Any]) -> np.ndarray:
         with torch.inference_mode():
             given = {name: tensor.cuda() for name, tensor in tensors.items()}
-            found: np.ndarray = module(**given).last_hidden_state.cpu().numpy()
-            return found
+            return module(**given).last_hidden_state.cpu().numpy()
 
     with runner_for(wide, engine, "shared", 1, cuda) as runner:
         np.testing.assert_allclose(runner.run(feeds)[0], run(model), rtol=1e-3, atol=1e-3)

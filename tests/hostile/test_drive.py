@@ -12,7 +12,7 @@ from hostile import long_run as module
 from hostile.drive import drive
 from hostile.long_run import long_run, main
 from hostile.misbehaving import KINDS
-from hostile.outcomes import Report, Result, described, merged
+from hostile.outcomes import Report, Result, merged
 
 
 def test_every_misbehaviour_has_its_outcome_and_the_next_seed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,39 +43,9 @@ def test_every_misbehaviour_has_its_outcome_and_the_next_seed_runs(monkeypatch: 
     assert [(f.what, f.how) for f in report.findings] == [("misbehaving", kind) for kind in KINDS if kind != "same"]
 
 
-def test_a_report_counts_and_says_how_to_see_a_finding_again() -> None:
-    report = Report("damage")
-    for result in (Result(1, "same", "a"), Result(2, "refused", "a"), Result(3, "hung", "b", "cut", "status 9")):
-        report.add(result)
-    assert report.total == 3
-    assert report.findings == [Result(3, "hung", "b", "cut", "status 9")]
-    data = json.loads(report.to_json())
-    assert data["counts"] == {"a": {"refused": 1, "same": 1}, "b": {"hung": 1}}
-    assert data["findings"][0]["seed"] == 3
-    header, _, first, second, total = report.table().splitlines()
-    assert (
-        header
-        == "| subject | inputs | refused | same | wrong | escaped | unprintable | crashed | hung | memory | leaked |"
-    )
-    assert first == "| a | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |"
-    assert second == "| b | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |"
-    assert total == "| all | 3 | 1 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |"
-    assert "python -m hostile damage --seed 3 --count 1" in described(report.findings, "damage")
-
-
 def test_a_driver_that_does_not_start_is_an_error_and_no_finding() -> None:
     with pytest.raises(RuntimeError, match=r"driver nothing: its worker does not start: (.|\n)*No module named"):
         drive("nothing", [0])
-
-
-def test_no_more_inputs_begin_after_the_time_is_up() -> None:
-    assert drive("misbehaving", iter(int, 1), seconds=0.0).total <= 1  # seed 0 for ever
-
-
-def test_a_driver_of_whole_commands_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "HUNG_SECONDS", 0.0)
-    monkeypatch.setattr(frame, "_LONGER", {"misbehaving": 60.0})
-    assert not drive("misbehaving", [0]).findings
 
 
 def test_all_workers_seeds_are_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,14 +87,6 @@ def test_a_finding_fails_the_run_and_is_in_the_table(
     assert driver["inputs"] == 2
     monkeypatch.setitem(module.MOST, "misbehaving", 1)
     assert main(["--minutes", "1"]) == 0
-
-
-def test_every_driver_of_the_run_is_a_module_here() -> None:
-    assert sum(module.SHARES.values()) == pytest.approx(1.0)
-    for driver in module.SHARES:
-        assert (Path(module.__file__).parent / driver).is_dir() or Path(module.__file__).with_name(
-            f"{driver}.py"
-        ).exists()
 
 
 def test_reports_are_merged_by_subject() -> None:

@@ -42,7 +42,7 @@ def wide_template(checkpoint: Path, bucket: Bucket, segment: int | None = None) 
     source, heads = model.source, frozenset[str]()
     module, interface = model.module, source.signature
     if segment is not None:
-        module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]  # type: ignore[assignment]
+        module, interface = source.exits.segment(module, segment), source.exits.entry.segments[segment]
         heads = frozenset({source.exits.entry.logits, source.exits.entry.entropy})
     offered = source.variants(model.spec.universal(), bucket)
     if source.architecture.lower is not None:

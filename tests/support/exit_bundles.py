@@ -49,7 +49,7 @@ from nestforge.runtime.exits.chain import ExitChain
 from nestforge.runtime.exits.policy import CalibratedPolicy, Costs, CurvePoint, Figures
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from safetensors.numpy import save_file
 
 VOCABULARY, HIDDEN, CLASSES = 16, 4, 3
@@ -243,51 +243,48 @@ def write_exits_manifest(folder: Path, manifest: object, latencies: Sequence[Lat
 
 
 def _graph(manifest: Manifest, engine: EngineEntry, first: int, last: int, offsets: Mapping[str, int]) -> bytes:
-    inputs, outputs = manifest.interface_of(engine)
-    node = helper.make_node
-    nodes = [
-        node("Cast", ["attention_mask"], ["m"], to=TensorProto.FLOAT),
-        node("Unsqueeze", ["m", "last"], ["m3"]),
-    ]
+    inputs, outputs = (
+        ", ".join(
+            f"{s.dtype.replace('32', '')}[{','.join(map(str, s.declared(engine.bucket)))}] {s.name}" for s in specs
+        )
+        for specs in manifest.interface_of(engine)
+    )
     read = {f"shift.{layer}": (HIDDEN,) for layer in range(first, last)}
-    current = "state"
+    current, layers = "state", []
     if first == 0:
         read["table"] = (VOCABULARY, HIDDEN)
-        nodes += [node("Gather", ["table", "input_ids"], ["words"]), node("Mul", ["words", "m3"], ["begin"])]
-        current = "begin"
+        current, layers = "begin", ["words = Gather (table, input_ids) begin = Mul (words, m3)"]
     for layer in range(first, last):
-        result = "next_state" if layer == last - 1 else f"state.{layer}"
-        nodes += [
-            node("Mul", [current, "m3"], [f"masked.{layer}"]),
-            node("ReduceSum", [f"masked.{layer}", "steps"], [f"total.{layer}"], keepdims=1),
-            node("Add", [current, f"total.{layer}"], [f"sum.{layer}"]),
-            node("Add", [f"sum.{layer}", f"shift.{layer}"], [f"shifted.{layer}"]),
-            node("Mod", [f"shifted.{layer}", "sixteen"], [result], fmod=1),
-        ]
+        result = "next_state" if layer == last - 1 else f"state_{layer}"
+        layers.append(f"""
+            masked_{layer} = Mul ({current}, m3)
+            total_{layer} = ReduceSum <keepdims = 1> (masked_{layer}, steps)
+            sum_{layer} = Add ({current}, total_{layer})
+            shifted_{layer} = Add (sum_{layer}, shift_{layer})
+            {result} = Mod <fmod = 1> (shifted_{layer}, sixteen)""")
         current = result
-    nodes += [
-        node("Gather", [current, "zero"], ["first"], axis=1),
-        node("Split", ["first", "parts"], ["logits", "last_column"], axis=1),
-        node("Squeeze", ["last_column", "steps"], ["column"]),
-        node("Mod", ["column", "eight"], ["rest"], fmod=1),
-        node("Div", ["rest", "eight"], ["entropy"]),
-    ]
-    constants = {"last": [2], "steps": [1], "parts": [CLASSES, 1]}
-    numbers = {"sixteen": 16.0, "eight": 8.0}
-    kinds = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
-    graph = helper.make_graph(
-        nodes,
-        "leaver",
-        *(
-            [helper.make_tensor_value_info(s.name, kinds[s.dtype], s.declared(engine.bucket)) for s in specs]
-            for specs in (inputs, outputs)
-        ),
-        [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
-        + [onnx.numpy_helper.from_array(np.array(0, np.int64), "zero")]
-        + [onnx.numpy_helper.from_array(np.array(value, np.float32), name) for name, value in numbers.items()]
-        + [view(name, shape, offsets) for name, shape in read.items()],
-    )
-    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 20]> leaver ({inputs}) => ({outputs})
+        <int64[1] last = {{2}}, int64[1] steps = {{1}}, int64[2] parts = {{{CLASSES}, 1}}, int64 zero = {{0}},
+         float sixteen = {{16}}, float eight = {{8}}> {{
+            m = Cast <to = 1> (attention_mask)
+            m3 = Unsqueeze (m, last)
+            {" ".join(layers)}
+            first = Gather <axis = 1> ({current}, zero)
+            logits, last_column = Split <axis = 1> (first, parts)
+            column = Squeeze (last_column, steps)
+            rest = Mod <fmod = 1> (column, eight)
+            entropy = Div (rest, eight)
+        }}""")
+    return with_views(model, read, offsets)
+
+
+def with_views(model: onnx.ModelProto, read: Mapping[str, tuple[int, ...]], offsets: Mapping[str, int]) -> bytes:
+    """The graph with initializers that lie in the weight store; in its text ``_`` stands for a dot of their names."""
+    for name, shape in read.items():
+        model.graph.initializer.append(view(name, shape, offsets))
+        for node in model.graph.node:
+            node.input[:] = [name if one == name.replace(".", "_") else one for one in node.input]
     return bytes(model.SerializeToString())
 
 

@@ -50,8 +50,7 @@ class Mlp(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(8, 32), torch.nn.Linear(32, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.first(x).relu())
-        return found
+        return self.second(self.first(x).relu())
 
 
 class Branching(Mlp):
@@ -88,5 +87,4 @@ def thrice(x: torch.Tensor) -> torch.Tensor:
 
 class Custom(Mlp):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = thrice(super().forward(x))
-        return found
+        return thrice(super().forward(x))

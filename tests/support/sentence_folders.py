@@ -88,8 +88,7 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
 def their_vectors(folder: Path, texts: Sequence[str] = TEXTS, **asked: Any) -> np.ndarray:
     """``[texts, D]`` float32 by sentence-transformers itself."""
     model = classes().SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    vectors: np.ndarray = model.encode(list(texts), **asked)
-    return vectors
+    return model.encode(list(texts), **asked)
 
 
 @cache

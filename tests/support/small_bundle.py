@@ -27,8 +27,7 @@ from nestforge.bundle.manifest import (
 from nestforge.elastic import Axis
 from nestforge.strict import unstructure
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
-from support.exit_bundles import listed, view, write_exits_bundle, write_exits_manifest, write_store
+from support.exit_bundles import listed, with_views, write_exits_bundle, write_exits_manifest, write_store
 from support.latencies import latency
 
 VOCABULARY, HIDDEN, FFN = 16, 16, 32
@@ -54,36 +53,25 @@ def make_weights() -> dict[str, NDArray[np.float32]]:
 def make_graph(width: int, bucket: Bucket, offsets: Mapping[str, int]) -> bytes:
     """``hidden = mask * (relu(x up^T + b) down + c)`` and its sum over the sequence."""
     batch, steps = TensorSpec("", "int64", ("batch", "sequence")).declared(bucket)
-    nodes = [
-        helper.make_node("Gather", ["embedding", "input_ids"], ["x"]),
-        helper.make_node("Reshape", ["x", "flat"], ["x2"]),
-        helper.make_node("Gemm", ["x2", "up.weight", "up.bias"], ["u"], transB=1),
-        helper.make_node("Relu", ["u"], ["r"]),
-        helper.make_node("Gemm", ["r", "down.weight", "down.bias"], ["d"]),
-        helper.make_node("Reshape", ["d", "full"], ["d3"]),
-        helper.make_node("Cast", ["attention_mask"], ["m"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["m", "last"], ["m3"]),
-        helper.make_node("Mul", ["d3", "m3"], ["hidden"]),
-        helper.make_node("ReduceSum", ["hidden", "steps"], ["total"], keepdims=0),
-    ]
-    constants = {"flat": [-1, HIDDEN], "last": [2], "steps": [1]}
-    if bucket.is_static:
-        constants["full"] = [bucket.batch, bucket.sequence, HIDDEN]
-    else:
-        nodes.insert(1, helper.make_node("Shape", ["x"], ["full"]))
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [helper.make_tensor_value_info(n, TensorProto.INT64, [batch, steps]) for n in ("input_ids", "attention_mask")],
-        [
-            helper.make_tensor_value_info("hidden", TensorProto.FLOAT, [batch, steps, HIDDEN]),
-            helper.make_tensor_value_info("total", TensorProto.FLOAT, [batch, HIDDEN]),
-        ],
-        [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
-        + [view(name, shape, offsets) for name, shape in shapes(width).items()],
-    )
-    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
-    return bytes(model.SerializeToString())
+    full = f"{{{bucket.batch}, {bucket.sequence}, {HIDDEN}}}"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        tiny (int64[{batch},{steps}] input_ids, int64[{batch},{steps}] attention_mask)
+            => (float[{batch},{steps},{HIDDEN}] hidden, float[{batch},{HIDDEN}] total)
+        <int64[2] flat = {{-1, {HIDDEN}}}, int64[1] last = {{2}}, int64[1] along = {{1}}> {{
+            x = Gather (embedding, input_ids)
+            full = {f"Constant <value = int64[3] {full}> ()" if bucket.is_static else "Shape (x)"}
+            x2 = Reshape (x, flat)
+            u = Gemm <transB = 1> (x2, up_weight, up_bias)
+            r = Relu (u)
+            d = Gemm (r, down_weight, down_bias)
+            d3 = Reshape (d, full)
+            m = Cast <to = 1> (attention_mask)
+            m3 = Unsqueeze (m, last)
+            hidden = Mul (d3, m3)
+            total = ReduceSum <keepdims = 0> (hidden, along)
+        }}""")
+    return with_views(model, shapes(width), offsets)
 
 
 def reference(width: int, ids: NDArray[Any], mask: NDArray[Any]) -> dict[str, NDArray[np.float32]]:

@@ -83,8 +83,7 @@ def surface_of(*places: Path) -> dict[str, Any]:
         command = [sys.executable, "-W", "ignore", "-c", _READER, *map(str, places)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    surface: dict[str, Any] = json.loads(done.stdout)
-    return surface
+    return json.loads(done.stdout)
 
 
 def touched(surface: Mapping[str, Any], sources: Iterable[str]) -> dict[str, Any]:

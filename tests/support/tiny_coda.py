@@ -90,7 +90,7 @@ def trained(base: Path, folder: Path, seed: int, **changes: Any) -> Path:
     found = load_model(base)
     epsilon = changes.pop("epsilon", None)
     if epsilon is not None:
-        changes["soft_top_k"] = replace(found.config.soft_top_k, epsilon=epsilon)  # type: ignore[type-var]
+        changes["soft_top_k"] = replace(found.config.soft_top_k, epsilon=epsilon)
     config = replace(found.config, **changes)
     model = CodaEncoder(config)
     model.load_state_dict(found.state_dict())
@@ -168,7 +168,7 @@ def save_pair_task(base: Path, folder: Path, seed: int, epsilon: float | None = 
     """A task on ``base`` as its folder; the whole checkpoint lies beside it, with ``.trained`` behind its name."""
     found = load_pair(base)
     if epsilon is not None:
-        changes["soft_top_k"] = replace(found.config.encoder.soft_top_k, epsilon=epsilon)  # type: ignore[type-var]
+        changes["soft_top_k"] = replace(found.config.encoder.soft_top_k, epsilon=epsilon)
     config = replace(found.config, encoder=replace(found.config.encoder, **changes))
     model = CodaEncoderDecoder(config)
     model.load_state_dict(found.state_dict())

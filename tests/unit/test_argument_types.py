@@ -85,7 +85,7 @@ def test_numbers_of_numpy_inside_become_plain_and_nothing_else_is_copied() -> No
             take_types(self)
 
     levels = {"ffn": [np.float32(0.5), 1], "heads": [0.5, 1]}
-    request = Request(levels, [np.int64(3)], {("a", np.int64(2)): np.float64(1)})  # type: ignore[dict-item, list-item]
+    request = Request(levels, [np.int64(3)], {("a", np.int64(2)): np.float64(1)})
     assert repr((request.levels, request.exits)) == "({'ffn': (0.5, 1), 'heads': [0.5, 1]}, (3,))"
     assert repr(request.pairs) == "{('a', 2): 1.0}"
     plain = {"ffn": [0.5, 1]}
@@ -94,7 +94,7 @@ def test_numbers_of_numpy_inside_become_plain_and_nothing_else_is_copied() -> No
 
 def test_an_argument_that_a_function_lacks_is_one_line() -> None:
     with pytest.raises(InputError, match=r"^no option 'siz'; did you mean 'size'\?$"):
-        sized("a", siz=1)  # type: ignore[call-arg]
+        sized("a", siz=1)
 
 
 def test_a_call_that_python_itself_refuses_is_one() -> None:
@@ -146,12 +146,12 @@ def test_a_method_takes_the_fields_of_its_request() -> None:
             """Answers."""
             return request.name, request.count
 
-    assert Asked()("a", count=np.int64(2)) == ("a", 2)  # type: ignore[arg-type]
+    assert Asked()("a", count=np.int64(2)) == ("a", 2)
     assert Asked()(name="a") == ("a", None)
     assert list(inspect.signature(Asked()).parameters) == ["name", "count"]
     assert Asked.__call__.__doc__ == "Answers.\n\nA request.\n\n``count``: How many."
     with pytest.raises(InputError, match=r"^no option 'cout'; did you mean 'count'\?$"):
-        Asked()("a", cout=2)  # type: ignore[call-arg]
+        Asked()("a", cout=2)
     with pytest.raises(InputError, match=r"^count: expected a whole number from 1 to 3, got 4$"):
         Asked()("a", 4)
 
@@ -176,7 +176,7 @@ def test_a_function_states_its_options_as_defaults() -> None:
     with pytest.raises(InputError, match=r"^size: expected a whole number from 1 to 3, got 4$"):
         sized("a", 4)
     with pytest.raises(InputError, match=r"^size: expected int, got float 2.0$"):
-        sized("a", 2.0)  # type: ignore[arg-type]
+        sized("a", 2.0)
 
 
 def test_an_option_again_is_its_own_but_for_what_is_changed() -> None:
@@ -202,4 +202,4 @@ def test_a_function_takes_the_fields_of_its_request() -> None:
     assert (repeated("a"), repeated("a", count=2), list(options_of(Request))) == ("a", "aa", ["name", "count"])
     assert repeated.__doc__ == "Repeats it.\n\nA request\nof two lines."
     with pytest.raises(InputError, match=r"^no option 'cuont'; did you mean 'count'\?$"):
-        repeated("a", cuont=2)  # type: ignore[call-arg]
+        repeated("a", cuont=2)

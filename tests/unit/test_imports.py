@@ -59,24 +59,18 @@ def package_of(module: str) -> str:
 
 
 @cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse((FILES[module] if module in FILES else ROOT / f"{module}.py").read_text())
+
+
+@cache
 def imports(module: str) -> tuple[tuple[str, str, bool], ...]:
     """(own or outside, dotted name below nestforge or outside it, whether it runs when the module is imported)."""
-    return tuple(_imports(module))
+    return tuple(_imports(tree_of(module), module.split(".")[:-1]))
 
 
-def _imports(module: str) -> Iterator[tuple[str, str, bool]]:
-    tree = ast.parse((FILES[module] if module in FILES else ROOT / f"{module}.py").read_text())
-    lazy = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
-    typing_only = {
-        id(n)
-        for f in ast.walk(tree)
-        if isinstance(f, ast.If) and "TYPE_CHECKING" in ast.unparse(f.test)
-        for n in ast.walk(f)
-    }
-    later = lazy | typing_only
-    package = module.split(".")[:-1]
-    for node in ast.walk(tree):
-        eager = id(node) not in later
+def _imports(within: ast.AST, package: list[str], eager: bool = True) -> Iterator[tuple[str, str, bool]]:
+    for node in ast.iter_child_nodes(within):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield "outside", alias.name, eager
@@ -88,6 +82,11 @@ def _imports(module: str) -> Iterator[tuple[str, str, bool]]:
                 yield "own", below if below in FILES or below in BASE else target, eager
         elif isinstance(node, ast.ImportFrom):
             yield "outside", node.module or "", eager
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
+                isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            )
+            yield from _imports(node, package, eager and not later)
 
 
 def outside(module: str, only_eager: bool = False) -> set[str]:
@@ -159,8 +158,8 @@ def test_the_name_of_a_back_end_or_provider_is_tested_nowhere() -> None:
     """Differences between them are in their entries (profiles/backends.py, onnxruntime_gpu/provider.py)."""
     names = {*BACKENDS, "cuda", "cpu"}
     entries = {name.upper() for name in BACKENDS}
-    for module, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+    for module in FILES:
+        for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
                 each = [one for side in sides for one in (side.elts if isinstance(side, ast.Tuple) else [side])]
@@ -181,12 +180,11 @@ def test_private_names_of_other_libraries_stand_in_few_modules() -> None:
         "exporters.faster_export",  # torch.export and torch.onnx
         "exporters.hugging_face.transformers_internals",  # transformers
     }
-    trees = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
-    own = {name for tree in trees.values() for name in _defined(tree)}
+    own = {name for module in FILES for name in _defined(tree_of(module))}
     own |= {"_asdict", "_exit", "_getframe", "_check"}  # of named tuples, os, sys and torch: documented
-    for module, tree in trees.items():
+    for module in FILES:
         found = set()
-        for node in ast.walk(tree):
+        for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module != "__future__":
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Attribute) and _is_private(node.attr) and "aten" not in ast.unparse(node.value):

@@ -1,7 +1,6 @@
 """What tests stand on: the export that they share, and assumptions and tools of those on a GPU."""
 
 import importlib.util
-import struct
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +26,7 @@ def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.nn.Mo
 
     def exported(module: torch.nn.Module, *rest: object) -> object:
         made.append(module)
-        return trace(module, *rest)  # type: ignore[arg-type]
+        return trace(module, *rest)
 
     (tmp_path / "traces").mkdir()
     monkeypatch.setattr(once, "folder", tmp_path / "traces")
@@ -125,42 +124,3 @@ def module() -> ModuleType:
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
-
-
-def entry(kind: int, arch: int, payload: bytes) -> bytes:
-    head = struct.pack("<HHIQ", kind, 0, 64, len(payload))
-    return (head.ljust(28, b"\1") + struct.pack("<I", arch)).ljust(64, b"\1") + payload
-
-
-def library(*containers: list[bytes]) -> bytearray:
-    """An ELF file with the sections .nv_fatbin and its names."""
-    body = b"".join(
-        b"\x50\xed\x55\xba\x01\x00" + struct.pack("<HQ", 16, sum(map(len, entries))) + b"".join(entries) + bytes(8)
-        for entries in containers
-    )
-    names = b"\0.nv_fatbin\0.names\0"
-    begin = 64
-    table = begin + len(body) + len(names)
-    sections = [(0, 0, 0), (1, begin, len(body)), (12, begin + len(body), len(names))]
-    header = bytearray(64)
-    header[:5] = b"\x7fELF\x02"
-    struct.pack_into("<Q", header, 40, table)
-    struct.pack_into("<HH", header, 60, len(sections), 2)
-    rows = b"".join(struct.pack("<IIQQQQIIQQ", name, 1, 0, 0, at, size, 0, 0, 1, 0) for name, at, size in sections)
-    return bytearray(header + body + names + rows)
-
-
-def test_code_of_one_architecture_and_what_is_no_code_stay(module: ModuleType) -> None:
-    wanted, other, ptx = b"W" * 80, b"O" * 160, b"P" * 24
-    data = library([entry(2, 80, other), entry(2, 90, wanted)], [entry(1, 75, ptx), entry(2, 75, other)])
-    before = bytes(data)
-    assert module.zero_other_gpus(data, 90) == (len(wanted) + len(ptx), 2 * len(other))
-    assert len(data) == len(before)
-    assert bytes(data) == before.replace(other, bytes(len(other)))
-
-
-def test_another_layout_is_refused(module: ModuleType) -> None:
-    with pytest.raises(ValueError, match="no machine code for sm_90"):
-        module.zero_other_gpus(library([entry(2, 80, b"O" * 16)]), 90)
-    with pytest.raises(ValueError, match="no 64-bit ELF file"):
-        module.zero_other_gpus(bytearray(b"MZ" + bytes(100)), 90)

@@ -274,7 +274,7 @@ def run_command(*arguments: str) -> str:
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
     with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
         code = main.main(list(arguments), standalone_mode=False)
-    printed, complained = (bytes(stream.buffer.getvalue()).decode() for stream in streams)  # type: ignore[attr-defined]
+    printed, complained = (bytes(stream.buffer.getvalue()).decode() for stream in streams)
     for text in (printed, complained):
         wrong = next((c for line in text.split("\n") for c in line if not c.isprintable()), None)
         if wrong is not None:

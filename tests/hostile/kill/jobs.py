@@ -147,7 +147,7 @@ def _profile(folder: Path) -> None:
     from nestforge.profiles.device_profile import Rates
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    measure_rates.measure_host_rates = lambda _cores: Rates(10.0, 5.0, 5.0, 5.0, 1.0)  # type: ignore[assignment]
+    measure_rates.measure_host_rates = lambda _cores: Rates(10.0, 5.0, 5.0, 5.0, 1.0)
     command("profile", "--force", "--output", folder / "host.yaml")
 
 

@@ -42,7 +42,7 @@ def open_driver(folder: Path) -> Callable[[int], Result]:
     buckets, and that one on a stand-in for a GPU."""
     sites = [Site(path.name, path) for path in golden_bundles()]
     exits = write_exits_bundle(folder / "exits")
-    session.GpuSession = type("Session", (PlayedSession,), {"opened": []})  # type: ignore[misc]
+    session.GpuSession = type("Session", (PlayedSession,), {"opened": []})
     sites += [Site("exits", exits), GpuSite("exits, GPU played", exits)]
     return lambda seed: sites[seed % len(sites)].attempt(seed)
 
@@ -79,7 +79,7 @@ class Site:
 
     def enter(self, residency: str) -> Open:
         """How models are opened from here on."""
-        return lambda: load(self._path, threads=1, residency=residency)  # type: ignore[arg-type]
+        return lambda: load(self._path, threads=1, residency=residency)
 
     def leave(self) -> None:
         """All models are closed."""
@@ -121,7 +121,7 @@ class GpuSite(Site):
         self._gpu = gpu = Gpu()
         bundle = open_bundle(self._path)
         held = dict.fromkeys((engine.id for engine in bundle.manifest.engines), "shared")
-        return lambda: ElasticModel(bundle, held, 1, provider_on(gpu))  # type: ignore[arg-type]
+        return lambda: ElasticModel(bundle, held, 1, provider_on(gpu))
 
     def leave(self) -> None:
         self._gpu.thread.close()

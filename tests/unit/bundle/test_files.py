@@ -126,8 +126,7 @@ def test_a_changed_build_record_is_refused(own_bundle: Path, change: tuple[bytes
 
 def point_of(build: dict[str, Any]) -> dict[str, Any]:
     """The first time of the first engine."""
-    found: dict[str, Any] = build["latencies"][0]["points"][0]
-    return found
+    return build["latencies"][0]["points"][0]
 
 
 BUILDS: list[tuple[Edit, str]] = [

@@ -134,8 +134,7 @@ def bundle(folder: Path, tmp_path: Path) -> Path:
 def expected(checkpoint: Path, reduction: int) -> np.ndarray:
     model = load_model(checkpoint).double()
     model.reduction = reduction
-    logits: np.ndarray = model(*map(torch.from_numpy, FEEDS.values())).numpy()
-    return logits
+    return model(*map(torch.from_numpy, FEEDS.values())).numpy()
 
 
 def test_one_engine_answers_as_each_task_and_as_the_base(folder: Path) -> None:
@@ -202,7 +201,7 @@ def test_a_task_that_fails_its_gate_is_not_added(folder: Path, bundle: Path, mon
     before = {path.name: path.read_bytes() for path in bundle.iterdir()}
 
     def wrong(name: str, data: bytes, entry: object) -> TaskTensors:
-        right = actual(name, data, entry)  # type: ignore[arg-type]
+        right = actual(name, data, entry)
         return TaskTensors(name, {**right.arrays, "norm.weight": right.arrays["norm.weight"] + 0.01})
 
     actual = module.task_tensors
@@ -220,8 +219,7 @@ def test_a_wrong_engine_is_named_by_its_first_module(
     def damaged(*given: Any) -> bytes:
         model = onnx.ModelProto.FromString(emit(*given))
         next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Tanh"
-        raw: bytes = model.SerializeToString()
-        return raw
+        return model.SerializeToString()
 
     emit = build_engine.emit
     monkeypatch.setattr(build_engine, "emit", damaged)

@@ -239,14 +239,6 @@ def test_options_that_make_no_sense(
     refused(error, says, tmp_path, ordinary.model, ordinary.text, **options)
 
 
-def test_a_text_that_is_missing_or_too_short(ordinary: Ordinary, tmp_path: Path) -> None:
-    refused(CheckpointError, "expected a UTF-8 text file with one text per line", tmp_path, ordinary.model, "nowhere")
-    (tmp_path / "short.txt").write_text("the fox\nthe dog\n")
-    refused(
-        CheckpointError, "2 different texts; expected at least 200", tmp_path, ordinary.model, tmp_path / "short.txt"
-    )
-
-
 def refused(
     error: type[NestforgeError], says: str, folder: Path, model: Path, text: Path | str, **options: Any
 ) -> None:

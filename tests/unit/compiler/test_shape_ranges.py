@@ -15,7 +15,7 @@ from nestforge.bundle.entries.engine_entry import Segment
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler import verify
 from nestforge.compiler.engines import whole
-from nestforge.errors import ExportError, InputError, PlanError
+from nestforge.errors import ExportError, PlanError
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.engines.onnxruntime_gpu.provider import PROVIDERS
@@ -74,11 +74,6 @@ def test_a_row_does_not_depend_on_the_size_it_came_in(model: ElasticModel) -> No
         np.testing.assert_allclose(alone.outputs["last_hidden_state"], hidden, atol=2e-6)
 
 
-def test_where_a_range_and_a_bucket_overlap_the_one_that_pads_least_answers(model: ElasticModel) -> None:
-    assert model.choose(2, 8).engine.bucket == Bucket(2, 8)
-    assert model.choose(2, 7).engine.bucket == Bucket(4, 16, 1, 1)
-
-
 def test_a_limit_that_the_range_breaks_is_kept_by_a_bucket_that_pads(model: ElasticModel) -> None:
     """Memory counts at the largest shape of a range, 4x16 here."""
     submodel = max(model.bundle.manifest.submodels, key=lambda entry: entry.parameters)
@@ -99,18 +94,6 @@ def test_a_text_is_cut_to_what_a_limit_affords_at_its_own_length(model: ElasticM
     longest = model._dispatcher.longest_sequence(1, Request(latency_ms=affordable))
     assert 11 <= longest <= 16
     assert model.choose(1, longest, latency_ms=affordable).latency_ms <= affordable
-
-
-def test_what_the_range_does_not_hold_is_refused(model: ElasticModel) -> None:
-    with pytest.raises(InputError, match=r"input of 1 rows x 17 is larger than every bucket of this bundle"):
-        model(random_feeds(model.bundle.manifest.inputs, Bucket(1, 17)))
-
-
-def test_latency_is_that_of_the_requests_own_size(model: ElasticModel) -> None:
-    small, large = (model.choose(4, sequence).latency_ms for sequence in (2, 16))
-    assert small < large
-    between = model.choose(4, 11).latency_ms
-    assert small < between < large
 
 
 def test_parity_was_proven_all_over_the_range(model: ElasticModel) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nestforge.errors import CheckpointError
 from nestforge.examples.byte_windows import MASK, MaskedBytes, PythonBytes, masked, read_masked_bytes, read_python_bytes
 
 
@@ -41,13 +40,6 @@ def test_facts_tell_one_text_from_another() -> None:
     other = PythonBytes({"train": b"a", "validation": b"ab", "test": b"c"}, 1, 1)
     assert one.facts["bytes"] == {"train": 2, "validation": 1, "test": 1}
     assert one.facts["sha256"] != other.facts["sha256"]
-
-
-def test_too_few_sources_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"0 bytes of Python for the train part, expected at least 17; train with"
-    ):
-        read_python_bytes(window=16, held_out=4, stdlib=tmp_path)
 
 
 def restored(inputs: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -114,8 +106,3 @@ def test_facts_of_masked_bytes_tell_one_text_from_another(data: MaskedBytes) -> 
     other = replace(data, parts={**data.parts, "test": data.parts["test"] + b"x"})
     assert other.facts["sha256"] != data.facts["sha256"]
     assert data.facts["held_out_rows"] == 8
-
-
-def test_too_few_sources_to_mask_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"0 bytes of Python for the train part, expected at least 16; train"):
-        read_masked_bytes(16, 0.15, 8, tmp_path)

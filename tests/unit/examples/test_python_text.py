@@ -104,36 +104,6 @@ def test_special_tokens_come_after_the_bytes() -> None:
     assert tokenizer.encode("a[MASK]b").ids == [97, 256, 98]
 
 
-MODULE = '''"""One sentence of a module, long enough to be prose.
-
-A second paragraph that
-spans two lines and is joined.
-
->>> print("a console transcript is not prose, however long.")
-
-Parameters without a full stop are no prose either
-"""
-raise RuntimeError("imported")
-
-class Class:
-    """Too short."""
-
-    async def method(self):
-        """A method speaks too, in a sentence of its own."""
-'''
-
-
-def test_paragraphs_of_each_docstring(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text(MODULE)
-    assert list(docstrings(tmp_path / "module.py", 30)) == [
-        [
-            "One sentence of a module, long enough to be prose.",
-            "A second paragraph that spans two lines and is joined.",
-        ],
-        ["A method speaks too, in a sentence of its own."],
-    ]
-
-
 @pytest.mark.parametrize("source", [b"def (", b"\xff\xfe\x00", b'"\\d"  # an invalid escape'])
 def test_what_is_no_python_has_no_docstrings(tmp_path: Path, source: bytes) -> None:
     (tmp_path / "template.py").write_bytes(source)

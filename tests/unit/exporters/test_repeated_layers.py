@@ -83,20 +83,20 @@ class Constant(Net):
     def __init__(self) -> None:
         super().__init__()
         for layer in self.layers:
-            layer.factor = torch.tensor(0.5)  # type: ignore[assignment]
+            layer.factor = torch.tensor(0.5)
 
 
 class LastWeight(Net):
     """What is behind the layers reads a weight of the last."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (super().forward(x)[0] @ self.layers[-1].up.weight.T @ self.layers[-1].up.weight,)  # type: ignore[union-attr,operator]
+        return (super().forward(x)[0] @ self.layers[-1].up.weight.T @ self.layers[-1].up.weight,)
 
 
 class LastButOne(Net):
     """What the last layer but one returns is an output."""
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scale, before = x.mean(), x
         for layer in self.layers:
             before, x = x, layer(x, scale)
@@ -104,7 +104,7 @@ class LastButOne(Net):
 
 
 class SameTwice(Net):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return super().forward(x) * 2
 
 
@@ -149,11 +149,11 @@ class Limits(Net):
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(Limited() for _ in range(LAYERS))
-        self.layers[6].limit = 9  # type: ignore[assignment]
+        self.layers[6].limit = 9
 
 
 def another_factor(net: Net) -> None:
-    net.layers[6].factor = 2.0  # type: ignore[assignment]
+    net.layers[6].factor = 2.0
 
 
 def another_width(net: Net) -> None:
@@ -161,18 +161,18 @@ def another_width(net: Net) -> None:
 
 
 def another_function(net: Net) -> None:
-    net.layers[6].up = torch.nn.Sequential(net.layers[6].up, torch.nn.Tanh())  # type: ignore[assignment,arg-type]
+    net.layers[6].up = torch.nn.Sequential(net.layers[6].up, torch.nn.Tanh())
 
 
 def every_other(net: Net) -> None:
-    for layer in net.layers[::2]:  # type: ignore[union-attr]
-        layer.factor = 3.0  # type: ignore[assignment]
+    for layer in net.layers[::2]:
+        layer.factor = 3.0
 
 
 def one_tensor(net: Net) -> None:
     """All layers on the weights of the first."""
-    for layer in net.layers[1:]:  # type: ignore[union-attr]
-        layer.up.weight = net.layers[0].up.weight  # type: ignore[union-attr]
+    for layer in net.layers[1:]:
+        layer.up.weight = net.layers[0].up.weight
 
 
 def ready(net: torch.nn.Module) -> torch.nn.Module:
@@ -276,9 +276,8 @@ def test_a_graph_of_repeated_layers_is_that_of_all(
         change(module)
     few, whole = both(monkeypatch, lambda: trace(ready(module), SIGNATURE, RANGE, 20).model)
     assert meaning(few.graph) == meaning(whole.graph)
-    assert {name: value.const_value.numpy().tolist() for name, value in few.graph.initializers.items()} == {  # type: ignore[union-attr]
-        name: value.const_value.numpy().tolist()
-        for name, value in whole.graph.initializers.items()  # type: ignore[union-attr]
+    assert {name: value.const_value.numpy().tolist() for name, value in few.graph.initializers.items()} == {
+        name: value.const_value.numpy().tolist() for name, value in whole.graph.initializers.items()
     }
 
 

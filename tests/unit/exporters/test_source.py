@@ -158,8 +158,8 @@ def test_the_interface_has_two_tensors_a_layer_and_names_what_the_caller_chooses
 
 def test_costs_are_those_of_one_new_token() -> None:
     asked: list[Bucket] = []
-    (part,) = form().parts(lambda _, bucket: asked.append(bucket) or [])  # type: ignore[func-returns-value]
-    part.workload(None, Bucket(64, 40, 1, 1))  # type: ignore[arg-type]
+    (part,) = form().parts(lambda _, bucket: asked.append(bucket) or [])
+    part.workload(None, Bucket(64, 40, 1, 1))
     assert asked == [Bucket(1, 1)]
 
 

@@ -272,7 +272,7 @@ def test_the_graph_is_that_of_two_runs(
 
 
 @contextlib.contextmanager
-def _refused(_: torch.nn.Module):  # type: ignore[no-untyped-def]
+def _refused(_: torch.nn.Module):
     raise RuntimeError
     yield
 

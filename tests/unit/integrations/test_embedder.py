@@ -39,7 +39,7 @@ def test_inputs_are_those_of_the_librarys_tokenizer(encoder: SentenceEncoder, th
     assert torch.equal(encoder.tokenize(TEXTS)["input_ids"], theirs.tokenize(TEXTS)["input_ids"])
     assert encoder.tokenize([]) == theirs.tokenize([]) == {}
     with pytest.raises(nestforge.InputError, match="inputs: expected a list of texts, got a text"):
-        encoder.tokenize("a")  # type: ignore[arg-type]
+        encoder.tokenize("a")
 
 
 def test_vectors_are_shortened_for_a_while_or_for_good(

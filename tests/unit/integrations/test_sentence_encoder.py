@@ -245,7 +245,7 @@ def test_refuses_in_one_line(encoder: SentenceEncoder, given: Any, asked: dict[s
 
 def test_refuses_an_unknown_similarity(sentence_bundle: Path) -> None:
     with pytest.raises(nestforge.InputError, match="similarity_fn_name 'cosin'; did you mean 'cosine'"):
-        SentenceEncoder(sentence_bundle, similarity_fn_name="cosin")  # type: ignore[arg-type]
+        SentenceEncoder(sentence_bundle, similarity_fn_name="cosin")
 
 
 def test_a_device_needs_neither_library(sentence_bundle: Path) -> None:
@@ -276,9 +276,9 @@ with SentenceEncoder(sys.argv[1]) as encoder:
 
 def test_what_a_bundle_has_not_is_refused_with_the_reason(encoder: SentenceEncoder) -> None:
     with pytest.raises(AttributeError, match="'SentenceEncoder' object has no attribute 'fit': nothing is trained or"):
-        encoder.fit([])  # type: ignore[attr-defined]
+        encoder.fit([])
     with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
-        _ = encoder.nothing  # type: ignore[attr-defined]
+        _ = encoder.nothing
     assert not hasattr(encoder, "tokenizer")
     with pytest.raises(nestforge.InputError, match="max_seq_length 8: texts are cut to 12 tokens here; for fewer"):
         encoder.max_seq_length = 8

@@ -103,7 +103,7 @@ def test_labels_are_given_or_numbered(bundle: Path) -> None:
             assert TextClassifier(model, labels=labels).labels == ("sad", "calm", "glad")
         for wrong in (["a", "b"], "sad", {0: "a", 1: "b", 3: "c"}, {0: "a", 1: "b"}, ["a", "b", 3]):
             with pytest.raises(nestforge.InputError) as error:
-                TextClassifier(model, labels=wrong)  # type: ignore[arg-type]
+                TextClassifier(model, labels=wrong)
             assert str(error.value) == f"labels: expected the names of 3 classes, got {wrong!r}"
 
 

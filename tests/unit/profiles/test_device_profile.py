@@ -125,31 +125,19 @@ def test_capacities_of_caches_of_one_size() -> None:
         ("cores", 0, "here: cores: expected at least 1, got 0"),
         ("memory_mb", -1, "here: memory_mb: expected more than 0, got -1"),
         ("width_multiple", 8.0, "here: width_multiple: got 8.0; expected one of 16, 64, 8"),
-        ("cores", "four", "here: cores: expected a whole number, got str 'four'"),
         ("width_multiple", 12, "here: width_multiple: got 12; expected one of 16, 64, 8"),
         ("opset", 23, "here: opset: got 23; expected one of 20, 21, 22"),
         ("rates.gemm_gflops", 0, "here: rates: gemm_gflops: expected more than 0, got 0"),
         ("rates.op_overhead_us", -0.5, "here: rates: op_overhead_us: expected at least 0, got -0.5"),
-        ("rates.bandwith_gb_s", 1, "here: rates: unknown key 'bandwith_gb_s'; did you mean 'bandwidth_gb_s'?"),
         ("buckets", [], "here: buckets: expected a list such as [1x32, 1x128], got []"),
         (
             "buckets",
             ["128"],
             "here: buckets: bucket '128': expected BATCHxSEQUENCE, such as 1x128, or with a range, such as 1x1..128",
         ),
-        (
-            "buckets",
-            ["1x9..2"],
-            "here: buckets: bucket '1x9..2': range 9..2; expected one that rises from 1 or more, such as 1..128",
-        ),
         ("budget_at", "1x1..8", "here: budget_at: expected one shape, such as 1x8, got the range 1x1..8"),
         ("buckets", ["1x8", "b1-s8"], "here: buckets: one stands twice in 1x8, b1-s8"),
         ("budgets", {}, "here: budgets: expected at least one; full: {} asks for the universal model"),
-        (
-            "budgets.fast",
-            {"latency": 3},
-            "here: budgets.fast: unknown key 'latency'; did you mean 'latency_ms'?",
-        ),
         (
             "budgets.fast",
             {"latency_ms": "110 %"},
@@ -172,12 +160,6 @@ def test_capacities_of_caches_of_one_size() -> None:
             "here: promotion_order: got 'flat'; expected one of decreasing, down-up, increasing, up-down",
         ),
         ("budgets.fast", {"parameters": 0}, "here: budgets.fast: parameters: expected more than 0, got 0"),
-        (
-            "budgets.fast",
-            {"parameters": 1.5},
-            "here: budgets.fast: parameters: expected a whole number, got float 1.5",
-        ),
-        ("levels", {"ffn": 0.5}, "here: levels.ffn: expected a list, got float 0.5"),
     ],
 )
 def test_refusals(path: str, value: object, message: str) -> None:

@@ -46,9 +46,9 @@ def test_every_name_has_an_entry() -> None:
 
 def test_entries_and_the_registry_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
-        PRECISIONS["fp32"].encoding = ".fp16"  # type: ignore[misc]
+        PRECISIONS["fp32"].encoding = ".fp16"
     with pytest.raises(TypeError):
-        PRECISIONS["fp8"] = PRECISIONS["fp16"]  # type: ignore[index]
+        PRECISIONS["fp8"] = PRECISIONS["fp16"]
 
 
 def test_what_runs_nowhere_but_on_a_gpu_is_emulated() -> None:
@@ -79,7 +79,7 @@ def test_the_traced_precision_is_the_highest_and_no_tolerance_shrinks_below_anot
     ],
 )
 def test_what_a_backend_runs(precisions: list[str], backend: str, problem: str | None) -> None:
-    assert precision_problem(precisions, backend) == problem  # type: ignore[arg-type]  # names of the table
+    assert precision_problem(precisions, backend) == problem  # names of the table
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_what_makes_another_host_and_what_only_new_rates(
     measured: list[int], monkeypatch: pytest.MonkeyPatch, fact: str, other: object, same: bool
 ) -> None:
     profile = host_profile()
-    changed = HostFacts(**{**vars(probe()), fact: other})  # type: ignore[arg-type]  # one fact of several types
+    changed = HostFacts(**{**vars(probe()), fact: other})  # one fact of several types
     monkeypatch.setattr(probe_host, "probe_host", lambda: changed)
     assert is_this_host(profile) is same
     assert is_this_host(host_profile())

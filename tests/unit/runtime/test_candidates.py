@@ -113,7 +113,7 @@ def test_the_longest_sequence_within_a_limit_follows_what_runs_take(manifest: Ma
     assert one.longest_sequence(1, {}) == 64
     assert one.longest_sequence(1, {"latency_ms": 4.0}) == 32
     for length in (8, 16, 32, 64):
-        ran(lambda length=length: one.candidate(Bucket(1, length)), 0.5)  # type: ignore[misc]
+        ran(lambda length=length: one.candidate(Bucket(1, length)), 0.5)
     assert one.longest_sequence(1, {"latency_ms": 4.0}) == 64
 
 

@@ -129,8 +129,8 @@ def test_an_engine_without_a_latency_never_satisfies_one(three: Manifest) -> Non
         (Request(memory_mb=float("inf")), "memory_mb: expected a positive number, got inf"),
         (Request(latency_ms=10**400), "latency_ms: expected a positive number, got inf"),
         (Request(latency_ms=True), "latency_ms: expected a positive number, got True"),
-        (Request(memory_mb=[8]), "memory_mb: expected a positive number, got [8]"),  # type: ignore[arg-type]
-        (Request(latency_ms="8"), "latency_ms: expected a positive number, got '8'"),  # type: ignore[arg-type]
+        (Request(memory_mb=[8]), "memory_mb: expected a positive number, got [8]"),
+        (Request(latency_ms="8"), "latency_ms: expected a positive number, got '8'"),
     ],
 )
 def test_refuses_a_request(three: Manifest, request_: Request, message: str) -> None:
@@ -175,7 +175,7 @@ def test_sizes_that_no_input_has(
 
 def test_numpys_whole_numbers_are_sizes(three: Manifest) -> None:
     choosing = dispatcher(three, predicted(three))
-    assert choosing.choose(Request(), np.int64(1), np.int32(8)) == choosing.choose(Request(), 1, 8)  # type: ignore[arg-type]
+    assert choosing.choose(Request(), np.int64(1), np.int32(8)) == choosing.choose(Request(), 1, 8)
 
 
 def test_longest_sequence_follows_the_rows(three: Manifest) -> None:
@@ -366,7 +366,7 @@ def test_a_deadline_that_cannot_be_met_names_the_soonest(three: Manifest) -> Non
         (Request(deadline_ms=0), "deadline_ms: expected a positive number, got 0"),
         (Request(deadline_ms=float("nan")), "deadline_ms: expected a positive number, got nan"),
         (Request(deadline_ms=True), "deadline_ms: expected a positive number, got True"),
-        (Request(deadline_ms="8"), "deadline_ms: expected a positive number, got '8'"),  # type: ignore[arg-type]
+        (Request(deadline_ms="8"), "deadline_ms: expected a positive number, got '8'"),
         (Request(deadline_ms=3, memory_mb=0), "memory_mb: expected a positive number, got 0"),
         (
             Request(deadline_ms=3, latency_ms=3),

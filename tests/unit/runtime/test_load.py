@@ -1,7 +1,6 @@
 """``load``: a full check reads every byte of a bundle's folder, whoever added it."""
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import nestforge
 import pytest
 from nestforge.bundle.device_files.device_file import HostMeasurement, Measurements, this_host
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, write_plans
-from nestforge.bundle.manifest import BUILD_NAME, CALIBRATION_NAME, REPORT_NAME
+from nestforge.bundle.manifest import BUILD_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BundleCorruptError, BundleError
 from nestforge.profiles.device_profile import TensorRTOptions
@@ -76,17 +75,6 @@ def test_what_is_whole(calibrated: Path) -> None:
     checked = verify_bytes(calibrated)
     assert (checked.policies, checked.plans, checked.files) == (1, 0, len(checked.bundle.manifest.files))
     assert str(checked).endswith(" MB, 1 calibrated policies, every hash and seal as written")
-
-
-def test_one_digit_of_a_threshold(calibrated: Path) -> None:
-    """Every row would leave at the first exit."""
-    path = calibrated / CALIBRATION_NAME
-    raw = path.read_bytes()
-    path.write_bytes(raw.replace(b"0.25", b"9.25", 1))
-    assert json.loads(path.read_bytes())["policies"][0] != json.loads(raw)["policies"][0]
-    for opens in (verify_bytes, nestforge.load):
-        with pytest.raises(BundleCorruptError, match=r"calibration\.json: its seal is not that of its content; remove"):
-            opens(calibrated)
 
 
 def test_the_report_is_compared_and_never_needed(calibrated: Path) -> None:

@@ -260,11 +260,11 @@ def test_a_memory_cap_decides_residencies(tiny_bundle: Path, feeds: Feeds) -> No
 
 def test_refuses_bad_settings(tiny_bundle: Path) -> None:
     with pytest.raises(InputError, match="residency 'fast': expected one of auto, shared, packed, mapped"):
-        nestforge.load(tiny_bundle, residency="fast")  # type: ignore[arg-type]
+        nestforge.load(tiny_bundle, residency="fast")
     with pytest.raises(InputError, match=r"threads: expected a whole number from 1 to .*, got 0"):
         nestforge.load(tiny_bundle, threads=0)
     with pytest.raises(InputError, match=r"affinity: expected numbers of CPUs, each once, .* got 'all'"):
-        nestforge.load(tiny_bundle, affinity="all")  # type: ignore[arg-type]
+        nestforge.load(tiny_bundle, affinity="all")
 
 
 def test_shared_engines_map_the_store_and_copy_no_weight(tiny_bundle: Path, feeds: Feeds) -> None:

@@ -134,11 +134,11 @@ def test_a_latency_limit_takes_the_whole_engine_unless_exits_are_requested(own: 
     write_exits_manifest(own, bundle.manifest, latencies)
     with nestforge.load(own, threads=1) as model:
         for limit in ({"latency_ms": 1.0}, {"budget": "quick"}):
-            answer = model(FEEDS, **limit)  # type: ignore[arg-type]
+            answer = model(FEEDS, **limit)
             assert answer.exits is None
             assert answer.engine == "depth4@b8-s16"
             assert answer.reason.endswith("; whole engine: exits speed up the mean, the limit is for every request")
-            assert model(FEEDS, exits=0.5, **limit).exits is not None  # type: ignore[arg-type]
+            assert model(FEEDS, exits=0.5, **limit).exits is not None
         assert model(FEEDS, budget="small").exits is not None
         assert model(FEEDS, memory_mb=1).exits is not None
 

@@ -64,7 +64,7 @@ def test_a_task_is_chosen_among_its_own_engines() -> None:
         assert model.choose(1, 12, task="both").engine.submodel == model.choose(1, 12).engine.submodel
         assert "task quarter" in repr(model(FEEDS, task="quarter"))
         with pytest.raises(InputError, match="task: expected a name, got 3"):
-            model(FEEDS, task=3)  # type: ignore[arg-type]
+            model(FEEDS, task=3)
     with (
         nestforge.load(Path(GOLDEN).with_name("bundle-ranges")) as model,
         pytest.raises(SelectionError, match="no task"),
@@ -150,7 +150,7 @@ def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_cannot_be_merged_is_refused(bundle: str, merge: object, error: type[NestforgeError], said: str) -> None:
     with pytest.raises(error, match=said):
-        nestforge.load(GOLDEN.with_name(bundle), merge=merge)  # type: ignore[arg-type]
+        nestforge.load(GOLDEN.with_name(bundle), merge=merge)
 
 
 def test_engines_of_merged_tasks_count_under_a_cap() -> None:

@@ -84,7 +84,7 @@ def test_a_chat_is_that_of_a_call_whole_and_as_it_comes(client: openai.OpenAI, m
     assert "".join(event.choices[0].delta.content or "" for event in events) == expected.text
     assert [event.choices[0].delta.role for event in events] == ["assistant", *[None] * (len(events) - 1)]
     assert [event.choices[0].finish_reason for event in events] == [*[None] * (len(events) - 1), "length"]
-    streamed = [one for event in events for one in (event.choices[0].logprobs.content or [])]  # type: ignore[union-attr]
+    streamed = [one for event in events for one in (event.choices[0].logprobs.content or [])]
     assert [one.token for one in streamed] == [one.token for one in tokens]
 
 
@@ -141,7 +141,7 @@ def test_who_generates_is_asked_for_as_on_other_routes(client: openai.OpenAI, mo
 def test_a_deadline_is_kept_by_smaller_submodels_or_refused(client: openai.OpenAI, server: Running) -> None:
     given: Any = {"model": "bundle", "prompt": PROMPT, "max_tokens": 20, "stop": []}
     found = client.completions.create(**given, extra_body={"deadline_ms": 60_000})
-    assert [run["submodel"] for run in found.choices[0].model_extra["nestforge"]] == ["ffn32"]  # type: ignore[index]
+    assert [run["submodel"] for run in found.choices[0].model_extra["nestforge"]] == ["ffn32"]
     with pytest.raises(openai.RateLimitError, match="no submodel generates 20 tokens behind") as refusal:
         client.completions.create(**given, extra_body={"deadline_ms": 0.01})
     assert refusal.value.code == "overloaded"

@@ -32,7 +32,7 @@ class Held:
     """Runs that go on until they are let go."""
 
     def __init__(self) -> None:
-        self.end, self.seen = Event(), []  # type: ignore[var-annotated]
+        self.end, self.seen = Event(), []
 
     def replies(self, works: Sequence[str], run: Run, /) -> Sequence[str]:
         self.seen += works
@@ -107,7 +107,7 @@ class InTwo:
     """Runs of two halves, of which the second is a job that goes on."""
 
     def __init__(self) -> None:
-        self.hold, self.seen = Event(), []  # type: ignore[var-annotated]
+        self.hold, self.seen = Event(), []
 
     def replies(self, works: Sequence[str], run: Run, /) -> Sequence[str | Further]:
         self.seen += works

@@ -101,14 +101,14 @@ def test_values_in_place_of_bytes(server: Running) -> None:
     unset = pb.ModelInferRequest(model_name="tiny", inputs=given, parameters={"deadline_ms": pb.InferParameter()})
     with grpc.insecure_channel(server.rpc) as channel, pytest.raises(grpc.RpcError) as refusal:
         GRPCInferenceServiceStub(channel).ModelInfer(unset)
-    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-    assert refusal.value.details() == "parameter deadline_ms: expected a value, got none"  # type: ignore[attr-defined]
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.value.details() == "parameter deadline_ms: expected a value, got none"
     for one in given:  # more in all, not in one of them
         one.contents.int64_contents.extend([1] * 2**15)
     with grpc.insecure_channel(server.rpc) as channel, pytest.raises(grpc.RpcError) as refusal:
         GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(model_name="tiny", inputs=given))
-    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-    assert "65548 values and sizes; send more than 65536 values raw" in refusal.value.details()  # type: ignore[attr-defined]
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "65548 values and sizes; send more than 65536 values raw" in refusal.value.details()
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,8 @@ def test_a_message_that_is_none_is_refused_and_others_go_on(server: Running, cli
         for method in ("ModelInfer", "ModelMetadata"):
             with pytest.raises(grpc.RpcError) as refusal:
                 channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
-            assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-            assert refusal.value.details() == (  # type: ignore[attr-defined]
-                "message: expected protobuf's bytes of this call's request"
-            )
+            assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert refusal.value.details() == ("message: expected protobuf's bytes of this call's request")
     assert client.is_server_ready()
 
 

@@ -85,7 +85,7 @@ def test_the_openai_client_gets_embeddings(server: Running, tiny_bundle: Path) -
     client = openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="none", max_retries=0)
     assert [one.id for one in client.models.list()] == ["tiny", "exits"]
     for form in ("float", "base64"):
-        found = client.embeddings.create(model="tiny", input=TEXTS, encoding_format=form)  # type: ignore[call-overload]
+        found = client.embeddings.create(model="tiny", input=TEXTS, encoding_format=form)
         vectors = [
             np.frombuffer(__import__("base64").b64decode(one.embedding), "<f4") if form == "base64" else one.embedding
             for one in found.data
@@ -220,26 +220,12 @@ MASK = {"name": "attention_mask", "datatype": "INT64", "shape": [1, 2], "data": 
         ({"inputs": [GOOD]}, "inputs input_ids: expected exactly attention_mask, input_ids"),
         ({"inputs": [GOOD, GOOD]}, "input input_ids: stands twice"),
         ({"inputs": [{**GOOD, "datatype": "FP99"}, MASK]}, "input input_ids: datatype 'FP99'; expected one of FP32, "),
-        ({"inputs": [{**GOOD, "datatype": "FP32"}, MASK]}, "input input_ids: expected a numpy array of int64, got flo"),
-        (
-            {"inputs": [{**GOOD, "shape": [2]}, MASK]},
-            "input input_ids: expected int64 [batch, sequence], got shape [2]",
-        ),
         ({"inputs": [{**GOOD, "shape": [1, -2]}, MASK]}, "input input_ids: expected a shape of positive sizes"),
         ({"inputs": [{**GOOD, "shape": [1] * 33}, MASK]}, "expected a shape of positive sizes, 32 at most"),
         ({"inputs": [{**GOOD, "data": [1]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
         ({"inputs": [{**GOOD, "data": [1.5, 2]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
         ({"inputs": [{**GOOD, "data": [[1], [2, 3]]}, MASK]}, "input input_ids: expected 2 values of int64 as data"),
         ({"inputs": [{**GOOD, "data": [1, 99]}, MASK]}, "input input_ids: values 1..99, expected 0..15"),
-        (
-            {
-                "inputs": [
-                    {**GOOD, "shape": [1, 999], "data": [1] * 999},
-                    {**MASK, "shape": [1, 999], "data": [1] * 999},
-                ]
-            },
-            "input of 1 rows x 999 is larger",
-        ),
         ({"inputs": [GOOD, MASK], "outputs": [{"name": "no"}]}, "output 'no': there is hidden, total"),
         (
             {"inputs": [GOOD, MASK], "outputs": [{"name": "total"}] * 1000},
@@ -251,10 +237,6 @@ MASK = {"name": "attention_mask", "datatype": "INT64", "shape": [1, 2], "data": 
         ),
         ({"inputs": [GOOD, MASK], "parameters": {"submodel": 3}}, "submodel: expected a name, got 3"),
         ({"inputs": [GOOD, MASK], "parameters": {"submodel": "no"}}, "no"),
-        (
-            {"inputs": [GOOD, MASK], "parameters": {"budget": "edge", "latency_ms": 3}},
-            "request with budget, latency_ms",
-        ),
         ({"inputs": [GOOD, MASK], "parameters": {"task": "no"}}, "no task 'no'"),
     ],
     ids=str,
@@ -517,7 +499,7 @@ def test_the_head_of_an_answer_leaves_with_its_body_and_nothing_waits_for_compan
     async def sent(*turns: Sequence[bytes | None]) -> list[bytes | str]:
         """What is sent where ``turns`` of the loop write these, or close for None."""
         transport = Sent()
-        joined = JoinedWrites(transport, asyncio.get_running_loop())  # type: ignore[arg-type]
+        joined = JoinedWrites(transport, asyncio.get_running_loop())
         for turn in turns:
             for data in turn:
                 joined.close() if data is None else joined.write(data)

@@ -42,12 +42,12 @@ def test_an_index_and_searches_in_it(encoder: Path, tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no shape": (lambda b: nestforge.bench(b, at="1y8"), "at: "),
-    "no path": (lambda b: nestforge.measure(5), "bundle: expected "),  # type: ignore[arg-type]
+    "no path": (lambda b: nestforge.measure(5), "bundle: expected "),
     "a text for texts": (lambda b: nestforge.bench_requests(b, texts="a"), "texts: expected a list of str or None"),
-    "no text": (lambda b: nestforge.consistency(b, text=5), "text: expected "),  # type: ignore[arg-type]
-    "no data": (lambda b: nestforge.calibrate(b, 5, "loss<=1"), "data: expected "),  # type: ignore[arg-type]
-    "no labels": (lambda b: nestforge.index(b, TEXTS, labels=5), "labels: expected "),  # type: ignore[arg-type]
-    "no index": (lambda b: nestforge.search(b, 5, TEXTS), "index: expected "),  # type: ignore[arg-type]
+    "no text": (lambda b: nestforge.consistency(b, text=5), "text: expected "),
+    "no data": (lambda b: nestforge.calibrate(b, 5, "loss<=1"), "data: expected "),
+    "no labels": (lambda b: nestforge.index(b, TEXTS, labels=5), "labels: expected "),
+    "no index": (lambda b: nestforge.search(b, 5, TEXTS), "index: expected "),
 }
 
 
@@ -68,7 +68,7 @@ def test_consistency_of_texts_in_a_list_and_in_a_file(encoder: Path, tmp_path: P
     assert repr(listed).startswith(f"Consistency({encoder}: 2 submodels, ")
     assert "<td>ffn16-heads1</td>" in listed._repr_html_()
     with pytest.raises(nestforge.InputError, match="text: expected str, PathLike, a list of str or None, got list"):
-        nestforge.consistency(encoder, text=["a", 3])  # type: ignore[list-item]
+        nestforge.consistency(encoder, text=["a", 3])
     with pytest.raises(nestforge.InputError, match=r"^text: 1 different texts, one per line; expected at least 20"):
         nestforge.consistency(encoder, text=["a"])
 

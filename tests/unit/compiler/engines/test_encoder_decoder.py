@@ -14,14 +14,12 @@ from nestforge.bundle.entries.generation_entry import GenerationEntry
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.engines.cached_gate import judge_cached
-from nestforge.compiler.job import resolve
 from nestforge.compiler.parity.cached_cases import cached_batches, prompts_of, read_prompts, run_batches
 from nestforge.compiler.parity.references import References
-from nestforge.errors import ParityError, PlanError
+from nestforge.errors import ParityError
 from nestforge.exporters.hugging_face import distances, generating
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import load_universal
-from nestforge.profiles.compile_request import CompileRequest
 from nestforge.runtime.engines.runner import runner_for
 from nestforge.runtime.generation.cache import Cache, Source, read_source
 from nestforge.runtime.generation.cached_engine import CachedEngine
@@ -229,16 +227,3 @@ def test_a_decoder_begins_as_texts_do_where_its_folder_states_nothing_else(tmp_p
     cached = open_source(save(tmp_path / "m", "mbart")).architecture.cached
     assert cached.problem is None
     assert cached.encoder.start == 4
-
-
-def cannot(folder: Path) -> str:
-    request = CompileRequest(model=folder, output=folder.parent / "b", profile="raspberry-pi-5", generate=True)
-    with pytest.raises(PlanError) as failure:
-        resolve(request)
-    return str(failure.value)
-
-
-def test_why_an_encoder_decoder_cannot_generate(tmp_path: Path) -> None:
-    folder = edit_config(save(tmp_path / "bart", "bart"), decoder_start_token_id=None, bos_token_id=None)
-    (folder / "generation_config.json").unlink()
-    assert "decoder_start_token_id: expected a token of the vocabulary, 0..95, with which" in cannot(folder)

@@ -19,13 +19,11 @@ from nestforge.compiler.parity.cached_cases import (
     unproven_window,
 )
 from nestforge.compiler.parity.cases import Case, few, judged_places, parity_cases, shapes_to_prove, unjudged
-from nestforge.errors import InputError
 from nestforge.exporters.parts import MOST_NEW_TOKENS
 from nestforge.exporters.signature import Signature
 from nestforge.exporters.source import open_source
 from nestforge.exporters.universal import UniversalModel, load_universal
 from nestforge.runtime.inputs.arrays import InputChecker
-from nestforge.runtime.inputs.text import TextEncoder
 
 
 @pytest.fixture
@@ -109,18 +107,6 @@ def test_a_model_of_images_has_no_text_and_no_length(pad: int | None, batch: int
         rows = cases[-1].feeds["pixels"]
         assert rows[0].all()
         assert not rows[1].any(), "a request of one image, filled up"
-
-
-def test_a_bucket_too_short_for_any_text_is_refused(model: UniversalModel) -> None:
-    """Tokenizers do not truncate below the tokens that they add themselves."""
-    with pytest.raises(InputError, match="the tokenizer adds 2 tokens to each, and the largest bucket takes 1"):
-        parity_cases(model.source.signature, Bucket(1, 1), _encoder(model))
-
-
-def _encoder(model: UniversalModel) -> TextEncoder:
-    encoder = model.source.encoder
-    assert encoder is not None
-    return encoder
 
 
 def test_a_range_is_proven_at_its_ends_and_all_over() -> None:

@@ -75,7 +75,7 @@ def test_faults_of_the_last_layer_are_found(
     assert len(whole) == 6
     reference, limit = References(universal, {}).of(universal.spec.universal()), tolerance_for("fp32", 2)
     broken = copy.deepcopy(reference.module)
-    fault(broken.get_submodule("model.model.layers")[-1])  # type: ignore[index]
+    fault(broken.get_submodule("model.model.layers")[-1])
     heads: list[int] = []
     head = broken.get_submodule("model.lm_head")
     head.register_forward_hook(lambda _module, _inputs, logits: heads.append(logits.shape[1]))

@@ -164,7 +164,7 @@ def test_a_pass_holds_one_weight(llama: torch.nn.Module, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         torch,
         "empty",
-        lambda size, **kind: (made.append(size), empty(size, **kind))[1],  # type: ignore[func-returns-value]
+        lambda size, **kind: (made.append(size), empty(size, **kind))[1],
     )
     with in_float64(llama):
         first = llama(IDS)
@@ -192,7 +192,7 @@ def test_a_large_product_is_made_of_parts(monkeypatch: pytest.MonkeyPatch) -> No
         assert largest.numbers == 192 * 24
 
 
-class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Largest(TorchDispatchMode):
     """The most numbers of a float64 tensor that an operation takes."""
 
     numbers = 0
@@ -221,11 +221,11 @@ def test_what_is_cut_off_reads_as_zero() -> None:
     assert layer.weight.count_nonzero() == 20
 
 
-class Narrowings(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Narrowings(TorchDispatchMode):
     """Collects operations that take float64 and return float32."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: list[str] = []
 
     def __torch_dispatch__(
@@ -250,7 +250,7 @@ def test_norms_that_ask_for_float32_stay_wide(llama: torch.nn.Module) -> None:
         (narrowed,) = copy.deepcopy(llama).double()(IDS)  # its norms round to float32, as their code says
     for part in (own := copy.deepcopy(llama)).modules():
         if type(part).__name__ == "LlamaRMSNorm":
-            part.forward = _norm.__get__(part)  # type: ignore[method-assign, assignment]
+            part.forward = _norm.__get__(part)
     with in_float64(own):
         (expected,) = own(IDS)
     assert (found - expected).abs().max() < 1e-13
@@ -260,7 +260,7 @@ def test_norms_that_ask_for_float32_stay_wide(llama: torch.nn.Module) -> None:
 def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
     """LlamaRMSNorm without its casts."""
     scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-    return self.weight * (hidden * scale)  # type: ignore[no-any-return]
+    return self.weight * (hidden * scale)
 
 
 def test_nothing_is_narrowed_and_rotary_angles_keep_their_numbers(llama: torch.nn.Module) -> None:

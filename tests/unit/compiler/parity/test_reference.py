@@ -81,10 +81,9 @@ def tampered(monkeypatch: pytest.MonkeyPatch, tamper: Tamper) -> None:
     """Every engine is changed between the template and the gate."""
 
     def emit_changed(*arguments: object) -> bytes:
-        model = onnx.ModelProto.FromString(emit(*arguments))  # type: ignore[arg-type]
+        model = onnx.ModelProto.FromString(emit(*arguments))
         tamper(model)
-        raw: bytes = model.SerializeToString()
-        return raw
+        return model.SerializeToString()
 
     monkeypatch.setattr(build_engine, "emit", emit_changed)
 

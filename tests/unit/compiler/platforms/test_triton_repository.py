@@ -118,7 +118,7 @@ def ask(
                 wanted = outputs and [http.InferRequestedOutput(name) for name in outputs]
                 return client.infer(model, inputs, parameters=parameters, outputs=wanted)
 
-            asked.log = root / "log"  # type: ignore[attr-defined]
+            asked.log = root / "log"
             yield asked
     finally:
         process.terminate()

@@ -257,7 +257,7 @@ def test_a_decoder_that_reads_another_prompt_is_refused(sources: Path, monkeypat
     copied = cached_cases.DeviceSource.copied
 
     def shorter(source: object, device: object) -> object:
-        found = copied(source, device)  # type: ignore[arg-type]
+        found = copied(source, device)
         found.lengths[-1] = max(1, found.lengths[-1] - 1)
         return found
 

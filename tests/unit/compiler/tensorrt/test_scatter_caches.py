@@ -15,64 +15,38 @@ Arrays = dict[str, np.ndarray]
 
 def attending(heads: int, shared: int, window: int = -1, cap: float = 0.0, bias: bool = False) -> onnx.ModelProto:
     """Two layers: one that writes its keys and values, and one that reads the same with other queries."""
-    inputs = ["query", "key", "value", "past_key", "past_value", "last", "total"]
-    attributes = {"num_heads": heads, "kv_num_heads": shared, "scale": 0.3, "softcap": cap, "local_window_size": window}
-    given = [*inputs, "", "", "", "bias"] if bias else inputs
-    by_distance = [
-        helper.make_node("Cast", ["total"], ["count"], to=TensorProto.INT64),
-        helper.make_node("Range", ["none", "count", "step"], ["places"]),
-        helper.make_node("Cast", ["places"], ["distances"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["distances", "slopes"], ["rows_bias"]),
-        helper.make_node("Shape", ["query"], ["tokens"], start=1, end=2),
-        helper.make_node("Concat", ["one", "one", "tokens", "one"], ["each"], axis=0),
-        helper.make_node("Expand", ["rows_bias", "each"], ["bias"]),
-    ]
-    nodes = [
-        *(by_distance if bias else []),
-        helper.make_node("Shape", ["query"], ["unread"]),
-        helper.make_node(
-            "GroupQueryAttention",
-            given,
-            ["out", "key_after", "value_after"],
-            "own",
-            domain="com.microsoft",
-            **attributes,
-        ),
-        helper.make_node("Slice", ["key", "zero", "zero", "one"], ["no_key"]),
-        helper.make_node("Slice", ["value", "zero", "zero", "one"], ["no_value"]),
-        helper.make_node(
-            "GroupQueryAttention",
-            ["other", "no_key", "no_value", "key_after", "value_after", "last", "total"],
-            ["read"],
-            "reading",
-            domain="com.microsoft",
-            **attributes,
-        ),
-    ]
-
-    def value(name: str, *dims: int | str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, dtype, dims)
-
-    cache = ("batch", shared, "capacity", SIZE)
-    given_values = [
-        value("query", "batch", "sequence", heads * SIZE),
-        value("other", "batch", "sequence", heads * SIZE),
-        *(value(name, "batch", "sequence", shared * SIZE) for name in ("key", "value")),
-        *(value(name, *cache) for name in ("past_key", "past_value")),
-        value("last", "batch", dtype=TensorProto.INT32),
-        value("total", dtype=TensorProto.INT32),
-    ]
-    returned = [value(name, "batch", "sequence", heads * SIZE) for name in ("out", "read")]
-    returned += [value(name, *cache) for name in ("key_after", "value_after")]
-    constants = [
-        helper.make_tensor(name, TensorProto.INT64, [1], [number]) for name, number in (("zero", 0), ("one", 1))
-    ]
-    constants += [helper.make_tensor(name, TensorProto.INT64, [], [n]) for name, n in (("none", 0), ("step", 1))]
+    wide, narrow = (f"batch,sequence,{n * SIZE}" for n in (heads, shared))
+    cache = f"batch,{shared},capacity,{SIZE}"
+    attention = (
+        f"com.microsoft.GroupQueryAttention <num_heads = {heads}, kv_num_heads = {shared}, scale = 0.3, "
+        f"softcap = {cap:f}, local_window_size = {window}>"
+    )
+    by_distance = """
+        count = Cast <to = 7> (total)
+        places = Range (none, count, step)
+        distances = Cast <to = 1> (places)
+        rows_bias = Mul (distances, slopes)
+        tokens = Shape <start = 1, end = 2> (query)
+        each = Concat <axis = 0> (one, one, tokens, one)
+        bias = Expand (rows_bias, each)"""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]> attending (
+            float[{wide}] query, float[{wide}] other, float[{narrow}] key, float[{narrow}] value,
+            float[{cache}] past_key, float[{cache}] past_value, int32[batch] last, int32 total
+        ) => (float[{wide}] out, float[{wide}] read, float[{cache}] key_after, float[{cache}] value_after)
+        <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64 none = {{0}}, int64 step = {{1}}> {{
+            {by_distance if bias else ""}
+            unread = Shape (query)
+            [own] out, key_after, value_after = {attention} (query, key, value, past_key, past_value, last, total)
+            no_key = Slice (key, zero, zero, one)
+            no_value = Slice (value, zero, zero, one)
+            [reading] read = {attention} (other, no_key, no_value, key_after, value_after, last, total)
+        }}""")
     slopes = [0.1 * (head + 1) for head in range(heads)]
-    constants.append(helper.make_tensor("slopes", TensorProto.FLOAT, [1, heads, 1, 1], slopes))
-    graph = helper.make_graph(nodes, "attending", given_values, returned, constants)
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    model.graph.initializer.append(helper.make_tensor("slopes", TensorProto.FLOAT, [1, heads, 1, 1], slopes))
+    own = next(node for node in model.graph.node if node.name == "own")
+    own.input.extend(["", "", "", "bias"] if bias else [])
+    return model
 
 
 def answers(model: onnx.ModelProto, feeds: Arrays) -> Arrays:

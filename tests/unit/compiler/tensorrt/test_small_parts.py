@@ -167,8 +167,7 @@ def test_whole_numbers_are_bounded_as_before(bounds: list[str]) -> None:
 
     def answer(model: onnx.ModelProto) -> np.ndarray:
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        found: np.ndarray = session.run(None, numbers)[0]
-        return found
+        return session.run(None, numbers)[0]
 
     assert any("Clip" in problem for problem in unsupported(model))
     made = in_parsed_operators(model)

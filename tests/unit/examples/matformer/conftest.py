@@ -33,5 +33,4 @@ def digits() -> DigitsTask:
 
 @pytest.fixture(params=["language", "digits"])
 def task(request: pytest.FixtureRequest) -> Task:
-    found: Task = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)

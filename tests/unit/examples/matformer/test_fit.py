@@ -107,11 +107,6 @@ def test_a_baseline_is_a_plain_model_of_the_levels_size(task: Task) -> None:
     assert per_neuron == 2 * task.config.hidden_size + biases
 
 
-def test_the_text_model_takes_text(language: LanguageTask, tmp_path: Path) -> None:
-    train(language, Run(0, folder=tmp_path / "model"))
-    assert open_source(tmp_path / "model").signature.text is not None
-
-
 def test_processes_and_threads_change_no_result(language: LanguageTask) -> None:
     task = replace(language, recipe=replace(language.recipe, steps=1))
     runs = [Run(0, "S"), Run(1, "S")]

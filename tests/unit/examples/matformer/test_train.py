@@ -121,14 +121,3 @@ def test_the_table_of_both_tasks(tmp_path: Path) -> None:
     ]
     assert [line.split()[0] for line in lines if "±" in line] == ["S", "M", "L", "XL"] * 2
     assert lines[-1] == f"Models, held-out data and training.json lie in {tmp_path / 'out'}"
-
-
-@pytest.mark.usefixtures("tiny")
-def test_no_sources_are_one_line(tmp_path: Path, stdlib: Path) -> None:
-    for file in stdlib.iterdir():
-        file.unlink()
-    result = CliRunner().invoke(command.main, ["lm", "--output", str(tmp_path / "out")])
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("train: error: ")
-    assert result.stderr.count("\n") == 1

@@ -87,14 +87,3 @@ def test_the_table_of_all_models_and_budgets(tmp_path: Path) -> None:
     assert sum("% of 64 tokens" in line for line in lines) == 6
     assert sum(line.endswith(" -") for line in lines) == 1  # the peer drops no tokens
     assert lines[-1] == f"Models, held-out rows and training.json lie in {tmp_path / 'out'}"
-
-
-@pytest.mark.usefixtures("_tiny")
-def test_no_sources_are_one_line(tmp_path: Path, stdlib: Path) -> None:
-    for file in stdlib.iterdir():
-        file.unlink()
-    result = CliRunner().invoke(command.main, ["--output", str(tmp_path / "out")])
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("train: error: ")
-    assert result.stderr.count("\n") == 1

@@ -95,8 +95,6 @@ def test_the_cache_of_a_slice_is_that_of_the_whole_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('a,7,1,1,"[8, 8]",[]', r"line 2: FFN Hidden Dims: 2 widths, expected 7; the table is of another model"),
-        (f'a,7,1,1,"{[64] * 7}",[]', r"line 2: FFN Hidden Dims: 64 neurons in layer 0, expected 1 to 32; the table is"),
         (f'a,6,1,1,"{[8] * 6}",[2]', r"layer 2 cannot be left out, expected some of 3 to 6; the table is of another"),
         (f'a,6,1,1,"{[8] * 6}",[20]', r"layer 20 cannot be left out, expected some of 3 to 6"),
         (f'a,6,1,1,"{[8] * 6}",[3]\nb,6,1,1,"{[8] * 6}",[4]', r"two sets of 1 layers to leave out; take one of them"),

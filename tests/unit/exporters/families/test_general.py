@@ -153,12 +153,9 @@ def test_a_class_that_lets_padding_through_compiles_for_one_row_alone(text: Path
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map: the folder brings code of its own, which is never"),
         ({"model_type": "distillery"}, "model_type 'distillery' is not supported; .*every type of the installed"),
         ({"architectures": ["pipeline"]}, "transformers has no class 'pipeline'"),
         ({"model_type": ["distilbert"]}, r"model_type \['distilbert'\] is not supported"),
-        ({"add_cross_attention": True}, "add_cross_attention: a second sequence to attend to"),
-        ({"pruned_heads": {"0": [0]}}, "pruned_heads: heads that are gone"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type: relative_key is not supported"),
         ({"text_config": {"quantization_config": {"bits": 4}}}, "text_config.quantization_config: quantized weights"),
     ],

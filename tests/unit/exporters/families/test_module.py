@@ -131,7 +131,7 @@ class Seeing(torch.nn.Module):
         self.see = torch.nn.Conv2d(3, 4, 3)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.see(image.float() / 255).mean((2, 3))  # type: ignore[no-any-return]
+        return self.see(image.float() / 255).mean((2, 3))
 
 
 def test_images_of_whole_numbers(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_what_only_folders_have_is_refused(tmp_path: Path, tagger: Tagger) -> No
     with pytest.raises(InputError, match=r"example_inputs: expected with a torch\.nn\.Module alone"):
         nestforge.compile(tmp_path, example_inputs=torch.randn(2, 8))
     with pytest.raises(InputError, match=r"model: expected str, Path or torch\.nn\.Module, got int 3"):
-        nestforge.compile(3)  # type: ignore[arg-type,unused-ignore]
+        nestforge.compile(3)
     with pytest.raises(CheckpointError, match="is that of a module in memory, which no folder holds"):
         FAMILY.read(Checkpoint(tmp_path, {"model_type": "torch.nn.Module"}, {}))
     with pytest.raises(ExportError, match=r"bucket b1-s40: the model takes at most 24 tokens"):

@@ -117,8 +117,7 @@ def our_vectors(folder: Path, **asked: str) -> np.ndarray:
     with torch.no_grad():
         outputs = universal.module(*(torch.from_numpy(encoded.feeds[spec.name]) for spec in signature.inputs))
     found = dict(zip([spec.name for spec in signature.outputs], outputs, strict=True))
-    embedding: np.ndarray = found[signature.text.embedding or ""].numpy()
-    return embedding
+    return found[signature.text.embedding or ""].numpy()
 
 
 def test_lower_case(tmp_path: Path) -> None:

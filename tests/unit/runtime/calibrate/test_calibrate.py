@@ -281,7 +281,7 @@ def drifting_fitter(
     monkeypatch.setattr(calibrate_exits, "time_in_turns", measure)
     budget = parse_budget(f"mean_latency_ms<={limit}")
     policy_of = lambda thresholds: ExitPolicy(tuple(map(float, thresholds)))  # noqa: E731 - as short as it is
-    return Fitter(Bench(), [{}] * 1000, observed, costs, budget, 3, policy_of, lambda *_: None)  # type: ignore[arg-type]
+    return Fitter(Bench(), [{}] * 1000, observed, costs, budget, 3, policy_of, lambda *_: None)
 
 
 @pytest.mark.parametrize("slower", [[1.0], [1.25], [0.8], [1.3, 1.2], [1.1, 1.1, 1.2, 1.2]])

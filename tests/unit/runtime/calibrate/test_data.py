@@ -1,6 +1,5 @@
 import hashlib
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,17 +127,11 @@ def renamed(rows: dict[str, Any]) -> dict[str, Any]:
     [
         (renamed, "inputs attention_mask, ids: expected exactly attention_mask, input_ids"),
         (lambda rows: {**rows, "label": np.zeros(4)}, "label: expected exactly attention_mask, input_ids"),
-        (
-            lambda rows: {**rows, "input_ids": np.zeros(4, int)},
-            "input_ids: expected int64 [batch, sequence], got shape",
-        ),
         (lambda rows: {**rows, "labels": np.zeros(4)}, "labels: expected 4 whole numbers, got float64 of shape [4]"),
         (lambda rows: {**rows, "labels": np.zeros(3, int)}, "labels: expected 4 whole numbers, got int64 of shape [3]"),
         (lambda rows: {**rows, "labels": np.array([0, 1, 3, 0])}, "labels: row 2 has 3, expected 0..2"),
         (lambda rows: {name: array[:0] for name, array in rows.items()}, "has no rows"),
         (lambda rows: {**rows, "input_ids": rows["input_ids"] + 99}, "input input_ids: values"),
-        (lambda rows: {**rows, "input_ids": rows["input_ids"].astype("int32")}, "expected a numpy array of int64"),
-        (lambda rows: rows | {"attention_mask": np.ones((4, 16), int)[:, :15]}, "(sequence is 16 in another input)"),
         (
             lambda rows: {"input_ids": np.ones((4, 17), int), "attention_mask": np.eye(4, 17, 13, int)},
             "row 3 has 17 steps, the largest bucket for such requests takes 16; shorten it, or compile with",
@@ -151,14 +144,6 @@ def test_bad_arrays_are_named(
     path = tmp_path / "rows.npz"
     np.savez(path, **edit(make_rows(4)))
     assert message in error_of(path, bundle)
-
-
-def test_no_pickle_is_loaded(bundle: Bundle, tmp_path: Path) -> None:
-    path = tmp_path / "rows.npz"
-    np.savez(path, **make_rows(4) | {"labels": np.array([{}] * 4, object)})
-    assert error_of(path, bundle) == "expected an NPZ file of plain arrays, as numpy.savez writes it"
-    path.write_bytes(pickle.dumps(make_rows(4)))
-    assert error_of(path, bundle) == "expected an NPZ file of plain arrays, as numpy.savez writes it"
 
 
 def test_sizes_are_bounded_before_anything_is_read(

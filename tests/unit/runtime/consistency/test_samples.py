@@ -57,11 +57,6 @@ def test_fewer_texts_than_rows_are_padded_with_empty_rows(bundle: Bundle, encode
     assert encoded.lengths == (4,)
 
 
-def test_a_bucket_too_short_for_any_text_is_refused(bundle: Bundle, encoder: TextEncoder) -> None:
-    with pytest.raises(InputError, match="the tokenizer adds 2 tokens to each, and the largest bucket takes 1"):
-        text_at_bucket(encoder, bundle.manifest.inputs, ["a"], Bucket(1, 1))
-
-
 def test_a_tokenizer_that_knows_more_than_the_model_is_refused(bundle: Bundle, encoder: TextEncoder) -> None:
     """PyTorch would fail deep in its embedding, or read beyond it on another device."""
     inputs = tuple(replace(spec, high=5) for spec in bundle.manifest.inputs)
@@ -167,12 +162,3 @@ def test_different_lines_in_the_order_of_their_hashes(tmp_path: Path) -> None:
     found = keyed_texts(path, InputError)
     assert sorted(text for _, text in found) == ["a", "b", "c"]
     assert [key for key, _ in found] == sorted(hashlib.sha256(text.encode()).digest() for text in "abc")
-
-
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none: cannot be read \(No such file or directory\)"):
-        keyed_texts(tmp_path / "none", InputError)
-    path = tmp_path / "texts.txt"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"texts\.txt: line 1: not UTF-8; expected a UTF-8 text file"):
-        keyed_texts(path, InputError)

@@ -39,8 +39,7 @@ def rows(path: Path, begin: int, end: int, name: str = "w") -> Initializer:
 
 
 def values(view: DeviceView) -> list[object]:
-    found: list[object] = onnxruntime.OrtValue.from_dlpack(view).numpy().tolist()
-    return found
+    return onnxruntime.OrtValue.from_dlpack(view).numpy().tolist()
 
 
 def test_every_prefix_is_a_view_of_one_copy(path: Path) -> None:

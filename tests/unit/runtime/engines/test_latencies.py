@@ -74,7 +74,7 @@ def test_plans_are_measured_by_the_host_with_its_gpu(bundle: Bundle, monkeypatch
     monkeypatch.setattr(tensorrt, "problem", lambda: "no TensorRT")
     assert measuring_host(bundle) == this_host()
     engine_module = ModuleType("engine")
-    engine_module.this_gpu = lambda: Gpu("NVIDIA L4", "8.9", "10.3.0")  # type: ignore[attr-defined]
+    engine_module.this_gpu = lambda: Gpu("NVIDIA L4", "8.9", "10.3.0")
     monkeypatch.setitem(sys.modules, "nestforge.runtime.engines.tensorrt.engine", engine_module)
     monkeypatch.setattr(tensorrt, "problem", lambda: None)
     here = measuring_host(bundle)

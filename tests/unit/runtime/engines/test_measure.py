@@ -45,14 +45,14 @@ class FakeRunner:
 
 def test_slow_engines_run_the_least_number(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner([1.0], monkeypatch)
-    stats = measure(runner, {}, warmup=2, min_runs=4, max_seconds=2.0)  # type: ignore[arg-type]
+    stats = measure(runner, {}, warmup=2, min_runs=4, max_seconds=2.0)
     assert stats == LatencyStats(4, 1000.0, 1000.0, 1000.0, 0.0)
     assert runner.runs == 6
 
 
 def test_quick_engines_run_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner([0.25], monkeypatch)
-    assert measure(runner, {}, warmup=0, min_runs=2, max_seconds=5.0).runs == 20  # type: ignore[arg-type]
+    assert measure(runner, {}, warmup=0, min_runs=2, max_seconds=5.0).runs == 20
 
 
 def test_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
         runner = call.func.__self__
         number = sum(name == runner.name for name, *_ in order)
         order.append((runner.name, warmup, min_runs))
-        times: list[float] = runner.rounds[number]
-        return times
+        return runner.rounds[number]
 
     class Quiet:
         def share(self) -> float:

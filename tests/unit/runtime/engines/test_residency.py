@@ -56,7 +56,7 @@ def test_engines_that_cannot_share_count_each_for_itself() -> None:
 @pytest.mark.parametrize("cap", ["8", True, 0, -1, float("nan"), [8]])
 def test_a_cap_that_is_no_positive_number_is_refused(cap: object) -> None:
     with pytest.raises(SelectionError, match="memory_mb: expected a positive number, got "):
-        assign_residencies(CHAIN, cap)  # type: ignore[arg-type]
+        assign_residencies(CHAIN, cap)
 
 
 def test_a_request_that_does_not_fit_is_refused_with_the_figures() -> None:

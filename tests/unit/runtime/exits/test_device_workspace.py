@@ -101,7 +101,7 @@ def test_what_engines_keep_for_a_chain_is_bounded(
         opened = chain._segments[0]._pool._open
 
         def bindings() -> int:
-            return sum(len(runner._bound) for runner in opened.values())  # type: ignore[attr-defined]
+            return sum(len(runner._bound) for runner in opened.values())
 
         def ask(seed: int) -> None:
             chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="))
@@ -153,7 +153,7 @@ def test_no_more_requests_than_workspaces_are_under_way_on_a_device(exits_bundle
     made: list[object] = []
     with open_chain(open_bundle(exits_bundle), host_provider(device)) as chain:
         new = chain._new_workspace
-        chain._new_workspace = lambda: made.append(None) or new()  # type: ignore[method-assign]
+        chain._new_workspace = lambda: made.append(None) or new()
 
         def ask(seed: int) -> None:
             chain.run(requests([3, 8], seed=seed), ExitPolicy((-1.0, -1.0), "<="), lambda _: time.sleep(0.005))
@@ -175,7 +175,7 @@ def test_steps_that_make_room_take_their_bindings_with_them(
             mine, known = (chain.run(feeds, ExitPolicy((0.25, 0.5), "<=")) for chain in (resident, ordinary))
             np.testing.assert_array_equal(mine.logits, known.logits)
             opened = resident._segments[0]._pool._open.values()
-            bound = sum(len(runner._bound) - 1 for runner in opened)  # type: ignore[attr-defined]
+            bound = sum(len(runner._bound) - 1 for runner in opened)
             remembered = resident._idle[0]._steps._known.values()
             assert len(remembered) <= 4
             assert bound == sum(len(step.bound) for step in remembered)

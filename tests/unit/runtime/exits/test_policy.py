@@ -81,9 +81,9 @@ def test_refuses_what_is_no_policy() -> None:
     with pytest.raises(
         SelectionError, match="expected a comparison of <, <= and a rule of per_row, batch_max, got '>'"
     ):
-        ExitPolicy((0.1,), ">")  # type: ignore[arg-type]
+        ExitPolicy((0.1,), ">")
     with pytest.raises(SelectionError, match="got '<=' and 'mean'"):
-        ExitPolicy((0.1,), rule="mean")  # type: ignore[arg-type]
+        ExitPolicy((0.1,), rule="mean")
     with pytest.raises(SelectionError, match=r"got 1$"):
         check_count((0.1,), 3)
 

@@ -10,9 +10,8 @@ from nestforge.runtime.generation.options import GenerationRequest
 from nestforge.runtime.generation.row import Piece, Row
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
-from support.generating import t5_folder
 
-ELASTIC_HEADS = Path(__file__).parents[3] / "golden" / "bundle-fewer-heads"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def row(model: ElasticModel, prompt: Sequence[int], tokens: int, most: int = 64) -> Row:
@@ -30,16 +29,14 @@ def join(batch: Batch, one: Row) -> Piece | None:
 
 @pytest.mark.parametrize("bundle", ["llama", "elastic heads", "encoder-decoder"])
 @pytest.mark.parametrize("submodel", [None, "smallest"])
-def test_rows_come_and_go_between_steps(
-    tmp_path_factory: pytest.TempPathFactory, llama_bundle: Path, bundle: str, submodel: str | None
-) -> None:
-    folders = {"llama": llama_bundle, "elastic heads": ELASTIC_HEADS}
-    with load(folders.get(bundle) or t5_folder(tmp_path_factory) / "t5.bundle", threads=1) as of:
+def test_rows_come_and_go_between_steps(llama_bundle: Path, bundle: str, submodel: str | None) -> None:
+    golden = {"elastic heads": GOLDEN / "bundle-fewer-heads", "encoder-decoder": GOLDEN / "bundle-narrow-heads"}
+    with load(golden.get(bundle, llama_bundle), threads=1) as of:
         named = None if submodel is None else of.bundle.manifest.largest_first[-1].id
-        batch = of.generate.batch(GenerationRequest(submodel=named), 3, 32)
+        batch = of.generate.batch(GenerationRequest(submodel=named), 3, 24)
         prompts = {n: [5 + n, 7, 9][: 1 + n % 3] for n in range(6)}
         lengths = {0: 9, 1: 2, 2: 5, 3: 1, 4: 7, 5: 4}
-        rows = {n: row(of, prompts[n], lengths[n], 32) for n in prompts}
+        rows = {n: row(of, prompts[n], lengths[n], 24) for n in prompts}
         waiting, steps = list(rows.values()), 0
         while waiting or batch.rows:
             if waiting and len(batch.rows) < 3:

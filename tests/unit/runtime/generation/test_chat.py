@@ -34,8 +34,7 @@ CHATS = {
 
 def of_transformers(template: str, chat: Any, tokens: dict[str, str], prompted: bool) -> str:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_pieces(), chat_template=template, **tokens)
-    rendered: str = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompted)
-    return rendered
+    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompted)
 
 
 @pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)

@@ -29,7 +29,7 @@ def both(device: HostDevice) -> Iterator[Caches]:
     there.close()
 
 
-def everything(cache: AnyCache[object]) -> list[np.ndarray]:  # type: ignore[type-var]
+def everything(cache: AnyCache[object]) -> list[np.ndarray]:
     return [cache.read(number, row, 0, PLACES) for number in range(len(cache.tensors)) for row in range(cache.rows)]
 
 

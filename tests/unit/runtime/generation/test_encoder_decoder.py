@@ -1,7 +1,6 @@
 """Text of an encoder-decoder against transformers' own, alone and in rows, and what a request may ask of it."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,20 +80,6 @@ def test_drafted_text_is_the_same(model: ElasticModel, draft: str) -> None:
     drafted = model.generate(PROMPTS[0], max_tokens=TOKENS, draft=draft).rows[0]
     assert drafted.tokens == plain.tokens
     assert sum(each.drafted for each in drafted.drafts) > 0
-
-
-def test_the_same_seed_samples_the_same_text(model: ElasticModel) -> None:
-    sample = partial(model.generate, PROMPTS[0], max_tokens=TOKENS, temperature=0.9, top_k=40, logprobs=2)
-    first, again, other = sample(seed=3).rows[0], sample(seed=3).rows[0], sample(seed=4).rows[0]
-    assert first.tokens == again.tokens != other.tokens
-    assert first.log_probabilities is not None
-
-
-def test_a_stream_that_is_left_leaves_nothing_behind(model: ElasticModel) -> None:
-    whole = model.generate(PROMPTS, max_tokens=6)
-    with model.generate.stream(PROMPTS, max_tokens=6) as pieces:
-        assert next(pieces).token == whole.rows[0].tokens[0]
-    assert model.generate(PROMPTS, max_tokens=6).rows[3].tokens == whole.rows[3].tokens
 
 
 def test_what_is_refused(model: ElasticModel) -> None:

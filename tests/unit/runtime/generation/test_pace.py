@@ -103,7 +103,7 @@ def test_a_promise_that_nobody_keeps_is_said(engines: list[EngineEntry], monkeyp
 @pytest.mark.parametrize("name", ["tokens_per_second", "deadline_ms"])
 def test_a_promise_is_a_positive_number(name: str, value: object) -> None:
     with pytest.raises(SelectionError, match=f"^{name}: expected a positive number, got "):
-        GenerationRequest(**{name: value})  # type: ignore[arg-type]
+        GenerationRequest(**{name: value})
 
 
 def test_what_one_wrote_only_those_continue_that_have_no_more_heads(engines: list[EngineEntry]) -> None:

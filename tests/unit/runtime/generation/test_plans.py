@@ -84,17 +84,6 @@ def test_rows_leave_and_return_in_a_session(plans: tuple[ElasticModel, World], p
     mine.close()
 
 
-def test_what_follows_the_common_prefix_is_overwritten(
-    plans: tuple[ElasticModel, World], processor: ElasticModel
-) -> None:
-    model, _ = plans
-    with model.session(capacity=40) as session:
-        model.generate(LONG, session=session, max_tokens=12)
-        again = model.generate([*LONG[:6], 50, 51], session=session, max_tokens=9).rows[0]
-        assert again.reused_tokens == 6
-        assert again.tokens == processor.generate([*LONG[:6], 50, 51], max_tokens=9).rows[0].tokens
-
-
 @pytest.mark.parametrize("draft", [SAME_HEADS, NARROW, "n-gram", "auto"])
 def test_drafted_tokens_are_judged_and_overwritten(
     plans: tuple[ElasticModel, World], processor: ElasticModel, draft: str
@@ -118,13 +107,6 @@ def test_another_submodel_continues_the_cache(plans: tuple[ElasticModel, World],
                 logits.append(session.step([int(logits[-1].argmax()) if logits else 5], of[writer]).copy())
             found.append([int(row.argmax()) for row in logits])
     assert found[0] == found[1]
-
-
-def test_a_promise_and_what_was_measured_for_it(plans: tuple[ElasticModel, World]) -> None:
-    model, _ = plans
-    generated = model.generate(SHORT, tokens_per_second=1e-3, max_tokens=25)
-    assert {run.submodel for run in generated.rows[0].runs} == {WHOLE}
-    assert len(generated.rows[0].tokens) == 25
 
 
 def test_a_text_that_is_interrupted_leaves_what_was_written(

@@ -101,7 +101,7 @@ def test_a_submodel_changes_behind_a_window_as_it_does_without(
     slid = changed()
 
     def with_every_token(*given: object) -> Cache:
-        return Cache.empty(*given[:4])  # type: ignore[arg-type]
+        return Cache.empty(*given[:4])
 
     with monkeypatch.context() as patch:
         patch.setattr(cache_memory, "Cache", type("Cache", (), {"empty": staticmethod(with_every_token)}))
@@ -193,9 +193,9 @@ def test_of_a_row_that_was_being_moved_nothing_is_continued() -> None:
 
     window, tensors = SlidingWindow(5, np.zeros(1, np.int64)), [np.zeros((1, 1, 9, 8)), Interrupted()]
     with pytest.raises(KeyboardInterrupt):
-        window.make_room(tensors, 0, 9, 1)  # type: ignore[arg-type]
+        window.make_room(tensors, 0, 9, 1)
     assert not any(window.reaches(0, position) for position in (1, 8, 9, 50))
-    window.make_room(tensors, 0, 0, 9)  # type: ignore[arg-type]
+    window.make_room(tensors, 0, 0, 9)
     assert window.reaches(0, 9)
 
 

@@ -226,7 +226,7 @@ def test_a_prompt_stands_before_every_text(tiny_bundle: Path, manifest: Manifest
     with pytest.raises(InputError, match="prompt: half of a surrogate pair"):
         encoder.encode(["nest"], 8, prompt="\ud800")
     with pytest.raises(InputError, match="prompt: expected a text, got 3"):
-        encoder.encode(["nest"], 8, prompt=3)  # type: ignore[arg-type]
+        encoder.encode(["nest"], 8, prompt=3)
 
 
 def test_a_text_longer_than_the_model_takes(tiny_bundle: Path, manifest: Manifest) -> None:

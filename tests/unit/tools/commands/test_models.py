@@ -44,38 +44,6 @@ def test_plan_takes_budgets_and_a_promotion_order(compiled: Any) -> None:
     assert data["cost"].keys() == {"memory_mb", "widened_mb", "mapped_mb", "disk_mb", "cpu_seconds"}
 
 
-def test_plan_shows_assignments_requested(compiled: Any) -> None:
-    arguments = ["plan", compiled.model, "--profile", compiled.profile, "--submodel", "ffn64x1_16x2-heads4"]
-    data = json_of(*arguments)
-    assert data["candidates"][-1]["id"] == "ffn64x1_16x2-heads4"
-    assert data["notes"] == [
-        "ffn64x1_16x2-heads4: ffn shrinks with depth, which rungs of the increasing ladder never do",
-        "ffn64x1_16x2-heads4: ffn mixes levels S and XL and skips M and L",
-    ]
-
-
-@pytest.mark.parametrize("command", ["plan", "compile"])
-@pytest.mark.parametrize(
-    ("submodel", "message"),
-    [
-        ("ffn16x2", "axis kind ffn: expected 3 values, one per layer, got 2"),
-        ("ffn72", "axis layers.0.ffn: expected 1..64, got 72"),
-        (
-            "ffn20x1_64x2",
-            "submodel 'ffn20x1_64x2': layers.0.ffn 20 is neither a multiple of 8, as the profile asks, nor the width "
-            "of a level; nearest: 16 and 24",
-        ),
-    ],
-)
-def test_assignments_that_make_no_sense(
-    command: str, submodel: str, message: str, compiled: Any, tmp_path: Path
-) -> None:
-    output = ["--output", tmp_path / "out.bundle"] if command == "compile" else []
-    arguments = [command, compiled.model, "--profile", compiled.profile, *output]
-    assert error_of(*arguments, "--submodel", submodel) == message
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_budgets_that_make_no_sense(compiled: Any) -> None:
     result = nestforge("plan", compiled.model, "--profile", compiled.profile, "--budget", "ffn<=1M")
     assert result.exit_code == 2

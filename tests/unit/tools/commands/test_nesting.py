@@ -2,11 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
-from nestforge.compiler import nest as nest_module
 from nestforge.exporters.families.coda.config import (
     MOST_ADAPTER_SIZE,
     MOST_LABELS,
@@ -129,14 +127,3 @@ def test_a_bad_nesting_is_one_line(encoder: Path, tmp_path: Path) -> None:
         (["--levels", "half"], "'--levels': 'half': expected an axis kind and fractions"),
     ):
         assert wrong in usage_of(*start, *options)
-
-
-def test_an_interruption_says_how_to_go_on(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(nest_module, "distill", stopped)
-    result = nested(encoder, tmp_path / "out")
-    assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr.splitlines()[-1] == "nestforge: interrupted: the same command goes on where this one was"
-    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]

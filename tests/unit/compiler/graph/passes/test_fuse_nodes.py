@@ -209,8 +209,7 @@ def attended(proto: onnx.ModelProto) -> list[np.ndarray]:
     feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     places = {"last": np.array([7], np.int32), "total": np.array(8, np.int32)}
     session = onnxruntime.InferenceSession(proto.SerializeToString())
-    found: list[np.ndarray] = session.run(None, {**feeds, **places})
-    return found
+    return session.run(None, {**feeds, **places})
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,7 @@ def run(model: onnx.ModelProto, positions: int = 2) -> np.ndarray:
     feeds |= {"ids": np.zeros((2, 3), np.int64), "positions": np.array([[0, 1, 2], [4, 7, 5]])[:positions]}
     left = {value.name for value in model.graph.input}
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    found: np.ndarray = session.run(None, {name: array for name, array in feeds.items() if name in left})[0]
-    return found
+    return session.run(None, {name: array for name, array in feeds.items() if name in left})[0]
 
 
 def test_queries_and_keys_are_turned_by_one_node_each() -> None:
@@ -289,8 +288,7 @@ def stepped(proto: onnx.ModelProto, last: list[int], tokens: int = 1, slid: int 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
-    found: list[np.ndarray] = session.run(None, {name: array for name, array in feeds.items() if name in left})
-    return found
+    return session.run(None, {name: array for name, array in feeds.items() if name in left})
 
 
 # Chunks of a text, from its beginning and behind others, drafted tokens that are checked, and rows that step together.

@@ -32,7 +32,7 @@ from support.tiny_compile import save_tiniest, template_of
 def test_the_graph_is_that_of_onnxscripts_own_rules_tried_at_every_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: object
 ) -> None:
-    universal = load_universal(open_source(save(tmp_path / "m")))  # type: ignore[operator]
+    universal = load_universal(open_source(save(tmp_path / "m")))
     found = template_of(universal)
     monkeypatch.setattr(
         general_optimizer, "_REWRITE", lambda model: ir.passes.PassResult(rewriter.rewrite(model), True)

@@ -111,7 +111,7 @@ def test_a_reduction_spares_the_encoder_alone() -> None:
     whole, reduced = spec.universal(), spec.parse("ffn32-coda.reduction3")
 
     def products(ops: object) -> dict[str, int]:
-        return {op.name: op.flops for op in ops if op.kind == "gemm"}  # type: ignore[attr-defined]
+        return {op.name: op.flops for op in ops if op.kind == "gemm"}
 
     passed = [products(forward_ops(config, submodel, bucket)) for submodel in (whole, reduced)]
     assert passed[0]["layers.0.ffn.up"] == 3 * passed[1]["layers.0.ffn.up"]

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import nestforge
-import numpy as np
 import pytest
 import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.tensorrt.graphs import accepted
 from nestforge.compiler.verify import verify_bundle
-from nestforge.errors import BuildError, CheckpointError, ExportError, PlanError
+from nestforge.errors import BuildError, CheckpointError, ExportError
 from nestforge.exporters.families.coda.encoder_decoder import load_model as load_pair
 from nestforge.exporters.families.coda.model import load_model
 from nestforge.exporters.source import open_source
@@ -60,19 +59,6 @@ def test_a_model_of_its_own_folder_has_the_trained_reduction(tmp_path: Path) -> 
     assert model.reduction == 2
     ids = torch.randint(0, 40, (2, 8))
     assert torch.equal(model(ids, torch.ones_like(ids)), expected(ids, torch.ones_like(ids)))
-
-
-@pytest.mark.parametrize(
-    ("id_", "problem"),
-    [
-        ("coda.reduction0", "axis coda.reduction: expected one of 4, 1, got 0"),
-        ("coda.reduction3", "axis coda.reduction: expected one of 4, 1, got 3"),
-        ("coda.reduction25", "axis coda.reduction: expected one of 4, 1, got 25"),
-    ],
-)
-def test_reductions_that_are_not_offered_are_refused(folder: Path, id_: str, problem: str) -> None:
-    with pytest.raises(PlanError, match=f"^{problem}$"):
-        open_source(folder).spec.parse(id_)
 
 
 @pytest.mark.parametrize(
@@ -160,18 +146,6 @@ def test_another_reduction_goes_on_behind_the_prompt_as_the_first_read_it(bundle
     assert [run.submodel for run in fast.runs] == [WHOLE, REDUCED]
     # Decoders of the two are the same weights, and the prompt was read at r = 1.
     assert fast.tokens == plain.tokens
-
-
-def test_a_pair_of_texts_is_answered_as_the_module_does(bundle: Bundle) -> None:
-    rng = np.random.default_rng(0)
-    read, written = (rng.integers(3, 40, (2, 8)) for _ in range(2))
-    mask = (np.arange(8) < np.array([[8], [5]])).astype(np.int64)
-    expected = load_pair(bundle.path.with_name("m"))(*(torch.from_numpy(one) for one in (read, mask, written)))
-    with nestforge.load(bundle.path) as served:
-        feeds = {"input_ids": read, "attention_mask": mask, "decoder_input_ids": written}
-        answer = served(feeds, submodel=REDUCED, routing=True)
-    np.testing.assert_allclose(answer.outputs["logits"], expected.numpy(), atol=1e-4)
-    assert answer.routing["routes.0"].shape == (2, 3)
 
 
 def test_verify_runs_all_of_it_again(bundle: Bundle) -> None:

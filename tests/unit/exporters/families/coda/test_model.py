@@ -332,12 +332,6 @@ def test_what_is_traced_answers_alike_and_returns_its_tokens(combine: str) -> No
     assert {id(parameter) for parameter in traced.parameters()} == own
 
 
-def test_first_k_returns_no_tokens() -> None:
-    module = Answering(tiny_coda(coda_config(router="first_k")))
-    module.model.reduction = 2
-    assert len(lower(module, {"coda.dispatch": "gather", "coda.combine": "scatter"})(ROWS, MASK)) == 1
-
-
 INPUTS = (ROWS, torch.ones_like(ROWS))
 MODEL = tiny_coda(coda_config()).double()
 MODEL.reduction = 4

@@ -27,7 +27,7 @@ FEEDS = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": MASK * 0}
 
 
 def _compiled(folder: Path, **options: object) -> Path:
-    return compile_bundle(folder, board(), folder.with_suffix(".bundle"), **options)  # type: ignore[arg-type]
+    return compile_bundle(folder, board(), folder.with_suffix(".bundle"), **options)
 
 
 @pytest.fixture(scope="module")

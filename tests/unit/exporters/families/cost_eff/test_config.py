@@ -157,14 +157,6 @@ def test_tensors_without_a_place(tmp_path: Path) -> None:
     _refused(tmp_path, "tensor 'encoder.layer.4.output.dense.bias' has no place in the model", weights=deeper)
 
 
-def test_weights_that_are_not_finite(tmp_path: Path) -> None:
-    weights = random_weights(shapes_of(CONFIG, SIDECAR))
-    weights["exits.3.weight"][0, 0] = torch.nan
-    source = open_source(save_folder(tmp_path / "m", CONFIG, SIDECAR, weights))
-    with pytest.raises(CheckpointError, match=r"tensor exits\.3\.weight holds NaN or infinite values"):
-        load_universal(source)
-
-
 @pytest.mark.parametrize(("tau", "expected"), [(0.25, (0.25, 0.25)), ([-1, 0.5], (-1.0, 0.5))])
 def test_one_threshold_stands_for_every_exit_but_the_last(tmp_path: Path, tau, expected) -> None:
     assert read_sidecar(save_tiny(tmp_path / "m", sidecar={"gate.tau": tau})).thresholds == expected

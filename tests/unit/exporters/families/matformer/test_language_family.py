@@ -174,14 +174,6 @@ def test_every_kind_is_sliced_and_proven(tmp_path: Path, kind: dict[str, Any]) -
     np.testing.assert_allclose(answer.outputs["logits"], expected.numpy(), atol=1e-4, rtol=1e-4)
 
 
-def test_it_is_still_the_model(bundle: Path) -> None:
-    report = verify_bundle(bundle, against=bundle.with_suffix(""))
-    assert report
-    assert len(report.engines) == 4
-    with pytest.raises(CheckpointError, match="a preset has no weights"):
-        verify_bundle(bundle, against="preset:matlm-78m")
-
-
 def test_a_short_row_answers_as_if_it_were_alone(bundle: Path) -> None:
     """Padding stands on the right, where a causal model does not look."""
     universal = load_universal(open_source(bundle.with_suffix("")))

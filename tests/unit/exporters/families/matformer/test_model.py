@@ -127,8 +127,7 @@ def _linear(p: dict[str, torch.Tensor], at: str, x: torch.Tensor) -> torch.Tenso
 
 def _t5_bucket(relative: torch.Tensor) -> torch.Tensor:
     """The oracle: T5's own rule, of keys' places relative to their query."""
-    found: torch.Tensor = T5Attention._relative_position_bucket(relative, bidirectional=False, num_buckets=32)
-    return found
+    return T5Attention._relative_position_bucket(relative, bidirectional=False, num_buckets=32)
 
 
 @pytest.mark.parametrize("length", [1, 2, 40, 200])

@@ -5,15 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import nestforge
 import pytest
-import torch
 from nestforge.bucket import Bucket
 from nestforge.bundle.files import WEIGHTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.compiler.compile import compile_bundle
 from nestforge.compiler.verify import verify_bundle
-from nestforge.exporters.family import load_model
 from nestforge.exporters.source import open_source
 from safetensors import safe_open
 from support.tiny_compile import assert_tensorrt_takes, board
@@ -87,33 +84,12 @@ def test_the_store_has_what_a_form_reads_and_no_more(compiled: Compiled, kind: s
     assert below == READ[kind, form] | {"output.bias"}
 
 
-@pytest.mark.parametrize(("kind", "form"), [("mhe_mul", "normal"), ("mhe_add", "normal"), ("mhe_add", "shared_scores")])
-def test_the_chosen_forms_weigh_no_more_than_the_literal_one(compiled: Compiled, kind: str, form: str) -> None:
-    ours, literal = (compiled(kind, one).manifest.submodels for one in (form, "literal"))
-    assert [submodel.id for submodel in ours] == [submodel.id for submodel in literal]
-    for one, other in zip(ours, literal, strict=True):
-        assert one.weight_bytes <= other.weight_bytes
-
-
 @pytest.mark.parametrize(("kind", "form"), [("mhe_mul", "normal"), ("mhe_add", "shared_scores")])
 def test_it_is_still_the_model_that_it_came_from(compiled: Compiled, kind: str, form: str) -> None:
     """Heads are ranked; their order is found again by what the store has of them."""
     bundle = compiled(kind, form)
     assert bundle.manifest.ranking.method == "magnitude"
     assert verify_bundle(bundle.path, against=bundle.path.with_name("m"))
-
-
-@pytest.mark.parametrize("form", ["normal", "one_head"])
-def test_engines_answer_as_the_model_does(compiled: Compiled, form: str) -> None:
-    path = compiled("mhe_mul", form).path
-    ids, mask = torch.randint(0, 40, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
-    mask[0, 5:] = 0
-    with nestforge.load(path) as model:
-        answer = model({"input_ids": ids.numpy(), "attention_mask": mask.numpy()}, submodel=WHOLE)
-    expected = load_model(path.with_name("m"))(ids, mask)
-    found = torch.from_numpy(answer.outputs["last_hidden_state"])
-    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-4)
-    torch.testing.assert_close(found[0, :5], expected[0, :5], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["sha", "el_att"])

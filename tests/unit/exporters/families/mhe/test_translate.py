@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import nestforge
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -90,17 +89,6 @@ def test_fewer_heads_of_either_attention_draft_on_the_same_cache(bundle: Bundle)
     assert drafted.tokens == plain.tokens
     assert [(each.draft, each.drafted > 0) for each in drafted.drafts] == [(NARROW, True)]
     assert [run.submodel for run in fast.runs] == [WHOLE, NARROW]
-
-
-def test_a_pair_of_texts_is_answered_as_the_model_does(bundle: Bundle) -> None:
-    rng = np.random.default_rng(0)
-    read, written = (rng.integers(0, 40, (2, 8)) for _ in range(2))
-    mask = (np.arange(8) < np.array([[8], [5]])).astype(np.int64)
-    expected = load_model(bundle.path.with_name("m"))(*(torch.from_numpy(one) for one in (read, mask, written)))
-    with nestforge.load(bundle.path) as served:
-        feeds = {"input_ids": read, "attention_mask": mask, "decoder_input_ids": written}
-        answer = served(feeds, submodel=WHOLE)
-    np.testing.assert_allclose(answer.outputs["logits"], expected.numpy(), atol=1e-4)
 
 
 def test_verify_runs_all_of_it_again(bundle: Bundle) -> None:

@@ -242,7 +242,7 @@ def test_layers_of_the_chosen_models() -> None:
     ],
 )
 def test_layouts(layout: str, number: int, layers: int, chosen: tuple[int, ...]) -> None:
-    assert placed(layout, number, layers) == chosen  # type: ignore[arg-type]
+    assert placed(layout, number, layers) == chosen
 
 
 def test_more_layers_than_there_are() -> None:

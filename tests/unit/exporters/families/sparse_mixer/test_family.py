@@ -21,7 +21,7 @@ DENSE: dict[str, Any] = {"moe_layers": (), "num_experts": 0, "expert_intermediat
 
 def ids(length: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(0, high, (2, length), generator=generator) for high in (24, 2))  # type: ignore[return-value]
+    return tuple(torch.randint(0, high, (2, length), generator=generator) for high in (24, 2))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Tests."""
 
-from itertools import combinations
 from typing import get_args
 
 import numpy as np
@@ -124,20 +123,6 @@ def test_the_sum_of_products_is_the_transform_by_fft(mixing: MixingKind, n: int,
     assert right.shape == (d, parts * d)
     total = sum(left[:, p * n : p * n + n] @ x @ right[:, p * d : p * d + d] for p in range(parts))
     np.testing.assert_allclose(total, mix(mixing, x), atol=2e-4)
-
-
-HARTLEYS = [kind for kind in SPECTRAL if kind.startswith("hartley")]
-
-
-def test_the_hartleys_are_four_functions_and_plus_is_the_other_turned_around() -> None:
-    x = np.random.default_rng(0).standard_normal((6, 5))
-    found = {kind: mix(kind, x) for kind in HARTLEYS}
-    rows, columns = -np.arange(6) % 6, -np.arange(5) % 5
-    for kind in ("hartley", "hartley_separable"):
-        np.testing.assert_allclose(found[f"{kind}_plus"], found[kind][rows][:, columns], atol=1e-12)
-    assert len(found) == 4
-    for one, other in combinations(found.values(), 2):
-        assert not np.allclose(one, other, atol=0.1)
 
 
 @pytest.mark.parametrize("exponent", [-1, 1])

@@ -23,8 +23,7 @@ from support.tiny_mixer import mixer_config, tiny_mixer
 
 def _moe(**settings_: Any) -> MoE:
     """The first experts of the tiny model, in float64."""
-    part: MoE = tiny_mixer(mixer_config(**settings_)).layers[1].moe.double()
-    return part
+    return tiny_mixer(mixer_config(**settings_)).layers[1].moe.double()
 
 
 def _weights(part: MoE) -> dict[str, np.ndarray[Any, Any]]:

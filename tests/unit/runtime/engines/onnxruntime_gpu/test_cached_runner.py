@@ -78,7 +78,7 @@ def test_a_run_is_bound_to_a_cache_of_its_own_and_ends_with_its_runner(
         step = bound._step.call
         for turn in range(4):
             bound.step([1, 2], [0, 0])
-            assert step.is_captured is (turn > 0)  # type: ignore[attr-defined]
+            assert step.is_captured is (turn > 0)
         with pytest.raises(InputError, match="its cache lies on the GPU; run it in a session of its model"):
             runner.run({})
         with pytest.raises(InputError, match="its cache lies on the GPU; run it in a session of its model"):

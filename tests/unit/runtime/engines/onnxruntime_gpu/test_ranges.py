@@ -108,7 +108,7 @@ def test_tensorrt_inside_onnx_runtime_gets_the_ends_of_the_range(
     first, *_ = bundle.manifest.engines
     provider = PROVIDERS["tensorrt"]
     folders = [
-        provider.cache_folder(bundle, SimpleNamespace(file=first.file, bucket=bucket))  # type: ignore[arg-type]
+        provider.cache_folder(bundle, SimpleNamespace(file=first.file, bucket=bucket))
         for bucket in (first.bucket, Bucket(4, 32, 1, 2))
     ]
     assert len(set(folders)) == 2

@@ -163,7 +163,7 @@ def test_lanes_are_made_and_closed_under_the_devices_lock(
         lock = lock or runner._device.lock
         held.append((what, lock._is_owned()))
 
-    class Watched(module.ExecutionContext):  # type: ignore[name-defined, misc]
+    class Watched(module.ExecutionContext):
         def __init__(self, *args: Any) -> None:
             note("make")
             super().__init__(*args)
