@@ -53,14 +53,14 @@ def make_weights() -> dict[str, NDArray[np.float32]]:
 def make_graph(width: int, bucket: Bucket, offsets: Mapping[str, int]) -> bytes:
     """``hidden = mask * (relu(x up^T + b) down + c)`` and its sum over the sequence."""
     batch, steps = TensorSpec("", "int64", ("batch", "sequence")).declared(bucket)
-    full = f"{{{bucket.batch}, {bucket.sequence}, {HIDDEN}}}"
+    full = f", int64[3] full = {{{bucket.batch}, {bucket.sequence}, {HIDDEN}}}" if bucket.is_static else ""
     model = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["" : 20]>
         tiny (int64[{batch},{steps}] input_ids, int64[{batch},{steps}] attention_mask)
             => (float[{batch},{steps},{HIDDEN}] hidden, float[{batch},{HIDDEN}] total)
-        <int64[2] flat = {{-1, {HIDDEN}}}, int64[1] last = {{2}}, int64[1] along = {{1}}> {{
+        <int64[2] flat = {{-1, {HIDDEN}}}, int64[1] last = {{2}}, int64[1] along = {{1}}{full}> {{
             x = Gather (embedding, input_ids)
-            full = {f"Constant <value = int64[3] {full}> ()" if bucket.is_static else "Shape (x)"}
+            {"" if full else "full = Shape (x)"}
             x2 = Reshape (x, flat)
             u = Gemm <transB = 1> (x2, up_weight, up_bias)
             r = Relu (u)

@@ -192,7 +192,7 @@ def test_a_bundles_receipt_is_of_texts_too(
     assert [graph.is_right for graph in wrong.graphs] == [False, False, True, True]
     assert "first wrong: texts; it looks like another tokenizer, prompt or longest text" in wrong.line
 
-    monkeypatch.setattr("nestforge.parity.texts.is_installed", lambda: False)
+    monkeypatch.setattr("nestforge.parity.cases.is_installed", lambda: False)
     without = nestforge.check_parity(bundle, folder)
     assert len(without.graphs) == 2
     lack = "needs the folder of sentence-transformers, and that library"

@@ -17,10 +17,9 @@ from nestforge.errors import BundleError, BundleIncompatibleError, InputError
 from nestforge.profiles.backends import BACKENDS
 from nestforge.profiles.precision import Precision
 from nestforge.runtime.engines import onnxruntime
-from nestforge.runtime.engines import pool as engine_pool
+from nestforge.runtime.engines import runner as engine_runner
 from nestforge.runtime.engines.onnxruntime_gpu.runner import OnnxRuntimeGpuRunner
-from nestforge.runtime.engines.pool import EnginePool
-from nestforge.runtime.engines.runner import Runner, opener, runnable_engines, runner_for
+from nestforge.runtime.engines.runner import EnginePool, Runner, opener, runnable_engines, runner_for
 from nestforge.runtime.inputs.arrays import random_feeds
 from support.fake_gpu import HostDevice, host_provider
 from support.fake_tensorrt import host_with_gpu, list_plans
@@ -228,13 +227,13 @@ def test_this_host_has_onnx_runtime_and_another_may_not(monkeypatch: pytest.Monk
 
 def test_engines_of_one_file_are_opened_once(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = engine_pool.runner_for
+    real = engine_runner.runner_for
 
     def counting(bundle: Any, engine: Any, *rest: Any) -> Any:
         opened.append(engine.file)
         return real(bundle, engine, *rest)
 
-    monkeypatch.setattr(engine_pool, "runner_for", counting)
+    monkeypatch.setattr(engine_runner, "runner_for", counting)
     bundle = open_bundle(exits_bundle)
     pool = EnginePool(bundle, {engine.id: "shared" for engine in bundle.manifest.engines}, 1)
     by_file: dict[str, set[int]] = {}
