@@ -24,8 +24,6 @@ A message is one line: where, what was expected, what was found, what to do. The
 command line prints the message alone and exits 1; anything else is our bug and keeps its trace.
 """
 
-from __future__ import annotations
-
 from .outside import message
 
 

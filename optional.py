@@ -1,7 +1,5 @@
 """Libraries that a device may lack, imported where their types are asked for."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

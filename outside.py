@@ -5,8 +5,6 @@ halves of surrogate pairs that no stream takes. ``NestforgeError`` and ``tools/c
 ``printable``; what a library raises on a damaged file becomes an error of ours in ``library_errors``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ and what lies at a path that was given in the place of another.
 A link is followed; what a bundle holds is read by ``bundle/files.py``, which follows none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -16,8 +16,6 @@ that assignment; in a method that did the same it could. Where something else ra
 owner is collected with its frame.
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """How a long job tells what it has done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

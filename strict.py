@@ -5,8 +5,6 @@ Field metadata may bound a value: ``field(metadata={"min": 0, "max": 1, "choices
 dataclasses in a union, where it is a literal, names the one which data are of.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json

@@ -5,8 +5,6 @@ Until then it holds a lock on that file. Files of killed writers have none; the 
 The system drops locks with the process that holds them, however it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

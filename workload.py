@@ -1,7 +1,5 @@
 """A submodel's demands on a device, operation by operation, before anything is traced (no torch here)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 docs/decisions/0023-measurements.md gives the reasons for the rule when a figure is noisy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

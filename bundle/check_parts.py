@@ -1,8 +1,6 @@
 """Checks of exits, generation and tasks beyond the types of a manifest: parts that fit each other, and engines
 that fit them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace

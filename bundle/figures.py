@@ -1,7 +1,5 @@
 """Figures by which a submodel is compared with the universal model (names, headings, units), and their least."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Reading a manifest or a build record: strict JSON of a known schema, and everything that types alone do not say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import chain

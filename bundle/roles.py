@@ -8,8 +8,6 @@
 4. Else, as ``embedding``, the first output per position, or without one the last output with features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

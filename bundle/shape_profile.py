@@ -4,8 +4,6 @@ A plan of a bucket has one, and so has one that reads prompts for a decoder. A p
 for steps, which are a few new tokens of some rows, and for chunks of a prompt, which are many of one row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Ours is only what Ray cannot know. Jobs of one model trace the same graphs and w
 does goes before those that then link to its files; and a bundle that is there already, of the same job, stays.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

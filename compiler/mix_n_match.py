@@ -3,8 +3,6 @@
 The evolutionary search over the level of every layer shows what the promotion ladder leaves on the table.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

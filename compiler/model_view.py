@@ -1,7 +1,5 @@
 """A model's levels and axes, as ``inspect MODEL`` shows it: the sizes and work of its levels on one device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..elastic import Axis

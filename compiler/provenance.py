@@ -1,7 +1,5 @@
 """Origin of a compiled result: its source's files, the tools, the device and the job's options."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -5,8 +5,6 @@ A compile that fails by the model's class, its configuration or the options fail
 said of the weights, of sizes and of times.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Mapping

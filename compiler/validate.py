@@ -1,7 +1,5 @@
 """A job's parts validated before any work: what cannot be built is refused (no torch here)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """The manifest, the build record and its rendering, as docs/bundle-format.md specifies them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace

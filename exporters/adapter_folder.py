@@ -3,8 +3,6 @@
 ``y = x W^T + scale (x A^T) B^T`` with ``A`` [r, in] and ``B`` [out, r] (LoRA, arXiv 2106.09685, section 4.1).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

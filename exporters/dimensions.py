@@ -1,8 +1,6 @@
 """To how many numbers an embedding may be cut, and after which layers it may be made, by what a request or the model's
 folder says (no torch here)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

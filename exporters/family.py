@@ -1,7 +1,5 @@
 """An architecture that can be compiled: one ``FAMILY`` per model in ``families/``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache

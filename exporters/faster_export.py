@@ -6,8 +6,6 @@ It has no option for any of this, so functions inside of it are exchanged while 
 torch_internals.py has those of its tensors and passes. Graphs are the same with and without, which tests hold.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """Where a module takes a dimension that is to stay free for a number, or does another thing at some of its sizes, found
 by one pass with sizes as symbols."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence

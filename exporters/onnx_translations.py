@@ -1,8 +1,6 @@
 """ONNX forms of the torch operations that torch.onnx has none for, or a wrong one, and of our own. Complex tensors are
 real ones ``[..., 2]`` there: the real part of each number and its imaginary one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any

@@ -1,7 +1,5 @@
 """The line of a model's own code at which something happened to it; what libraries ran below it is no help."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Repeats the last of few layers in a graph, until it is the graph of all layers of a model (equal_layers.py)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from itertools import chain

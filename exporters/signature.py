@@ -1,7 +1,5 @@
 """Inputs and outputs of a universal model (no torch here)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol

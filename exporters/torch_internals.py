@@ -5,8 +5,6 @@ torch.export works so itself and offers no other way. No module but this one and
 of PyTorch, which a test holds: who moves to another release looks here.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Traces a torch module into an ONNX graph for one bucket, with every parameter under its own name."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """The interface of transformers' ``pipeline("text-classification")`` over a compiled bundle."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict

@@ -1,7 +1,5 @@
 """A bundle that is asked for texts: one of its submodels answers any number of them, in full batches."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

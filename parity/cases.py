@@ -8,8 +8,6 @@ the export stores otherwise, one token repeated, other types of tokens. One that
 ones, zeros, values at the ends of what is legal, one impulse. A size that the export declares fixed stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod

@@ -2,8 +2,6 @@
 computes the export's numbers. The changes are listed by what they are of: inputs, attributes, weights, what modules
 are given and return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 kind has them the values inside and the weights; and which input and output of it is which of the model: by ``--map``,
 by name, then by shape and dtype; said."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

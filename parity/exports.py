@@ -3,8 +3,6 @@
 OpenVINO's IR on the processor, TensorRT's plans on a GPU, embeddings servers by their URL, bundles of ours.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ where the fault lies. The kind of fault is found by trial: the model is changed 
 (``explanations.py``), and the one that computes the export's numbers is named.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A pass in float64 makes no copy of the weights: each is widened as it is used (compiler/parity/reading.py).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

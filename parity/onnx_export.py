@@ -4,8 +4,6 @@ None is trusted: external data must lie in the file's own folder, and custom ope
 the caller names. Weights inside the file stay there: the graph that is kept names their places in it.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Collection, Iterator, Mapping

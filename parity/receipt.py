@@ -5,8 +5,6 @@ A receipt is ``{"format": 1, "report": ..., "versions": ..., "files": {path: {"b
 fields of ``ParityReport``, null for numbers that are not finite. docs/tasks/check-an-export.md lists them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform

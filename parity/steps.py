@@ -1,8 +1,6 @@
 """An export beside the model, or the part of it, that it is to be, and how it is asked: at once, or as decoders that
 keep a cache are used, a prompt and then steps, each behind what the ones before returned."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """Values inside, of both sides: what goes in and comes out of every module of a model, in the order in which they run;
 which of an export's values comes nearest to each; and which depend on which."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

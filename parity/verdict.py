@@ -6,8 +6,6 @@ does: float16 or bfloat16 after every operation, or in weights alone; integers i
 inputs. Four times that is allowed beyond the limits of fp32. Where a broken case may be one of bad luck, passes with
 moved weights tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace

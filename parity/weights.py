@@ -1,7 +1,5 @@
 """The weights that an export stores, beside the model's: which it does not have, and which tokens those concern."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 

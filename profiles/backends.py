@@ -5,8 +5,6 @@ compiler finishes graphs: neither is imported before it is requested, and a devi
 Which precisions a back end runs is stated by those (precision.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

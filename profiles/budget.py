@@ -1,7 +1,5 @@
 """A budget: what a submodel may cost on a device, in absolute figures or in shares of the universal model's."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Device profiles: what a target offers and its budgets, read strictly from plain data and written back to it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace

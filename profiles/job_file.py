@@ -1,8 +1,6 @@
 """Compiles as YAML files: the options of one request by their names (docs/python-api.md), and nothing else; and a farm,
 compiles times device profiles, and the folder of their bundles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path

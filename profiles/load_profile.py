@@ -1,8 +1,6 @@
 """Device profiles by name, from a YAML file, read strictly, or as a request has one; and written back. YAML of outside
 origin is read safely, without aliases and repeated keys."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

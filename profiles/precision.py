@@ -5,8 +5,6 @@ compiler/graph/encodings.py. How a graph gets a precision is a table of its own,
 (compiler/graph/precision/derive.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod

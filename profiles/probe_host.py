@@ -9,8 +9,6 @@ back over a minute. One rule for all that measures this host: a figure is noisy 
 show or keep beside their work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Answer to a request: outputs, and which engine answered, why, and how its input was changed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """How a chosen submodel answers: by one run of its whole engine, by one of each segment of a chain until all rows have
 left, or by several of either, where there are more rows than an engine takes at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter

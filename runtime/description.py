@@ -1,7 +1,5 @@
 """Submodels of an open model, and their tables in a notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

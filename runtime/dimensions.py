@@ -1,8 +1,6 @@
 """An embedding cut to its first numbers, which of a Matryoshka model are an embedding themselves (Kusupati et al. 2022,
 arXiv:2205.13147, section 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ for a deadline, over what is in flight.
 Everything is sorted when the model is loaded, and choices are remembered, so that a request costs microseconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

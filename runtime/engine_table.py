@@ -1,7 +1,5 @@
 """The engines of a bundle that may run here, and which of them take an input: at once, or its rows in several runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A model keeps no queue: every request runs at once, on the thread that made it, 
 ``parallel_runs`` runs at full speed at a time, each of ``n`` runs proceeds at ``min(1, parallel_runs / n)`` of it.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A request: its limits and inputs, texts as the bundle's tokenizer makes inputs of them."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence

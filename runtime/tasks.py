@@ -1,8 +1,6 @@
 """The tasks of an open bundle: tensors read when a request first names one, or merged into the weights of engines of
 their own, which no other task shares."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Parts that every protocol of the server shares: limits, a token, errors in one line, metrics and the access log."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Generated text as OpenAI has it: ``/v1/completions`` and ``/v1/chat/completions``, whole or as server-sent events."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

@@ -1,7 +1,5 @@
 """The scheduler between an event loop and the threads that run engines: here are the clock and the threads."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

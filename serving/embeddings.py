@@ -3,8 +3,6 @@ text-embeddings-inference: ``/embed``, ``/similarity``, ``/tokenize``; ``/predic
 ``/rerank``, of a model that scores a query and a text together; and ``/``, which its clients ask without saying what
 the model does, and ``/info``, which says it."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """KServe v2, the Open Inference Protocol, over HTTP: health, metadata, and inference with JSON or binary tensors."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

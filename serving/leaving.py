@@ -1,8 +1,6 @@
 """Rows of several requests in one chain of exits, which may stop between two segments: those that have not left then go
 on with rows of others that have come as far."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

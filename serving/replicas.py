@@ -5,8 +5,6 @@ queue (record 0056), so that a request for which it has no time is refused at on
 a queue that refuses stays short. Replicas of one host map the same files of weights.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from dataclasses import replace

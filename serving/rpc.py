@@ -2,8 +2,6 @@
 that token, limits, the queue, errors and the access log are theirs; tensors stay binary. The message of a call without
 the token is not read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

@@ -4,8 +4,6 @@ Pure: it has no clock, no thread and no socket. Time is an argument, in millisec
 comes from the dispatcher (``Candidate.p95_ms``). The rules, with their reasons, are in docs/decisions/0056.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One bundle as it is served: requests of it that may share a run, and how a run of several answers each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """``nestforge serve``: bundles opened, a port bound, and requests answered until a signal ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

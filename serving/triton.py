@@ -4,8 +4,6 @@
 backend's interface to numpy where that is of the numpy that runs here, else by DLPack, which has no texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A bundle as the command line shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

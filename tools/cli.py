@@ -4,8 +4,6 @@ Exit codes: 0 done; 1 an error the user can mend; 2 wrong usage; 130 interrupted
 else is a bug and keeps its trace.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -3,8 +3,6 @@
 Everything goes through here, so that no name from a file drives the terminal or fakes a line.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

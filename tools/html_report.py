@@ -1,8 +1,6 @@
 """Bundles as one self-contained HTML page: no other file, no network: the facts and tables that ``inspect`` prints,
 with a picture of quality over latency and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -4,8 +4,6 @@ Python's exception may meet code that swallows it or makes another one of it, as
 is remembered that it was raised. Whatever a second Ctrl-C cuts off, the next run of the command removes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

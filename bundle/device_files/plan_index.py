@@ -5,8 +5,6 @@ beside it, on the device, and ``plans.json`` lists it. An entry carries a code t
 make (files.py), since a hash in the same folder proves nothing about who wrote both.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -4,8 +4,6 @@ A bundle gets tasks long after its manifest (`nestforge add-task`), so that the 
 calibrations do (device_file.py), and is replaced in one step: what stood in it before stays as it was.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The tensors of a bundle that are a task's own: engines take them as inputs, and tasks differ in nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """An input or output of a model or an engine, as the manifest states it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

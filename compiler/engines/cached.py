@@ -3,8 +3,6 @@
 An encoder-decoder has two: the encoder, proven as a part of the model, and the decoder on what that returned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -4,8 +4,6 @@ Whatever pieces a text is given in, at every position the logits must be what th
 pass, in float64, and the cache must hold the keys and values of that pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 A bundle need not have one; it is gone when the bundle is published.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

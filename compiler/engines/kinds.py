@@ -1,8 +1,6 @@
 """The kinds of engines: one table says how each is built, verified and judged with a task, and nothing else asks which
 kinds there are. How one is opened says the runtime (runtime/engines/runner.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby

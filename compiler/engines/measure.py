@@ -1,8 +1,6 @@
 """Measurements of engines: latencies on this host, of a few rungs, to correct predictions, and of every engine, for
 the dispatcher; and how much of the universal model a submodel keeps, on texts or rows that no stage has seen."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial

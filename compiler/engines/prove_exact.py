@@ -1,7 +1,5 @@
 """The tight half of a quantised engine's gate: all of it but the rounding of activations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

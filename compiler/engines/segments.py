@@ -5,8 +5,6 @@ They must equal one pass of the PyTorch submodel that nothing cuts: the state, t
 every exit. Errors of a segment therefore reach the ones behind it, as they do on a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Whole engines verified: as users run them, and with the tensors of a task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple

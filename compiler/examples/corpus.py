@@ -1,7 +1,5 @@
 """The user's data, texts or arrays: part calibrates the ranking, the rest is held out to show quality."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256

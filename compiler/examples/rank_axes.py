@@ -5,8 +5,6 @@ tensor ``[n]`` per order that was permuted: step ``i`` of the bundle is step ``p
 says which parameters have those steps, and where. See docs/bundle-format.md, section 3.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

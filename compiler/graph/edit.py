@@ -1,7 +1,5 @@
 """A template's graph under change."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count

@@ -9,8 +9,6 @@ matrices ``[E, ...]`` has scales for each of them. In 4 bits an output has a sca
 transposed matrix has no such encoding, since a prefix of its inputs may end inside a block.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

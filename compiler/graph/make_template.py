@@ -1,7 +1,5 @@
 """A traced graph to a template: constants folded, layers canonical, elastic dimensions free, weights external."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 

@@ -5,8 +5,6 @@ byte. Integers of 4 bits that examples chose are no function of a weight alone: 
 far as these are known, and no further from the weight than rounding can leave them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

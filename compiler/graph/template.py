@@ -1,8 +1,6 @@
 """A template: the graph of which every submodel is a slice, as a value and as a file; and the emission of any submodel
 from it, in milliseconds, with what engines and their files are called."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping

@@ -4,8 +4,6 @@ them, wherever the cache lies, behind prompts that an encoder read.
 No torch here: a plan is held against its graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Inputs for the parity gate: random values under several seeds, whole and padded rows, real text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 answer, where rows leave a chain, and texts beside sentence-transformers itself, since engines are given tokens:
 tokenizer, case, longest text, prompts, pooling and the modules behind it, layers left out, and cuts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple

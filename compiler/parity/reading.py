@@ -8,8 +8,6 @@ float64 there; what depends on none, such as a table of rotary angles or a mixin
 is, and keeps the float32 numbers that the model, and so an engine, computes with.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence

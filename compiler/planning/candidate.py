@@ -6,8 +6,6 @@ operations. Engines of one structure at one bucket share a template and so their
 structure's largest submodel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ timed, on an AMD EPYC (Zen 4) of two cores; for examples of SmolLM2-135M in fp32
 Xeon. Exits' segments and merged engines are not counted.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

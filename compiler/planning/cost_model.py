@@ -5,8 +5,6 @@ Per operation: the longer of computing (FLOPs at the rate of its kind) and movin
 gives ``corrected_ms``; nothing here is itself a measurement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations

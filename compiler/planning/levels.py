@@ -14,8 +14,6 @@ size, rung ``n`` has the same parameters in every order. A rung's label follows 
 whatever budgets choose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

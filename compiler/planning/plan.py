@@ -4,8 +4,6 @@ A plan is pure data (``strict.unstructure`` makes JSON of it) and a pure functio
 nothing measured. Latencies in it are predicted or, given corrections, corrected; never measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf

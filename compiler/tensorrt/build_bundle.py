@@ -4,8 +4,6 @@ Needs TensorRT, a GPU, ONNX Runtime to check against, and onnx; no torch and no 
 plans and their list are put beside its files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import Counter

@@ -13,8 +13,6 @@ both read what its graph makes of the same prompts; that of the encoder's plan s
 against its graph on the processor, texts of KV caches to their last place included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import util

@@ -5,8 +5,6 @@ version: its own refusals name no remedy, so an operator that it lacks is refuse
 on until the next one; before the oldest, and where no release is named, the oldest is asked, whose answer holds for all
 later ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

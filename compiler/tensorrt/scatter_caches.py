@@ -8,8 +8,6 @@ processor's where a window hides the first places (docs/gpu.md). A bias by dista
 Requires: static capacities. Ensures: the same function of what is valid; what is left unused is removed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

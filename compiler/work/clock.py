@@ -1,7 +1,5 @@
 """Progress and timing of the stages of a long job, and of TensorRT's phases within a build, which may be stopped."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

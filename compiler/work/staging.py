@@ -6,8 +6,6 @@ disk is full, once there is room; one that failed otherwise leaves nothing. Each
 so what exists is whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,8 +1,6 @@
 """A safetensors file: written tensor by tensor, and read as views of its pages, so that no copy of it is in memory; and
 memory of work that is done, which goes back to the system before more is begun."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap

@@ -1,7 +1,5 @@
 """A checkpoint on disk, read without torch: configuration, tensor headers, hashes. Nothing here loads weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -7,8 +7,6 @@ A class of transformers computes what it reads of its configuration, so most key
 is what the class would pass over in silence, what would run or fetch code, and what no submodel could keep.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,8 +1,6 @@
 """How a folder says that its model generates: the tokens that end a text, how the next one is picked, and its chat
 template, as text (nothing is compiled or run here)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@
 describes them is fetched, never code and never a pickle.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -7,8 +7,6 @@ normalizer, pre-tokenizer and post-processor themselves, by its ``do_lower_case`
 files of a vocabulary (``vocab.txt``, ``vocab.json`` with ``merges.txt``, those of sentencepiece) that stand alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Axes per layer: ``ffn`` (rows of ``intermediate.dense``, columns of ``output.den
 ``head_dim`` rows of query, key and value, the same columns of ``attention.output.dense``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Model types of gated decoders: what their classes in transformers have that ``config.json`` does not say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -5,8 +5,6 @@ position; attention is causal, so what pads a text on its right changes nothing 
 of sentence-transformers pool those tokens that a mask names. Parts that Gemma 3n adds are in gemma3n.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

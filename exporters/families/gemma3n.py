@@ -4,8 +4,6 @@ AltUp keeps several streams of the residual: each layer predicts all of them, wo
 LAuReL is a low-rank branch beside attention. A second embedding table gives every layer an input of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from ...bucket import Bucket

@@ -1,7 +1,5 @@
 """Any ``torch.nn.Module`` of the user's, in memory: read by passes on shapes alone, as classes of transformers are."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ...elastic import ElasticSpec

@@ -5,8 +5,6 @@ The whole engine answers a pair of texts at every position of the second; both h
 the first is masked, and what pads the second on its right changes nothing before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial

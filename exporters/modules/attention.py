@@ -6,8 +6,6 @@ the scale ``1 / sqrt(head_dim)``, never changes. Shapes: ``B`` rows, ``S`` new t
 ``K`` heads of keys and values of size ``D``, ``C`` tokens of capacity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ and pairs of low-rank matrices beside linear layers.
 Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``F`` neurons of an FFN, ``V`` vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial

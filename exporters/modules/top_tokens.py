@@ -4,8 +4,6 @@ Equal scores rank by index, the lower first, in torch as in every engine (ONNX s
 Shapes: ``T`` tokens that are scored, ``C`` of them that are chosen, any dimensions before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The formulas are those of sentence-transformers' own modules. Positions are foun
 gathering rows, so that every backend takes the graph. A row without any token to pool gets an embedding of zeros.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,8 +1,6 @@
 """A folder of sentence-transformers as that library itself answers texts: what texts through a bundle are held
 against."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ Each reads and writes one of two values: ``token_embeddings`` ``[B, S, H]``, whi
 have in its ``model.safetensors``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

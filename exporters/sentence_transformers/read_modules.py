@@ -3,8 +3,6 @@
 A module that is not understood stops the import by its name: without it the embedding would be another one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ timed in turns with every chain, and all figures are given at one pace: that of 
 a share of the whole engine's figure is resolved by the same measurements, so no pace enters it at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone

@@ -1,8 +1,6 @@
 """Acceptance and times of drafts on this host: texts continued with each of them, as the engines that generate run
 here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial

@@ -3,8 +3,6 @@
 A request is ``batch`` rows in the data's order, cut to the longest of them where the model allows it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median

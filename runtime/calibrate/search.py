@@ -1,7 +1,5 @@
 """The thresholds that answer best within a budget: one for every exit by bisection, then one per exit. Pure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ So the segments of a chain follow each other without waiting, and what one engin
 use after it. ONNX Runtime's sessions are given this stream, and TensorRT's bound runs start in it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -5,8 +5,6 @@ one copy brings all inputs over, and each output comes back by itself if it is w
 a range of shapes has a layout of its own, in a block that holds the largest.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sharing the cores: how many a model may use and which, and one pool for a whole process on request."""
 
-from __future__ import annotations
-
 import os
 import platform
 import threading

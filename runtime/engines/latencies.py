@@ -5,8 +5,6 @@ length lies on a line; between numbers of rows linearly, since each further row 
 less than a power through many would say. Outside the sizes that are known the nearest ones hold.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

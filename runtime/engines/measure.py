@@ -4,8 +4,6 @@ Engines in turns are each timed several times: the best round is the figure, and
 bundle's measurement becomes a record that it keeps beside those of other hosts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Memory of a bundle's engines: their needs, the residencies that follow, and a cap on all that is open."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace

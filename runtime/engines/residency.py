@@ -6,8 +6,6 @@ engine owns a copy of its weights, a mapped one maps a file of its own. Every en
 besides holds its private initializers and its activations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -6,8 +6,6 @@ interact. So a row's answer is the one that it would get alone, up to the roundi
 Shapes: ``B`` rows of a request, ``n`` rows in the chain, ``s`` steps, ``H`` hidden, ``C`` classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which exits are open for a request, and why: what was requested, else calibrated, else the model's own gate."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether rows leave where they left during calibration; if not, thresholds and promised costs no longer hold."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -4,8 +4,6 @@ A batch plan is one run of an engine that takes any batch as it is, or runs of e
 which a batch is split where that is cheaper.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

@@ -1,7 +1,5 @@
 """Which rows move where when some leave a batch: a pure decision, in as few copies as rows lie side by side."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The engines of a bundle that generate: which may be open under the memory cap of its model, and what else counts."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence, Set
 from typing import Literal

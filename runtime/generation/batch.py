@@ -1,8 +1,6 @@
 """Rows that step together and come and go between steps, for a server: each reads its prompt at the place behind the
 others, and where one leaves the last takes its place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf
 from time import perf_counter

@@ -1,7 +1,5 @@
 """A KV-cache engine on its cache: new tokens in, logits out, keys and values added in place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

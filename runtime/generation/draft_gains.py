@@ -5,8 +5,6 @@ device adds to a bundle's folder: sealed (bundle/device_files/device_file.py), a
 the figures of its own host and leaves those of others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter

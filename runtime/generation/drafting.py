@@ -1,8 +1,6 @@
 """Speculative decoding of one row: who drafts tokens, a smaller submodel on the same KV cache or the text itself, and
 how many of them in each run."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from time import perf_counter

@@ -1,8 +1,6 @@
 """The submodel for each token: the engines to choose from, and the largest of them that keeps what was promised, chosen
 again at every token."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from time import perf_counter
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """Prompts as tokens, of texts, tokens themselves or a chat; and the rows of a request that continue them, checked
 before any work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple

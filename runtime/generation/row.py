@@ -1,7 +1,5 @@
 """One row while it is generated, and what a call gives back: tokens as they come, and the rows that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

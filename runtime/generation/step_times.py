@@ -1,7 +1,5 @@
 """The time of a step of each submodel, as the steps of this model have shown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

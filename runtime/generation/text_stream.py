@@ -10,8 +10,6 @@ Held back are
   it is not UTF-8. (``tokenizers.decoders.DecodeStream`` gives its letters out and fails when they change.)
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,8 +6,6 @@ searched as bytes for what names a file, and not read. The bytes may come from a
 before it is used, and what only some readers accept (groups, tags of more than 32 bits) is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

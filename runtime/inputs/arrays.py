@@ -1,7 +1,5 @@
 """The array types that inputs, feeds, runners and answers share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 

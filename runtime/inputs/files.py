@@ -1,7 +1,5 @@
 """Rows for a model in an NPZ file of any origin: an array per input, rows first, and perhaps ``labels``."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence

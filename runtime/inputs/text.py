@@ -1,7 +1,5 @@
 """Text to inputs with the bundle's own tokenizer file; needs the ``tokenizers`` package and no other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

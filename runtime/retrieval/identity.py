@@ -5,8 +5,6 @@ keeps the hash of the weight store, the checkpoint's configuration, the tokenize
 their parity receipts; docs/retrieval.md says what is compared.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Rows to embeddings, by one submodel of a model; and the nearest rows of a corpus by cosine, exactly: those that a
 search in float64 over every row would find."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

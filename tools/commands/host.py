@@ -1,7 +1,5 @@
 """``nestforge doctor`` and ``profile``: this host, and its device profile."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A pass is a function on an ``onnx_ir.Model`` that returns whether it changed any
 table of them in order; a test runs every pass of the table on traced graphs and holds it to its ``Pass``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field

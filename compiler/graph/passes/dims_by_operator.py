@@ -4,8 +4,6 @@ A dimension is a product of factors, slowest first: a number, an axis, or the na
 time. A rule raises SliceError where an elastic one would not be followed rightly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod

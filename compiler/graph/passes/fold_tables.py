@@ -6,8 +6,6 @@ engine runs: position masks, rotary angles, slot numbers. The result is an initi
 the weight store, where all engines of a bucket share it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

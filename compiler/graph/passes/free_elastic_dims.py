@@ -9,8 +9,6 @@ Two things of a submodel do not follow from the extents of its weights, and are 
 inputs and outputs, and the heads of attention over a cache, which are attributes of its operator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple

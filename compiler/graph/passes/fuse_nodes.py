@@ -5,8 +5,6 @@ weights that lie side by side; and what attention over a cache reads of such a p
 positions are fused by ``fuse_rotary.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 

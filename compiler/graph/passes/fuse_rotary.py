@@ -8,8 +8,6 @@ Attention over a cache turns queries and keys itself, by tables of all positions
 not take becomes one ``RotaryEmbedding``, by the angles that the model computes; the rest stays as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ stay one tensor, since two biases that are both zero shrink with different axes:
 while general passes run.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

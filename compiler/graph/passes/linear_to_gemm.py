@@ -9,8 +9,6 @@ A backend would copy the row that ``Gather(W, e)`` takes at every run. As an ini
 mapped from the store, or packed where the engine is packed, which backends do for matrices and not for stacks of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

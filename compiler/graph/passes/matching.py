@@ -4,8 +4,6 @@ An extent is a number, or the name of a dimension that the graph leaves free (``
 both, such as ``batch*40``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

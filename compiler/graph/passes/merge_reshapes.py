@@ -4,8 +4,6 @@ Linear layers run on ``[B * S, H]``, between a Flatten or a Reshape and a Reshap
 ``[B, S, H]``. A Flatten is a Reshape to two dimensions whatever the sizes of those before its axis are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Operators by name, for passes and precisions. Imports nothing: a device that builds plans reads it too."""
 
-from __future__ import annotations
-
 MICROSOFT = "com.microsoft"
 # Attention over a cache, whose further outputs are that cache.
 CACHED_ATTENTION = "GroupQueryAttention"

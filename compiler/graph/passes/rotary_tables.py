@@ -5,8 +5,6 @@ position alone they are rows of a table, which is what the same nodes return for
 scaling and a factor of attention stay what the model has, whatever kind of positions it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Nodes that take apart what was joined read the parts: parts of a fused layer, wh
 meet in a Concat because the model's class takes them from one value. Tokens picked by number are one Gather.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """A template in another precision than it was traced in: graph in, graph out, in milliseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

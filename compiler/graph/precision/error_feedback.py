@@ -8,8 +8,6 @@ an output, whose numbers are further from it than rounding can leave them (``bey
 is chosen cannot be the numbers of another, which no proof of an engine would tell, since it goes by what is chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 

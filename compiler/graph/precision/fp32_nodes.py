@@ -16,8 +16,6 @@ for the nodes that are kept in float32, which are wide:
 Data movement is as wide as what it moves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum

@@ -5,8 +5,6 @@
 and outputs of the graph stay float32. No constant is added, so submodels are emitted from it as from the original.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -6,8 +6,6 @@ of their own, beside a link to the weight store; a bundle never holds them. Quan
 without the rounding of their activations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -20,8 +20,6 @@ Integer products give the same numbers packed and from mapped weights. ``MatMulN
 integers, mapped it decodes the whole weight in every run and multiplies in float32, which takes longer than float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

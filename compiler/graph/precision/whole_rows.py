@@ -8,8 +8,6 @@ Templates keep no intermediate shapes, for they are the universal model's: what 
 operators alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ Shapes: ``B`` rows, ``N`` tokens of the text that is read, ``S`` of the one that
 of the vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ number of an engine. Reading selected tokens and adding to them, which engines m
 of ``forward_ops``: ``variant_ops`` has it.
 """
 
-from __future__ import annotations
-
 from ....bucket import Bucket
 from ....elastic import Axis, ElasticSpec, Submodel
 from ....errors import PlanError

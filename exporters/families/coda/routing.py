@@ -3,8 +3,6 @@
 Shapes: ``B`` rows of ``n`` tokens, ``d`` hidden, ``k`` tokens that are selected.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

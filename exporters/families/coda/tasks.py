@@ -4,8 +4,6 @@ A task is adapters, routers, norms, the schedule of the soft top-k, the reductio
 (section 7 of Conditional Adapters, arXiv 2304.04947). The frozen weights are not in it; their hash is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

@@ -4,8 +4,6 @@
 gate, and its kept maps say what of the stored tensors the model uses. Both are held against the headers of the weights.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

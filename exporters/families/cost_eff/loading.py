@@ -3,8 +3,6 @@
 Parameters are float32, finite, and sliced to the heads and channels that the sidecar keeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ mended; the head size and with it the scale ``1 / sqrt(head_size)`` never change
 Shapes: ``B`` rows, ``S`` tokens, ``H`` hidden, ``A`` heads of size ``D``, ``F`` FFN channels, ``C`` classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """``config.json`` of MatFormer models, read strictly (no torch here). See docs/matformer.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -8,8 +8,6 @@ a relative bias, its rows). Images have no sequence: buckets differ in their bat
 patch and the class token. Linear weights are ``[out, in]``, as torch stores them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -7,8 +7,6 @@ Shapes: ``B`` rows, ``S`` tokens, ``N`` tokens that they read, ``H`` hidden, ``n
 keys and values, ``n`` or one that all share.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -8,8 +8,6 @@ engine answers a pair of texts at every position of the second. Both have the bu
 is masked, and what pads the second on its right changes nothing before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING

@@ -11,8 +11,6 @@ queries as rows of one head; ``shared_scores`` (E), one matrix of scores for all
 ``one_exponential`` (6.7), that matrix's softmax for all heads, times an exponential for each head and key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ rows, ``S`` tokens (of a translation model those of the text that is written, ``
 share keys and values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -7,8 +7,6 @@ Token groups and expert capacity are static numbers of an engine, from configura
 expert then has the slots that it had among all. See docs/sparse-mixer.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

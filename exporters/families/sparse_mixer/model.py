@@ -4,8 +4,6 @@ Every layer is ``U = norm(X + Mix(X))``, ``Y = norm(U + F(U))``. GELU is its tan
 Shapes: ``B`` rows, ``S`` tokens, ``d`` hidden, ``e`` embedding width, ``V`` vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

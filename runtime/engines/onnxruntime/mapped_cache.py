@@ -6,8 +6,6 @@ The folder may be deleted at any time; an engine takes about twice the bytes of 
 what an interrupted build left and what other versions of ONNX Runtime packed, which this one would not read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Where the time of an engine goes, by kind of node, as ONNX Runtime's profiler sees it."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterable, Mapping

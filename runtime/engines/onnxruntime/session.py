@@ -4,8 +4,6 @@ All engines of the process take activations from one arena: they mostly run one 
 next can use. The arena is thread-safe and grows when engines do run at once.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache

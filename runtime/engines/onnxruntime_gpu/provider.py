@@ -6,8 +6,6 @@ graph when that is first opened, which takes minutes and is kept in nestforge's 
 owns its weights. It gets the ends of an engine's range, or it would build anew for each size beyond the ones seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

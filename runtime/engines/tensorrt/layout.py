@@ -1,7 +1,5 @@
 """Whether a plan is the engine that the manifest describes: a pure decision."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
