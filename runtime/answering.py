@@ -17,8 +17,7 @@ from .answer import Answer, ExitRows, Limit, Padding, RowRun, Timings
 from .candidates import Choice
 from .engines.onnxruntime_gpu.provider import Provider
 from .engines.runner import EnginePool
-from .exits.choice import OFF, ExitChoice, ExitChooser, OpenExits, RequestedExits
-from .exits.drift import Drift
+from .exits.choice import OFF, Drift, ExitChoice, ExitChooser, OpenExits, RequestedExits
 from .inputs.arrays import Array, InputChecker, cut_back
 from .request import Request, RequestContext
 from .tasks import Tasks

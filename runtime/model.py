@@ -29,25 +29,13 @@ from .engines.memory import MemoryCap
 from .engines.onnxruntime_gpu.provider import Provider
 from .engines.residency import Residency
 from .engines.runner import EnginePool
-from .exits.choice import ExitChoice, RequestedExits
-from .exits.drift import Drift
+from .exits.choice import Drift, ExitChoice, RequestedExits
 from .generation.generator import Generator
 from .generation.session import Session
 from .graphs.task_tensors import TaskTensors
 from .in_flight import InFlight, LoadEstimate
+from .inputs import options
 from .inputs.arrays import Array, InputChecker
-from .inputs.options import (
-    BUDGET,
-    DEADLINE_MS,
-    DIMENSIONS,
-    LATENCY_MS,
-    MEMORY_MB,
-    PROMPT,
-    PROMPT_NAME,
-    SUBMODEL,
-    TASK,
-    TRUNCATE,
-)
 from .inputs.text import Text
 from .request import Request, RequestContext, Texts
 from .tasks import Tasks, packed
@@ -107,22 +95,22 @@ class ElasticModel:
         self,
         inputs: Mapping[str, Array] | str | Sequence[Text],
         *,
-        budget: str | None = BUDGET,
-        latency_ms: float | None = LATENCY_MS,
-        memory_mb: float | None = MEMORY_MB,
-        submodel: str | None = SUBMODEL,
-        deadline_ms: float | None = DEADLINE_MS,
+        budget: str | None = options.BUDGET,
+        latency_ms: float | None = options.LATENCY_MS,
+        memory_mb: float | None = options.MEMORY_MB,
+        submodel: str | None = options.SUBMODEL,
+        deadline_ms: float | None = options.DEADLINE_MS,
         exits: RequestedExits | None = option(
             "Early exits: off; a calibrated policy, by name; or entropy thresholds in nats, one for all exits or one "
             "for each but the last. Default: the bundle's policy, else the model's own gate.",
             metavar="off|NAME|TAU[,TAU...]",
         ),
-        truncate: bool = TRUNCATE,
+        truncate: bool = options.TRUNCATE,
         routing: bool = option("Also the routes that the model chose, such as the tokens of each expert.", False),
-        prompt: str | None = PROMPT,
-        prompt_name: str | None = PROMPT_NAME,
-        task: str | None = TASK,
-        dimensions: int | None = DIMENSIONS,
+        prompt: str | None = options.PROMPT,
+        prompt_name: str | None = options.PROMPT_NAME,
+        task: str | None = options.TASK,
+        dimensions: int | None = options.DIMENSIONS,
     ) -> Answer:
         """Answers one request: arrays by input name, or a text, or a list of texts, or of pairs (tuples) for a model
         that was trained on pairs.

@@ -23,17 +23,7 @@ from ..runtime.engines.measure import BundleMeasurement, measure_bundle
 from ..runtime.engines.residency import Residency
 from ..runtime.exits.policy import CalibratedPolicy, Calibration, Compare, Rule, save_policy
 from ..runtime.generation.draft_gains import DraftCalibration, HostDrafts
-from ..runtime.inputs.options import (
-    BUDGET,
-    DEADLINE_MS,
-    MEMORY_MB,
-    PROGRESS,
-    PROMPT,
-    PROMPT_NAME,
-    SUBMODEL,
-    THREADS,
-    TRUNCATE,
-)
+from ..runtime.inputs import options
 from ..runtime.load import RESIDENCY, opened
 from ..runtime.model import ElasticModel
 from ..runtime.retrieval.index import INDEX_DIMENSIONS, QUERY_MS, Found, Index, K
@@ -41,7 +31,7 @@ from ..runtime.rows import Corpus
 from ..whole_file import require_writable
 
 PathOf = str | os.PathLike[str]
-_LARGEST = again(SUBMODEL, help="Submodel, by label or id. Default: the largest.")
+_LARGEST = again(options.SUBMODEL, help="Submodel, by label or id. Default: the largest.")
 
 
 @checked
@@ -51,15 +41,15 @@ def search(
     queries: Corpus | str,
     *,
     k: int = K,
-    budget: str | None = BUDGET,
+    budget: str | None = options.BUDGET,
     latency_ms: float | None = QUERY_MS,
-    memory_mb: float | None = MEMORY_MB,
-    submodel: str | None = SUBMODEL,
-    deadline_ms: float | None = DEADLINE_MS,
+    memory_mb: float | None = options.MEMORY_MB,
+    submodel: str | None = options.SUBMODEL,
+    deadline_ms: float | None = options.DEADLINE_MS,
     dimensions: int | None = INDEX_DIMENSIONS,
-    truncate: bool = TRUNCATE,
-    prompt: str | None = PROMPT,
-    prompt_name: str | None = PROMPT_NAME,
+    truncate: bool = options.TRUNCATE,
+    prompt: str | None = options.PROMPT,
+    prompt_name: str | None = options.PROMPT_NAME,
     residency: Residency | Literal["auto"] = RESIDENCY,
 ) -> Found:
     """The ``k`` rows of ``index`` that are nearest to each query, by any submodel.
@@ -88,12 +78,12 @@ def search(
 def measure(
     bundle: PathOf,
     *,
-    threads: int | None = THREADS,
+    threads: int | None = options.THREADS,
     memory_mb: float | None = again(
-        MEMORY_MB, help="Memory limit, in MB, under which engines are held; those left out are named."
+        options.MEMORY_MB, help="Memory limit, in MB, under which engines are held; those left out are named."
     ),
     force: bool = option("Measure beside busy programs too; such figures are marked as noisy.", False),
-    progress: Progress = PROGRESS,
+    progress: Progress = options.PROGRESS,
 ) -> BundleMeasurement:
     """Times a bundle's engines on this host, and keeps the figures in the bundle, by which the runtime then chooses.
 
@@ -120,8 +110,8 @@ def calibrate(
     default: bool = option("Make the policy the submodel's default, which requests follow without asking.", True),
     compare: Compare | None = option("Comparison of entropy and threshold. Default: the model's."),
     rule: Rule = option("Exit rule: each row by itself, or the whole batch together.", "per_row"),
-    truncate: bool = TRUNCATE,
-    progress: Progress = PROGRESS,
+    truncate: bool = options.TRUNCATE,
+    progress: Progress = options.PROGRESS,
 ) -> CalibratedPolicy:
     """Thresholds of exits for a ``budget`` such as ``mean_latency_ms<=5``, kept in the bundle's calibration.
 
@@ -155,7 +145,7 @@ def calibrate_drafts(
     texts: Sequence[str] = DEFAULT_TEXTS,
     *,
     submodel: str | None = _LARGEST,
-    progress: Progress = PROGRESS,
+    progress: Progress = options.PROGRESS,
 ) -> HostDrafts:
     """Acceptance and times of drafts of a bundle that generates, kept in it by host: ``nestforge calibrate`` of such a
     bundle.

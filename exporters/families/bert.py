@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...bucket import Bucket
 from ...bundle.entries.tensor_spec import TensorSpec
@@ -32,9 +31,6 @@ from ..hugging_face.interface import (
     single_choices,
 )
 from ..hugging_face.tensors import Parameters, held_tensors
-
-if TYPE_CHECKING:  # plans are made without torch
-    pass
 
 _UNUSED_TENSOR = re.compile(r"(?:.+\.)?(?:pooler\.dense\.(?:weight|bias)|embeddings\.(?:position_ids|token_type_ids))")
 

@@ -8,9 +8,9 @@ from time import perf_counter
 from ...bundle.entries.engine_entry import EngineEntry
 from ...errors import InputError
 from ...ownership import Owner
+from .draft_gains import StepTimes
 from .row import Piece, Row
 from .session import Session
-from .step_times import StepTimes
 
 # Tokens of a prompt in a run, beside which others wait.
 MOST_READ = 128

@@ -11,13 +11,12 @@ import numpy as np
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.manifest import Manifest
 from ...errors import InputError, SelectionError
-from .draft_gains import Gain, Gains
+from .draft_gains import Gain, Gains, StepTimes
 from .options import AUTO, NGRAM, GenerationRequest
 from .pace import Chosen
 from .row import Row
 from .sampling import Drafted, Ids, Sampling
 from .session import Session
-from .step_times import StepTimes
 
 # Tokens of a run, where nobody says how many: of a named draft, and the most with AUTO.
 _DEFAULT, _MOST = 4, 8

@@ -26,7 +26,7 @@ from ..inputs.text import TextEncoder
 from .admitted import AdmittedEngines, longer_prompt_bytes
 from .batch import Batch
 from .cache_memory import memory_for, session_bytes
-from .draft_gains import DraftCalibration, Gains, JudgedDraft
+from .draft_gains import DraftCalibration, Gains, JudgedDraft, RunTime, StepTimes
 from .drafting import drafting_for, most_checked, smaller_engines
 from .generation import Generation, Loop
 from .options import AUTO, GenerationRequest
@@ -34,7 +34,6 @@ from .pace import Pace, candidates
 from .prompts import Prompts, requested_rows
 from .row import Generated, Row
 from .session import Session
-from .step_times import RunTime, StepTimes
 
 # Capacity of a session by default, in tokens.
 _SESSION_CAPACITY = 2048

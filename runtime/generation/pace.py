@@ -10,8 +10,8 @@ from ...bundle.entries.generation_entry import GenerationEntry
 from ...bundle.manifest import Manifest
 from ...errors import SelectionError
 from ...strict import nearest
+from .draft_gains import StepTimes
 from .options import GenerationRequest
-from .step_times import StepTimes
 
 
 class Chosen(NamedTuple):

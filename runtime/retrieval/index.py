@@ -26,20 +26,9 @@ from ...strict import structure, unstructure
 from ...whole_file import write_whole
 from ..dimensions import required
 from ..engines.residency import Residency
+from ..inputs import options
 from ..inputs.arrays import Array
 from ..inputs.files import read_npz
-from ..inputs.options import (
-    BUDGET,
-    DEADLINE_MS,
-    DIMENSIONS,
-    LATENCY_MS,
-    MEMORY_MB,
-    PROGRESS,
-    PROMPT,
-    PROMPT_NAME,
-    SUBMODEL,
-    TRUNCATE,
-)
 from ..inputs.text import require_characters
 from ..load import RESIDENCY, opened
 from ..model import ElasticModel
@@ -67,8 +56,10 @@ _LENGTH_TOLERANCE = 1e-3
 _VALUES_MEASURED_AT_ONCE = 2**23
 _REMEDY = "build the index again"
 K = option("Number of rows to find per query.", 10, min=1)
-QUERY_MS = again(LATENCY_MS, help="Latency limit of the encoding of one query, in ms.")
-INDEX_DIMENSIONS = again(DIMENSIONS, help="Numbers of an embedding that the index must have. Default: what it has.")
+QUERY_MS = again(options.LATENCY_MS, help="Latency limit of the encoding of one query, in ms.")
+INDEX_DIMENSIONS = again(
+    options.DIMENSIONS, help="Numbers of an embedding that the index must have. Default: what it has."
+)
 EMBEDDING = option("Embedding to index, an output of the model. Default: the bundle's own.", metavar="NAME")
 
 
@@ -118,12 +109,12 @@ class Index:
         ids: Sequence[str] | None = None,
         labels: Array | Sequence[int] | None = None,
         embedding: str | None = EMBEDDING,
-        dimensions: int | None = DIMENSIONS,
-        truncate: bool = TRUNCATE,
-        prompt: str | None = PROMPT,
-        prompt_name: str | None = PROMPT_NAME,
+        dimensions: int | None = options.DIMENSIONS,
+        truncate: bool = options.TRUNCATE,
+        prompt: str | None = options.PROMPT,
+        prompt_name: str | None = options.PROMPT_NAME,
         residency: Residency | Literal["auto"] = RESIDENCY,
-        progress: Progress = PROGRESS,
+        progress: Progress = options.PROGRESS,
     ) -> Index:
         """An index of ``corpus``, texts or arrays by input name with rows first, by the universal model of a bundle,
         given by its path or open; ``nestforge.index``.
@@ -221,15 +212,15 @@ class Index:
         queries: Corpus | str,
         *,
         k: int = K,
-        budget: str | None = BUDGET,
+        budget: str | None = options.BUDGET,
         latency_ms: float | None = QUERY_MS,
-        memory_mb: float | None = MEMORY_MB,
-        submodel: str | None = SUBMODEL,
-        deadline_ms: float | None = DEADLINE_MS,
+        memory_mb: float | None = options.MEMORY_MB,
+        submodel: str | None = options.SUBMODEL,
+        deadline_ms: float | None = options.DEADLINE_MS,
         dimensions: int | None = INDEX_DIMENSIONS,
-        truncate: bool = TRUNCATE,
-        prompt: str | None = PROMPT,
-        prompt_name: str | None = PROMPT_NAME,
+        truncate: bool = options.TRUNCATE,
+        prompt: str | None = options.PROMPT,
+        prompt_name: str | None = options.PROMPT_NAME,
     ) -> Found:
         """The ``k`` nearest rows of each query (all, if the corpus has fewer), by the submodel that the limits choose.
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ...bucket import Bucket
+from ...bundle.build_record import noisy_figures
+from ...bundle.manifest import MEASUREMENTS_NAME
+from ...bundle.open_bundle import open_bundle
 from ...profiles.probe_host import is_busy, load_warning
+from ...runtime.engines.measure import BundleMeasurement, LatencyStats
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
+from ...runtime.load import load
 from ...runtime.summary import ShortNames
 from ...tables import Table
-from ..bundle_bench import bench, profile_nodes
+from ..bundle_bench import BundleBench, EngineBench, NodeProfile, bench, profile_nodes
 from ..console import Block, say, show, working
 from ..functions import measure
 from ..options import (
@@ -25,14 +31,7 @@ from ..options import (
     path_option,
     read_text_lines,
 )
-from ..traffic_bench import bench_requests
-
-if TYPE_CHECKING:
-    from ...bucket import Bucket
-    from ...runtime.engines.measure import BundleMeasurement, LatencyStats
-    from ..bundle_bench import BundleBench, EngineBench, NodeProfile
-    from ..traffic_bench import TrafficBench
-
+from ..traffic_bench import TrafficBench, bench_requests
 
 _SHOWN_KINDS = 8
 
@@ -98,7 +97,6 @@ def bench_command(
 
 
 def _show_engines(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, provider: str, as_json: bool) -> None:
-    from ...bundle.open_bundle import open_bundle
 
     with working() as progress:
         result = bench(bundle, submodels, at=at, provider=provider, progress=progress)
@@ -116,7 +114,6 @@ def _show_traffic(
     provider: str,
     as_json: bool,
 ) -> None:
-    from ...runtime.load import load
 
     texts = None if text is None else read_text_lines(text).texts
     with working() as progress, load(bundle, provider=provider, merge=merged) as model:
@@ -127,7 +124,6 @@ def _show_traffic(
 
 
 def _show_nodes(bundle: Path, submodels: tuple[str, ...], at: Bucket | None, as_json: bool) -> None:
-    from ...bundle.open_bundle import open_bundle
 
     opened = open_bundle(bundle)
     with working() as progress:
@@ -235,8 +231,6 @@ def measure_command(bundle: Path, as_json: bool, **settings: Any) -> None:
     The figures are kept in the bundle's measurements.json, by host: those of other hosts stay. On this host the runtime
     then chooses by them in place of those of the compile. Nothing is kept where other programs use the processor.
     """
-    from ...bundle.manifest import MEASUREMENTS_NAME
-    from ...bundle.open_bundle import open_bundle
 
     with working() as progress:
         result = measure(bundle, progress=progress, **settings)
@@ -278,7 +272,6 @@ def _measure_report(
 
 
 def _warnings(result: BundleMeasurement) -> list[str]:
-    from ...bundle.build_record import noisy_figures
 
     measured = result.measurement.engines
     noisy = noisy_figures((each.engine, point.noise) for each in measured for point in each.points)

@@ -8,8 +8,11 @@ from typing import Any
 
 import click
 
+from ...bundle.manifest import CALIBRATION_NAME, DRAFTS_NAME
+from ...bundle.open_bundle import open_bundle
+from ...runtime.calibrate.drafts import DEFAULT_TEXTS
 from ...runtime.calibrate.simulate import parse_budget
-from ...runtime.exits.policy import CalibratedPolicy, Figures
+from ...runtime.exits.policy import CalibratedPolicy, Calibration, Figures
 from ...runtime.generation.draft_gains import HostDrafts
 from ...runtime.summary import ShortNames
 from ...tables import Table
@@ -61,9 +64,6 @@ def calibrate_command(
     For a bundle that generates: texts are continued with each draft, and the tokens that were accepted and the times
     are kept in the bundle's drafts.json, by host. There --draft auto starts from them.
     """
-    from ...bundle.manifest import CALIBRATION_NAME
-    from ...bundle.open_bundle import open_bundle
-    from ...runtime.exits.policy import Calibration
 
     if data is None and budget is None:
         if open_bundle(bundle).manifest.generation is None:
@@ -87,9 +87,6 @@ def calibrate_command(
 
 
 def _calibrate_drafts(bundle: Path, text: Path | None, submodel: str | None, as_json: bool) -> None:
-    from ...bundle.manifest import DRAFTS_NAME
-    from ...bundle.open_bundle import open_bundle
-    from ...runtime.calibrate.drafts import DEFAULT_TEXTS
 
     texts = DEFAULT_TEXTS if text is None else read_text_lines(text).texts
     with working() as progress:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...bundle.figures import cell, heading, meanings, present
+from ...bundle.open_bundle import open_bundle
 from ...errors import ParityError
-from ...runtime.consistency.measure import consistency
+from ...profiles.precision import TRACED
+from ...runtime.consistency.measure import Consistency, consistency
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS, provider_named
 from ...runtime.summary import ShortNames, max_abs, min_cosine
 from ...tables import Table
@@ -18,7 +21,6 @@ from ..options import bundle_argument, field_options, json_option, path_option
 
 if TYPE_CHECKING:
     from ...compiler.verify import VerifyReport
-    from ...runtime.consistency.measure import Consistency
 
 
 _VERIFY_EXAMPLES = """\b
@@ -95,7 +97,6 @@ def _verify_provider(path: Path, provider: str, as_json: bool) -> None:
 
 def _verify_parity(path: Path, against: Path, as_json: bool) -> None:
     let_waiting_threads_sleep()
-    from ...bundle.open_bundle import open_bundle
     from ...compiler.verify import verify_bundle
 
     with working() as progress:
@@ -159,8 +160,6 @@ def consistency_command(bundle: Path, as_json: bool, **settings: Any) -> None:
 
 
 def _consistency_report(found: Consistency) -> Iterator[Block]:
-    from ...bundle.figures import cell, heading, meanings, present
-    from ...profiles.precision import TRACED
 
     given = f"{found.samples}" if found.samples == found.given else f"{found.samples} of {found.given}, spread over all"
     cut = f", {found.truncated} cut to {found.bucket.sequence} tokens" if found.truncated else ""

@@ -14,7 +14,7 @@ import click
 
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...profiles.compile_request import JOB_OPTIONS, CompileRequest
-from ...profiles.job_file import save_job
+from ...profiles.load_profile import load_farm, save_job
 from ...runtime.summary import ShortNames
 from ...tables import Table
 from ..bundle_view import bundle_data, bundle_warnings, cpu_seconds_line, submodels_report, tasks_report
@@ -24,8 +24,6 @@ from ..options import TASK, bundle_argument, field_options, json_option, model_a
 if TYPE_CHECKING:
     from ...compiler.trial import TrialReport
 
-
-from ...profiles.job_file import load_farm
 
 _COMPILE_EXAMPLES = """\b
 Examples:

@@ -13,6 +13,7 @@ import click
 from ...bundle.manifest import MANIFEST_NAME
 from ...bundle.open_bundle import open_bundle
 from ...profiles.compile_request import CompileRequest
+from ...profiles.precision import Precision
 from ...runtime.summary import CacheSize, ShortNames, cache_facts, describe_axes
 from ...strict import unstructure
 from ...tables import Table
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ...compiler.model_view import ModelView
     from ...compiler.planning.candidate import VariantView
     from ...compiler.planning.plan import Plan
-    from ...profiles.precision import Precision
 
 
 _INSPECT_EXAMPLES = """\b

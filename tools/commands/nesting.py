@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...profiles.budget import BudgetSpec
 from ...profiles.compile_request import CompileRequest
 from ...profiles.nest_request import ConversionSettings, NestRequest
 from ...runtime.summary import ShortNames
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ...compiler.convert_coda import ConversionReport
     from ...compiler.mix_n_match import Comparison
     from ...compiler.nest import NestReport
-    from ...profiles.budget import BudgetSpec
 
 
 _NEST_EXAMPLES = """\b

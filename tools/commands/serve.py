@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...bucket import Bucket
+from ...bundle.open_bundle import open_bundle
 from ...errors import InputError
 from ...runtime.inputs.files import read_text_file
 from ...runtime.load import load
@@ -149,7 +150,6 @@ def loadtest_command(
         raise click.UsageError("a URL needs --model")
     if picture is not None and picture.suffix not in _PICTURES:
         raise click.UsageError(f"--picture {picture.name}: expected a name that ends in {', '.join(_PICTURES)}")
-    from ...bundle.open_bundle import open_bundle
     from ..load_test import Target, run, served
 
     headers = {} if token_file is None else {"authorization": f"Bearer {read_text_file(token_file).strip()}"}

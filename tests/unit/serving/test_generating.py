@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from nestforge.bundle.entries.engine_entry import EngineEntry
 from nestforge.errors import OverloadError
+from nestforge.runtime.generation.draft_gains import StepTimes
 from nestforge.runtime.generation.options import GenerationRequest
 from nestforge.runtime.generation.row import GeneratedRow
-from nestforge.runtime.generation.step_times import StepTimes
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel
 from nestforge.serving import generating as room

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nestforge.errors import SelectionError
-from nestforge.runtime.exits.drift import BLOCK_ROWS, LEAST_ROWS, Drift, ExitMonitor, compare_exits
+from nestforge.runtime.exits.choice import BLOCK_ROWS, LEAST_ROWS, Drift, ExitMonitor, compare_exits
 from nestforge.runtime.exits.policy import ExitPolicy, check_count, closed, thresholds_for
 from support.exit_bundles import policy
 

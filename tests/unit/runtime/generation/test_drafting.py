@@ -12,9 +12,9 @@ from nestforge.bucket import Bucket
 from nestforge.errors import SelectionError
 from nestforge.runtime.generation import drafting
 from nestforge.runtime.generation.cached_engine import CachedEngine
+from nestforge.runtime.generation.draft_gains import StepTimes
 from nestforge.runtime.generation.row import GeneratedRow, Piece, Row
 from nestforge.runtime.generation.sampling import Sampler, Sampling
-from nestforge.runtime.generation.step_times import StepTimes
 from nestforge.runtime.inputs.arrays import Array
 from nestforge.runtime.load import load
 from nestforge.runtime.model import ElasticModel

@@ -8,10 +8,9 @@ from nestforge.bucket import Bucket
 from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.errors import SelectionError
 from nestforge.runtime.generation import pace as pace_module
-from nestforge.runtime.generation.draft_gains import RunTime
+from nestforge.runtime.generation.draft_gains import RunTime, StepTimes
 from nestforge.runtime.generation.options import GenerationRequest
 from nestforge.runtime.generation.pace import Pace
-from nestforge.runtime.generation.step_times import StepTimes
 from nestforge.runtime.load import load
 
 STEP_MS = (8.0, 4.0, 2.0)
