@@ -125,13 +125,11 @@ def _function_named(name: str) -> Callable[[Array], Array]:
 def _softmax(logits: Array) -> Array:
     """Over the classes of ``[B, C]``."""
     powers: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: Array = powers / powers.sum(axis=1, keepdims=True)
-    return shares
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def _sigmoid(logits: Array) -> Array:
-    scores: Array = 0.5 * (1.0 + np.tanh(0.5 * logits))  # which no logit overflows
-    return scores
+    return 0.5 * (1.0 + np.tanh(0.5 * logits))  # which no logit overflows
 
 
 # Scores [B, C] of logits.

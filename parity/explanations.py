@@ -251,8 +251,7 @@ def _swapped(value: Any, heads: int) -> torch.Tensor:
     """The first two of so many blocks of the last dimension exchanged; of a tuple's first."""
     first = value[0] if isinstance(value, tuple) else value
     blocks = first.reshape(*first.shape[:-1], heads, -1)
-    found: torch.Tensor = blocks[..., [1, 0, *range(2, heads)], :].reshape(first.shape)
-    return found
+    return blocks[..., [1, 0, *range(2, heads)], :].reshape(first.shape)
 
 
 def _activated(function: Callable[[torch.Tensor], torch.Tensor], args: Any, _: Any) -> torch.Tensor:

@@ -58,7 +58,7 @@ def _decoder(wrapped: Any, given: Named) -> Named:
     states = (given["encoder_hidden_states"],)
     mask = given.get("encoder_attention_mask")
     inputs = {"decoder_input_ids": given[IDS], "encoder_outputs": states, "attention_mask": mask, "use_cache": True}
-    return wrapped.call(inputs)  # type: ignore[no-any-return]
+    return wrapped.call(inputs)
 
 
 def in_pieces(export: Export, trials: Sequence[Trial]) -> list[Trial]:

@@ -40,8 +40,7 @@ class TensorRTOptions:
     @property
     def key(self) -> dict[str, Any]:
         """Settings that a plan follows from, as plain data: everything but how long its build may take."""
-        data: dict[str, Any] = unstructure(replace(self, time_limit_s=None))
-        return data
+        return unstructure(replace(self, time_limit_s=None))
 
 
 # Which layers a rung of the promotion ladder promotes first; compiler/planning/levels.py defines them.

@@ -159,8 +159,7 @@ def onnxruntime_run(chain: Chain, cores: int) -> Callable[[], Array]:
     feeds = {entry.name: values[entry.name] for entry in session.get_inputs()}
 
     def run() -> Array:
-        output: Array = session.run(None, feeds)[0]
-        return output
+        return session.run(None, feeds)[0]
 
     return run
 
@@ -195,8 +194,7 @@ def _onnx_bytes(chain: Chain) -> bytes:
     graph = helper.make_graph(nodes, "chain", inputs, [output], weights)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    serialized: bytes = model.SerializeToString()
-    return serialized
+    return model.SerializeToString()
 
 
 def _fastest(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:

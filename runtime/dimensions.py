@@ -80,5 +80,4 @@ def listed(dimensions: Sequence[int]) -> str:
 def normalized(vectors: Array) -> Array:
     """``vectors`` ``[N, D]`` at length 1, as ``torch.nn.functional.normalize`` has it."""
     lengths = np.linalg.norm(vectors.astype(np.float32, copy=False), axis=1, keepdims=True)
-    found: Array = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(vectors.dtype, copy=False)
-    return found
+    return (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(vectors.dtype, copy=False)

@@ -81,8 +81,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f".commands.{COMMANDS[cmd_name]}", __package__)
-        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
-        return command
+        return getattr(module, f"{cmd_name.replace('-', '_')}_command")
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -321,8 +321,7 @@ def finished(backend: str, where: str, graph: bytes, capacity: int | None) -> by
     if finisher is None:
         return graph
     package = __name__.rpartition(".compiler.")[0]
-    taken: bytes = import_module(f"{package}.{finisher}").accepted(where, graph, capacity)
-    return taken
+    return import_module(f"{package}.{finisher}").accepted(where, graph, capacity)
 
 
 def _are_equal(whole: Sequence[Arrays], exact: Sequence[Arrays]) -> bool:

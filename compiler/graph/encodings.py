@@ -105,8 +105,7 @@ def encode(array: np.ndarray, name: str, scale: np.ndarray | None = None) -> np.
             if encoding == INT8_ZERO:
                 return np.zeros(scale.shape, np.int8)
             spread = np.expand_dims(scale, -2 if transposed else -1)
-            integers: np.ndarray = np.clip(np.rint(array / spread), -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
-            return integers
+            return np.clip(np.rint(array / spread), -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
         case ".int4" | ".int4-scale" | ".int4-g128" | ".int4-g128-scale":
             assert not plain.endswith(TRANSPOSED), name
             blocks = in_blocks(array, BLOCK_INPUTS[encoding])
@@ -124,8 +123,7 @@ def decoded(tensor: np.ndarray, name: str, scale: np.ndarray | None = None) -> n
         return np.asarray(tensor, np.float32)
     if encoding in FOUR_BITS:
         return unpacked(tensor, scale)
-    numbers: np.ndarray = tensor * np.expand_dims(scale, -2 if plain.endswith(TRANSPOSED) else -1)
-    return numbers
+    return tensor * np.expand_dims(scale, -2 if plain.endswith(TRANSPOSED) else -1)
 
 
 def beyond_rounding(numbers: np.ndarray, array: np.ndarray, name: str) -> np.ndarray:
@@ -189,8 +187,7 @@ def int4_scale(blocks: np.ndarray) -> np.ndarray:
 
 def _squared_error(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
     spread = np.expand_dims(scale, -1)
-    error: np.ndarray = np.square(_int4(blocks, scale) * spread - blocks).sum(axis=-1)
-    return error
+    return np.square(_int4(blocks, scale) * spread - blocks).sum(axis=-1)
 
 
 def _spread(integers: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -199,8 +196,7 @@ def _spread(integers: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def _int4(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    integers: np.ndarray = np.clip(np.rint(blocks / np.expand_dims(scale, -1)), -8, 7).astype(np.int8)
-    return integers
+    return np.clip(np.rint(blocks / np.expand_dims(scale, -1)), -8, 7).astype(np.int8)
 
 
 def packed(values: np.ndarray) -> np.ndarray:

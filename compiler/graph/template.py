@@ -200,8 +200,7 @@ def emit(template: Template, store: Store, submodel: Submodel, inputs: Collectio
         for key, value in place.items():
             tensor.external_data.add(key=key, value=value)
     _set_numbers(model, template, submodel)
-    raw: bytes = model.SerializeToString(deterministic=True)
-    return raw
+    return model.SerializeToString(deterministic=True)
 
 
 def weight_bytes(template: Template, store: Store, submodel: Submodel) -> int:

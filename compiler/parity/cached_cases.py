@@ -52,8 +52,7 @@ class Row:
     @property
     def ids(self) -> np.ndarray:
         """Its tokens ``[S]`` int64."""
-        found: np.ndarray = self.case.feeds["input_ids"][0]
-        return found
+        return self.case.feeds["input_ids"][0]
 
 
 def behind(entry: GenerationEntry, row: Row, source: Array) -> Row:
@@ -173,8 +172,7 @@ def read_prompts(runner: Runner, entry: GenerationEntry, batches: Sequence[Batch
 def prompt_in(case: Case) -> Array:
     """The prompt of an encoder's ``case``, without its row."""
     (prompt,) = case.feeds.values()
-    found: Array = prompt[0]
-    return found
+    return prompt[0]
 
 
 def prompt_routes(runner: Runner, engine: EngineEntry, batches: Sequence[Batch]) -> PromptRoutes | None:

@@ -225,8 +225,7 @@ class _Session:
 
     def run(self, feeds: Mapping[str, Array], routing: bool = False) -> list[Array]:  # noqa: ARG002
         """Outputs, and routes behind them."""
-        found: list[Array] = self.session.run(self.names, dict(feeds))
-        return found
+        return self.session.run(self.names, dict(feeds))
 
 
 def _compared(here: Bundle, engine: EngineEntry, task: TaskTensors | None, path: Path) -> PlanParity:

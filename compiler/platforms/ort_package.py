@@ -192,8 +192,7 @@ class _Table:
 
     def address(self, place: int) -> int | None:
         """Value of a function without arguments, None for a null pointer."""
-        found: int | None = self._function(place)()
-        return found
+        return self._function(place)()
 
     def made(self, place: int, *given: Any) -> ctypes.c_void_p:
         """Value that a function puts behind its last argument. Raises ParityError with what the library says."""

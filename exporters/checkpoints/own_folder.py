@@ -38,8 +38,7 @@ class OwnConfig(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``config.json`` holds, which reads back as this configuration."""
-        data: dict[str, Any] = unstructure(self)
-        return data
+        return unstructure(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,8 +96,7 @@ class NestedAttention(torch.nn.Module):
             context = attend(query, key, value, mask, self.head_dim**-0.5)
         else:
             context = functional.scaled_dot_product_attention(query, key, value, mask, scale=self.head_dim**-0.5)
-        updated: torch.Tensor = self.output(context.transpose(1, 2).flatten(2))  # [B, S, A * D]
-        return updated
+        return self.output(context.transpose(1, 2).flatten(2))  # [B, S, A * D]
 
 
 _FLOAT, _OPERATOR, _ANYWHERE = 1, "com.microsoft::GroupQueryAttention", -1

@@ -42,8 +42,7 @@ class Ffn(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., H] to [..., H]."""
         inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
-        updated: torch.Tensor = self.down(inner)
-        return updated
+        return self.down(inner)
 
 
 class Embeddings(torch.nn.Module):

@@ -126,8 +126,7 @@ class LayerNormModule(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.norm(x)
-        return found
+        return self.norm(x)
 
 
 def _made(module: Module) -> torch.nn.Module:

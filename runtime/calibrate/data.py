@@ -150,8 +150,7 @@ def _lengths(bundle: Bundle, feeds: Mapping[str, Array], rows: int) -> Array:
     mask = feeds[exits.mask]
     if not exits.trims:
         return np.full(rows, mask.shape[1], np.int64)
-    ends: Array = np.where(mask, np.arange(1, mask.shape[1] + 1), 1).max(axis=1).astype(np.int64)
-    return ends
+    return np.where(mask, np.arange(1, mask.shape[1] + 1), 1).max(axis=1).astype(np.int64)
 
 
 def _classes(bundle: Bundle) -> int:

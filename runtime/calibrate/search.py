@@ -43,8 +43,7 @@ class Problem:
 
     def everywhere(self, threshold: float, open_exits: Array) -> Array:
         """``threshold`` at the exits of the mask ``open_exits`` ``[m - 1]``, the others closed."""
-        placed: Array = np.where(open_exits, np.float32(threshold), np.float32(CLOSED))
-        return placed
+        return np.where(open_exits, np.float32(threshold), np.float32(CLOSED))
 
     def candidates(self, open_exits: Array) -> Array:
         """Every common threshold of these exits that decides differently, rising."""

@@ -120,8 +120,7 @@ class Observed:
         early = self.gate[:, :-1]
         certain = early < thresholds if self.compare == "<" else early <= thresholds  # False where NaN
         first = certain.argmax(axis=1)
-        found: Array = np.where(certain[np.arange(self.rows), first], first, self.exits - 1)
-        return found
+        return np.where(certain[np.arange(self.rows), first], first, self.exits - 1)
 
     def quality(self, index: Array) -> float:
         """Share of good answers."""
@@ -129,8 +128,7 @@ class Observed:
 
     def answers(self, index: Array) -> Array:
         """Whether each row's answer is good: bool ``[n]``."""
-        found: Array = self.good[np.arange(self.rows), index]
-        return found
+        return self.good[np.arange(self.rows), index]
 
     def histogram(self, index: Array) -> tuple[int, ...]:
         return tuple(np.bincount(index, minlength=self.exits).tolist())
@@ -158,8 +156,7 @@ class Observed:
     def _per_request(self, index: Array, table: Array) -> Array:
         """Sum over segments of ``table`` at the rows still there and their longest: float64 ``[requests]``."""
         if self.batch == 1:
-            found: Array = np.cumsum(table[:, 1, :], axis=0)[index, self.length_class]
-            return found
+            return np.cumsum(table[:, 1, :], axis=0)[index, self.length_class]
         total = np.zeros(self._classes.shape[0])
         leaving = np.full(self._classes.shape, -1)
         leaving.flat[: self.rows] = index
@@ -180,16 +177,14 @@ class Observed:
 
 def latency_figure(times: Array, metric: str) -> Array:
     """The mean or the percentile that ``metric`` of ``Costs`` names, of ``times`` ``[..., requests]``: ``[...]``."""
-    found: Array = times.mean(axis=-1) if metric[0] == "m" else np.percentile(times, int(metric[1:3]), axis=-1)
-    return found
+    return times.mean(axis=-1) if metric[0] == "m" else np.percentile(times, int(metric[1:3]), axis=-1)
 
 
 def batch_max(entropy: Array, batch: int) -> Array:
     """Entropies ``[n, m]`` with every row's replaced by the largest of its request; NaN wins."""
     starts = np.arange(0, len(entropy), batch)
     largest = np.maximum.reduceat(entropy, starts, axis=0)
-    found: Array = np.repeat(largest, batch, axis=0)[: len(entropy)]
-    return found
+    return np.repeat(largest, batch, axis=0)[: len(entropy)]
 
 
 def monotone(table: Array) -> Array:

@@ -204,11 +204,9 @@ def _counted(manifest: Manifest, feeds: Mapping[str, Array], given: Bucket, buck
         return np.ones((bucket.batch, 1), bool)
     mask, ids = mask_input(manifest), continued_input(manifest)
     if mask is not None and ids == ids_input(manifest):  # else it is of what an encoder reads
-        kept: Array = feeds[mask] != 0
-        return kept
+        return feeds[mask] != 0
     steps = np.arange(bucket.sequence)
     if ids is None or ids.pad is None:
         return np.broadcast_to(steps < given.sequence, (bucket.batch, bucket.sequence))
     ends = np.where(feeds[ids.name] != ids.pad, steps + 1, 0).max(axis=1)
-    trimmed: Array = steps < ends[:, None]
-    return trimmed
+    return steps < ends[:, None]

@@ -170,8 +170,7 @@ def kl_divergence(p: Array, q: Array) -> Array:
 
 def same_choice(reference: Array, found: Array) -> Array:
     """Whether both logits are largest at the same place ``[...]``; among equal ones the first counts."""
-    same: Array = reference.argmax(axis=-1) == found.argmax(axis=-1)
-    return same
+    return reference.argmax(axis=-1) == found.argmax(axis=-1)
 
 
 def negative_log_likelihood(p: Array, truth: Array) -> Array:
@@ -188,8 +187,7 @@ def prefix_length(same: Array) -> int:
 
 def cosines(reference: Array, found: Array) -> Array:
     """Cosine similarity of rows ``[n, H]``, float64 ``[n]``; of a row of zeros it is 0."""
-    similar: Array = np.sum(unit(reference) * unit(found), axis=1)
-    return similar
+    return np.sum(unit(reference) * unit(found), axis=1)
 
 
 def recalls_at(reference: Array, found: Array, k: int) -> Array:
@@ -205,8 +203,7 @@ def recalls_at(reference: Array, found: Array, k: int) -> Array:
 def unit(rows: Array) -> Array:
     """Rows ``[n, H]`` of length 1, float64."""
     wide = rows.astype(np.float64)
-    scaled: Array = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
-    return scaled
+    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
 
 
 def _nearest(rows: Array, k: int) -> list[list[int]]:

@@ -47,8 +47,7 @@ class Slot:
 
     def host_view(self, block: Array) -> Array:
         """This tensor in a block of the host's memory (uint8)."""
-        view: Array = block[self.offset : self.offset + self.bytes].view(np.dtype(self.dtype)).reshape(self.shape)
-        return view
+        return block[self.offset : self.offset + self.bytes].view(np.dtype(self.dtype)).reshape(self.shape)
 
 
 @dataclass(frozen=True)

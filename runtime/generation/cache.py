@@ -366,8 +366,7 @@ class Cache(AnyCache[Array]):
         return BoundCall(call, lambda: None)  # arrays of the host alone, which the garbage collector gives back
 
     def read(self, number: int, row: int, start: int, stop: int) -> Array:
-        found: Array = self.tensors[number][row : row + 1, :, start:stop].copy()
-        return found
+        return self.tensors[number][row : row + 1, :, start:stop].copy()
 
     @property
     def inputs(self) -> Mapping[str, Array]:

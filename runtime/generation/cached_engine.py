@@ -72,8 +72,7 @@ class CachedEngine:
                 self._cache.make_room(row, position, 1, drafted)
             np.subtract(positions, self._cache.window.starts, out=self._step_places)
         self._step.call()
-        logits: Array = self._step_logits[:, 0]
-        return logits
+        return self._step_logits[:, 0]
 
     def extend(self, row: int, tokens: Sequence[int] | Array, position: int, logits_at: Sequence[int]) -> Array:
         """New ``tokens`` of one row from ``position`` on, in as many runs as the engine needs, to logits
@@ -117,8 +116,7 @@ class CachedEngine:
             check = self._checks[count] = self._bound_check(count)
         self._cache.make_room(0, position, count)
         check.call(tokens, position, self._places(0, position))
-        found: Array = check.logits[0]
-        return found
+        return check.logits[0]
 
     def close(self) -> None:
         """Gives back what its bound runs keep; it cannot be used afterwards."""

@@ -147,8 +147,7 @@ class StepTimes:
         as long as the largest, which is the least."""
         known = {1: self.expected_ms(engine, 1)} | self._checks.of(engine)
         sizes = sorted(known)
-        found: list[float] = np.interp(range(1, most + 1), sizes, [known[size] for size in sizes]).tolist()
-        return found
+        return np.interp(range(1, most + 1), sizes, [known[size] for size in sizes]).tolist()
 
 
 # Acceptance hoped of a draft that has not been judged: it is tried, and a few refusals end it.

@@ -104,8 +104,7 @@ def look_up(tokens: Ids, count: int) -> Ids:
     if alike < _FEWEST_ALIKE:  # also where the last token was not there before
         return tokens[:0]
     start = ends[-1] + 1
-    found: Ids = tokens[start + np.arange(count) % (len(tokens) - start)]
-    return found
+    return tokens[start + np.arange(count) % (len(tokens) - start)]
 
 
 class Proposal(NamedTuple):

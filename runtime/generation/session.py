@@ -188,8 +188,7 @@ class Session:
         """The logits ``[V]`` behind ``token``, ``ahead`` places behind what the first row has, which the next draft
         overwrites. Its keys are not valid: ``check`` overwrites them."""
         self._make_room(self._tokens.lengths[0] + ahead + 1, ahead)
-        logits: Array = self._engine(engine, 1).step([token], [self._tokens.lengths[0] + ahead], ahead)[0]
-        return logits
+        return self._engine(engine, 1).step([token], [self._tokens.lengths[0] + ahead], ahead)[0]
 
     def check(self, tokens: Sequence[int], engine: EngineEntry) -> Array:
         """The logits ``[n, V]`` behind each of ``tokens``, the first row's next ones; the next check overwrites them.

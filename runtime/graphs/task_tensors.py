@@ -156,8 +156,7 @@ def _merged(path: Path, task: MergedTask, one: Initializer) -> Array | None:
     with readable(path), path.open("rb") as file:
         file.seek(one.offset)
         base = np.fromfile(file, np.dtype("<f4"), one.bytes // 4).reshape(one.shape)
-    found: Array = (base.astype(np.float64) + change).astype(np.float32)
-    return found
+    return (base.astype(np.float64) + change).astype(np.float32)
 
 
 def _first(array: np.ndarray, one: Initializer) -> np.ndarray:
@@ -181,8 +180,7 @@ def _change(task: MergedTask, name: str) -> np.ndarray | None:
         return None
     if down.ndim != 2 or up.ndim != 2 or len(down) != up.shape[1]:
         raise BundleCorruptError(f"the pair beside {module:.80} is of {list(down.shape)} and {list(up.shape)}")
-    change: np.ndarray = down.T @ up.T if name != plain else up @ down
-    return change
+    return down.T @ up.T if name != plain else up @ down
 
 
 def _laid_out(task: MergedTask, name: str) -> np.ndarray | None:

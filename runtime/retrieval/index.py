@@ -302,8 +302,7 @@ def _of_length_one(rows: Array) -> Array:
     """Whether each row is; in float64, where no float32 overflows. A NaN is not."""
     with np.errstate(invalid="ignore"):
         wide = rows.astype(np.float64)
-    near: Array = np.abs(np.sqrt((wide * wide).sum(axis=1)) - 1) < _LENGTH_TOLERANCE
-    return near
+    return np.abs(np.sqrt((wide * wide).sum(axis=1)) - 1) < _LENGTH_TOLERANCE
 
 
 def _entries(path: Path, members: dict[str, Array], rows: int) -> tuple[str, ...]:

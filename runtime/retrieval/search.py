@@ -120,8 +120,7 @@ def unit(rows: Array) -> Array:
     wide = rows.astype(np.float64)
     length = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
     length[(length == 0) | ~np.isfinite(length)] = np.nan
-    result: Array = (wide / length).astype(np.float32)
-    return result
+    return (wide / length).astype(np.float32)
 
 
 def _exact(corpus: Array, rows: Array, query: Array) -> Array:

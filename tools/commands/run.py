@@ -248,5 +248,4 @@ def _best(logits: Array, token: Callable[[int], str | None] | None) -> list[Best
 def _tokens(bundle: Bundle) -> Callable[[int], str | None] | None:
     if bundle.manifest.text is None:
         return None
-    found: Callable[[int], str | None] = open_tokenizer(bundle.file(bundle.manifest.text.file)).id_to_token
-    return found
+    return open_tokenizer(bundle.file(bundle.manifest.text.file)).id_to_token

@@ -149,8 +149,7 @@ def _factor(moments: np.ndarray, damping: float) -> np.ndarray:
     damped.diagonal().add_(damping)
     lower = torch.linalg.cholesky(damped.flip(0, 1))  # in reverse order: the inverse itself is never made
     identity = torch.eye(len(lower), dtype=lower.dtype)
-    factor: np.ndarray = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1).float().numpy()
-    return factor
+    return torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1).float().numpy()
 
 
 def _groups(widths: Mapping[tuple[str, ...], int]) -> list[list[tuple[str, ...]]]:

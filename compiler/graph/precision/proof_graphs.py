@@ -65,8 +65,7 @@ def emulated(graph: bytes) -> bytes:
                 node.output[place] = f"{name}.exact"
                 rounded = edit.add("Cast", [node.output[place]], to=narrow[name])
                 edit.add("Cast", [rounded], [name], to=TensorProto.FLOAT)
-    raw: bytes = edit.done().SerializeToString(deterministic=True)
-    return raw
+    return edit.done().SerializeToString(deterministic=True)
 
 
 def exact(graph: bytes) -> bytes:
@@ -117,8 +116,7 @@ def exact(graph: bytes) -> bytes:
         if node.op_type == "Gemm":
             node.input[0] = before(node.input[0])
         edit.nodes.append(node)
-    raw: bytes = edit.done().SerializeToString(deterministic=True)
-    return raw
+    return edit.done().SerializeToString(deterministic=True)
 
 
 def in_onnx_runtime(engine: EngineEntry) -> EngineEntry:

@@ -134,8 +134,7 @@ class Places:
     def bias(self) -> torch.Tensor:
         """[A, n, n], of all pairs: made once for all layers that need it."""
         assert self.relative is not None
-        table: torch.Tensor = self.relative(self.row.shape[0])
-        return table
+        return self.relative(self.row.shape[0])
 
     def turn(self, tokens: torch.Tensor | None = None) -> Positions | None:
         """Rotation of the queries or keys of ``tokens`` [B, k], by default all, by their own positions."""
@@ -182,8 +181,7 @@ class Attention(torch.nn.Module):
         scores = scores if added is None else scores + added
         context = scores.softmax(-1).view(rows, self.shared, together, seen) @ value
         merged = context.view(rows, heads, length, size).transpose(1, 2).flatten(2)  # [B, q, n * d]
-        updated: torch.Tensor = self.output(merged)
-        return updated
+        return self.output(merged)
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         """[B, m, A * d] to [B, A, m, d]."""

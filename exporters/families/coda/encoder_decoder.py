@@ -214,8 +214,7 @@ class CachedDecoder(generating.CachedDecoder):
         **cache: Any,
     ) -> torch.Tensor:
         source = cache["encoder_outputs"].last_hidden_state
-        found: torch.Tensor = self.model.written(source, None, input_ids, cache["past_key_values"], logits_at)
-        return found
+        return self.model.written(source, None, input_ids, cache["past_key_values"], logits_at)
 
 
 def answering(checkpoint: Checkpoint, config: CodaEncoderDecoderConfig) -> Answering:

@@ -88,8 +88,7 @@ class CodaEncoder(torch.nn.Module):
         else:
             counted = is_token[..., None].to(hidden.dtype)
             mean = (hidden * counted).sum(1) / counted.sum(1).clamp(min=1)
-        logits: torch.Tensor = self.classifier(mean)
-        return logits
+        return self.classifier(mean)
 
 
 class Layer(torch.nn.Module):
@@ -160,8 +159,7 @@ class Layer(torch.nn.Module):
             middle = self.attention_norm(residual + attended)
             whole: torch.Tensor = self.ffn_norm(middle + self.ffn(middle))
             return whole - residual
-        updated: torch.Tensor = attended + self.ffn(self.ffn_norm(residual + attended))
-        return updated
+        return attended + self.ffn(self.ffn_norm(residual + attended))
 
 
 class RmsNorm(torch.nn.Module):

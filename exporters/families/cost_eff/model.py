@@ -73,8 +73,7 @@ class CostEffModel(torch.nn.Module):
         else:
             pooled = hidden.mean(1)
         head: torch.nn.Module = self.exits[str(layer)]
-        logits: torch.Tensor = head(pooled.tanh() if exits.activation == "tanh" else pooled)
-        return logits
+        return head(pooled.tanh() if exits.activation == "tanh" else pooled)
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
@@ -111,8 +110,7 @@ class Embeddings(torch.nn.Module):
             else self.token_type_embeddings(token_type_ids)
         )
         positions = self.position_embeddings.weight[: input_ids.shape[1]]  # [S, H]
-        embedded: torch.Tensor = self.LayerNorm(words + types + positions)
-        return embedded
+        return self.LayerNorm(words + types + positions)
 
 
 class Encoder(torch.nn.Module):
@@ -134,8 +132,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         hidden = self.attention(hidden, keys)
-        updated: torch.Tensor = self.output(self.intermediate(hidden) if self.intermediate else None, hidden)
-        return updated
+        return self.output(self.intermediate(hidden) if self.intermediate else None, hidden)
 
 
 class Attention(torch.nn.Module):
@@ -145,8 +142,7 @@ class Attention(torch.nn.Module):
         self.output = Residual(heads * architecture.head_size, architecture)
 
     def forward(self, hidden: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        updated: torch.Tensor = self.output(self.self(hidden, keys) if self.self else None, hidden)
-        return updated
+        return self.output(self.self(hidden, keys) if self.self else None, hidden)
 
 
 class SelfAttention(torch.nn.Module):
@@ -188,8 +184,7 @@ class Residual(torch.nn.Module):
 
     def forward(self, inner: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         update = self.dense(inner) if inner is not None else self.dense.bias
-        updated: torch.Tensor = self.LayerNorm(update + residual)
-        return updated
+        return self.LayerNorm(update + residual)
 
 
 class OutputBias(torch.nn.Module):

@@ -62,8 +62,7 @@ class MatformerLM(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last states [B, S, H] to logits [B, S, V]."""
-        logits: torch.Tensor = self.lm_head(self.norm(hidden), self.embed_tokens.weight)
-        return logits
+        return self.lm_head(self.norm(hidden), self.embed_tokens.weight)
 
 
 # Epsilons of LayerNorms: torch's own, and that of the vision transformers that MatViT follows.
@@ -127,8 +126,7 @@ class Layer(torch.nn.Module):
             bias = self.relative_bias(places.buckets)  # [A, S, S]
             mask = bias if mask is None else mask + bias
         hidden = hidden + self.attention(self.attention_norm(hidden), mask, places.turn, attend)
-        updated: torch.Tensor = hidden + self.ffn(self.ffn_norm(hidden))
-        return updated
+        return hidden + self.ffn(self.ffn_norm(hidden))
 
 
 class Places(NamedTuple):

@@ -47,8 +47,7 @@ class PerHead(torch.nn.Module):
         context = (attend or attend_to_all)(query, key, value, mask, self.config.scale)
         if self.config.attention == "sha":  # one head, which the output projection reads as often as it has blocks
             context = context.repeat(1, self.config.num_attention_heads, 1, 1)
-        updated: torch.Tensor = self.output(joined(context.transpose(1, 2), self.config))
-        return updated
+        return self.output(joined(context.transpose(1, 2), self.config))
 
     @abstractmethod
     def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -275,8 +274,7 @@ class SharedKeys(torch.nn.Module):
         if self.is_mul:
             return functional.linear(joined(context, self.config), self.folded.output, self.output.bias)
         shifted = context + by_head(self.embedding["value"], self.config)
-        updated: torch.Tensor = self.output(joined(shifted, self.config))
-        return updated
+        return self.output(joined(shifted, self.config))
 
 
 class Expanded(PerHead):

@@ -79,12 +79,10 @@ class MheEncoder(torch.nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, mask, turn)
         if self.head is not None:
-            logits: torch.Tensor = self.head(hidden, self.embeddings.word.weight)
-            return logits
+            return self.head(hidden, self.embeddings.word.weight)
         if self.pooler is None or self.classifier is None:
             return hidden
-        labels: torch.Tensor = self.classifier(torch.tanh(self.pooler(hidden[:, 0])))
-        return labels
+        return self.classifier(torch.tanh(self.pooler(hidden[:, 0])))
 
 
 class MheDecoder(torch.nn.Module):
@@ -123,8 +121,7 @@ class MheDecoder(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last states [B, S, H] to logits [B, S, V]."""
-        logits: torch.Tensor = self.lm_head(self.norm(hidden), self.embeddings.word.weight)
-        return logits
+        return self.lm_head(self.norm(hidden), self.embeddings.word.weight)
 
 
 class MheEncoderDecoder(torch.nn.Module):
@@ -162,8 +159,7 @@ class MheEncoderDecoder(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last states [B, S, H] to logits [B, S, V]."""
-        logits: torch.Tensor = self.lm_head(hidden, self.embeddings.word.weight)
-        return logits
+        return self.lm_head(hidden, self.embeddings.word.weight)
 
 
 class Stack(torch.nn.Module):
@@ -196,11 +192,9 @@ class Layer(torch.nn.Module):
         """``hidden`` [B, S, H] to [B, S, H]; the rest is attention's."""
         if self.norm_first:
             hidden = hidden + self.attention(self.attention_norm(hidden), mask, turn, attend)
-            updated: torch.Tensor = hidden + self.ffn(self.ffn_norm(hidden))
-            return updated
+            return hidden + self.ffn(self.ffn_norm(hidden))
         hidden = self.attention_norm(hidden + self.attention(hidden, mask, turn, attend))
-        normed: torch.Tensor = self.ffn_norm(hidden + self.ffn(hidden))
-        return normed
+        return self.ffn_norm(hidden + self.ffn(hidden))
 
 
 class ReadingLayer(torch.nn.Module):
@@ -228,8 +222,7 @@ class ReadingLayer(torch.nn.Module):
         ``source_mask`` [B, 1, 1, N] is added to their scores, ``mask`` and ``attend`` are those of ``attention``."""
         hidden = self.attention_norm(hidden + self.attention(hidden, mask, None, attend))
         hidden = self.cross_attention_norm(hidden + self.cross_attention(hidden, source_mask, keys_and_values=source))
-        normed: torch.Tensor = self.ffn_norm(hidden + self.ffn(hidden))
-        return normed
+        return self.ffn_norm(hidden + self.ffn(hidden))
 
 
 def padding_mask(attention_mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -330,8 +323,7 @@ class Recording(torch.nn.Module):
         self, hidden: torch.Tensor, mask: torch.Tensor | None, turn: Positions | None, attend: None
     ) -> torch.Tensor:
         self.last = self.cached.keys_and_values(hidden, turn)
-        updated: torch.Tensor = self.attention(hidden, mask, turn, attend)
-        return updated
+        return self.attention(hidden, mask, turn, attend)
 
 
 def as_cached(attention: Any) -> Any:  # Attention, or in a form of its own

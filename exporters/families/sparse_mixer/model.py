@@ -131,8 +131,7 @@ class ProjectedEmbeddings(Embeddings):
 
     def forward(self, input_ids: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
         """Ids [B, S], as ``Embeddings`` takes them, to [B, S, d]."""
-        projected: torch.Tensor = self.projection(super().forward(input_ids, *others))
-        return projected
+        return self.projection(super().forward(input_ids, *others))
 
 
 class Layer(torch.nn.Module):

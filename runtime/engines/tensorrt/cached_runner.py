@@ -86,8 +86,7 @@ class CacheContext:
 
     def queue(self, stream: Stream) -> bool:
         """Queues a run of what is bound in ``stream``; whether TensorRT took it."""
-        queued: bool = self._open().execute_async_v3(stream.handle)
-        return queued
+        return self._open().execute_async_v3(stream.handle)
 
     def close(self) -> None:
         """Frees the activations; a second call does nothing."""

@@ -212,5 +212,4 @@ def _require_taken(taken: bool) -> None:
 def inspected(engine: trt.ICudaEngine) -> str:
     """TensorRT's engine, as the JSON of its engine inspector."""
     inspector = engine.create_engine_inspector()
-    text: str = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-    return text
+    return inspector.get_engine_information(trt.LayerInformationFormat.JSON)

@@ -128,8 +128,7 @@ class ExecutionContext:
         assert self._host is not None
         assert self._context is not None
         self._stream.to_device(self._block, self._host[: self._layout.input_bytes])
-        queued: bool = self._context.execute_async_v3(self._stream.handle)
-        return queued
+        return self._context.execute_async_v3(self._stream.handle)
 
 
 class BoundContext:
@@ -161,8 +160,7 @@ class BoundContext:
         if context is None:
             raise BundleError(f"{self.where}: not open; run it inside its `with` block")
         set_addresses(self.where, context, addresses)
-        queued: bool = context.execute_async_v3(stream.handle)
-        return queued
+        return context.execute_async_v3(stream.handle)
 
     def close(self) -> None:
         """Frees everything once what is queued is done; bound runs fail afterwards."""
