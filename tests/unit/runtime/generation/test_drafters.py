@@ -14,7 +14,14 @@ from nestforge.bundle.entries.engine_entry import Decode, EngineEntry
 from nestforge.bundle.manifest import DRAFTS_NAME
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.errors import BundleFormatError, InputError, NestforgeError, SelectionError
-from nestforge.runtime.generation.draft_gains import DraftCalibration, Gains, HostDrafts, JudgedDraft, RunTime, StepTimes
+from nestforge.runtime.generation.draft_gains import (
+    DraftCalibration,
+    Gains,
+    HostDrafts,
+    JudgedDraft,
+    RunTime,
+    StepTimes,
+)
 from nestforge.runtime.generation.drafting import NgramDraft, SubmodelDraft, look_up, smaller_engines
 from nestforge.runtime.generation.row import Row, RowOptions
 from nestforge.runtime.generation.sampling import Sampling
