@@ -1,8 +1,11 @@
 """How a long job tells what it has done."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # (stage, done, total): a stage counts its parts, and ends with done == total, where total may be 1 for the whole. A
 # part that takes long is done by and by, in fractions. One that counts bytes has ``Bytes`` of both.
@@ -15,6 +18,14 @@ class Bytes(int):
 
 def silent(_stage: str, _done: float, _total: int) -> None:
     """Reports nothing."""
+
+
+def counted(progress: Progress, stage: str, parts: Collection[T]) -> Iterator[T]:
+    """``parts`` one after the other, each told as a part of the ``stage``."""
+    for done, part in enumerate(parts):
+        progress(stage, done, len(parts))
+        yield part
+    progress(stage, len(parts), len(parts))
 
 
 _listener = ContextVar[Callable[[int, int], None]]("listener", default=lambda _done, _total: None)

@@ -14,7 +14,7 @@ from ..errors import InputError, SelectionError
 from ..profiles.backends import BACKENDS
 from ..profiles.device_profile import DeviceProfile, read_profile
 from ..profiles.probe_host import OthersLoad, is_this_host
-from ..progress import Progress
+from ..progress import Progress, counted
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.latencies import predicted_at
 from ..runtime.engines.measure import LatencyStats, MemoryUse, measure, memory_use
@@ -121,15 +121,13 @@ def _bench_bundle(
     predicted = {each.engine: predicted_at(each) for each in bundle.build.latencies} if here else {}
     jobs = [(engine, residency) for engine in engines for residency in _residencies(bundle, engine, provider)]
     rows = []
-    for index, (engine, residency) in enumerate(jobs):
-        progress("bench", index, len(jobs))
+    for engine, residency in counted(progress, "bench", jobs):
         shape = shapes[engine.id]
         if provider is None:
             expected = predicted[engine.id](shape) if engine.id in predicted else None
             rows.append(_bench(bundle, engine, shape, residency, threads, expected))
         else:
             rows.append(_bench_on(provider, bundle, engine, shape, residency))
-    progress("bench", len(jobs), len(jobs))
     return BundleBench(str(bundle.path), profile.name, here, threads, tuple(rows))
 
 
@@ -149,11 +147,9 @@ def profile_nodes(
         raise SelectionError(f"bundle {bundle.path}: no engine of it runs in ONNX Runtime, which alone profiles nodes")
     threads, shapes = threads_or_default(None), _shapes(bundle, engines, at)
     rows = []
-    for index, engine in enumerate(engines):
-        progress("profile", index, len(engines))
+    for engine in counted(progress, "profile", engines):
         shape = shapes[engine.id]
         rows.append(EngineNodes(engine.id, shape, *node_times(bundle, engine, threads, _SECONDS, shape)))
-    progress("profile", len(engines), len(engines))
     return NodeProfile(str(bundle.path), threads, tuple(rows))
 
 

@@ -17,7 +17,7 @@ from ..argument_types import checked, option
 from ..bucket import Bucket
 from ..errors import SelectionError
 from ..profiles.probe_host import OthersLoad
-from ..progress import Progress
+from ..progress import Progress, counted
 from ..runtime.engines.measure import LatencyStats, latency_stats
 from ..runtime.inputs.arrays import Array, random_feeds
 from ..runtime.inputs.options import PROGRESS, SUBMODELS, TASK
@@ -119,11 +119,9 @@ def bench_requests(
         by_length = [text for _, text in sorted(zip(counts, sent, strict=True))]
         warm_ups = by_length[:: max(1, -(-len(by_length) // _WARM_UPS))]
         rows = []
-        for index, name in enumerate(wanted):
-            progress("traffic", index, len(wanted))
+        for name in counted(progress, "traffic", wanted):
             arrays = [] if sent else [_arrays_for(model, name)]
             rows.append(_traffic(model, name, sent or arrays, warm_ups or arrays, concurrency, task))
-        progress("traffic", len(wanted), len(wanted))
         lengths = lengths_of(counts, len(texts)) if texts else None
         return TrafficBench(str(model.bundle.path), concurrency, model.threads, lengths, tuple(rows))
 

@@ -35,7 +35,7 @@ from ...errors import BuildError, BundleCorruptError
 from ...outside_file import parse_json
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import TensorRTOptions
-from ...progress import Progress, silent
+from ...progress import Progress, counted, silent
 from ...runtime.engines.tensorrt import require_tensorrt
 from ...strict import structure
 from ...whole_file import alone, require_writable, write_whole
@@ -71,8 +71,7 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
     gpu, options = this_gpu(), _profile_options(bundle.manifest)
     built: list[BuiltPlan] = []
     with proof_bundle(bundle) as here:
-        for number, engine in enumerate(engines):
-            progress("plans", number, len(engines))
+        for engine in counted(progress, "plans", engines):
             kept = _kept(bundle, engine, gpu, options)
             if kept is None:
                 require_writable(bundle.path, "plans")
@@ -81,7 +80,6 @@ def build_plans(path: str | Path, progress: Progress = silent) -> tuple[BuiltPla
                 with alone(bundle.path):
                     write_plans(bundle, with_plan(read_plans(bundle), entry))
             built.append(BuiltPlan(engine.id, entry, kept is not None))
-    progress("plans", len(engines), len(engines))
     return tuple(built)
 
 

@@ -30,7 +30,7 @@ from ...bundle.open_bundle import Bundle
 from ...bundle.roles import has_decoder
 from ...errors import BuildError, BundleIncompatibleError, ParityError
 from ...profiles.precision import PRECISIONS
-from ...progress import Progress
+from ...progress import Progress, counted
 from ...runtime.device.device import Device
 from ...runtime.device.threads import threads_or_default
 from ...runtime.engines.onnxruntime_gpu.cached_runner import OnnxRuntimeGpuCacheRunner
@@ -286,13 +286,11 @@ def check_on_provider(bundle: Bundle, provider: Provider, progress: Progress) ->
     engines = {engine.file: engine for engine in (*runnable_engines(bundle, provider), *_cached(bundle, provider))}
     found = []
     with proof_bundle(bundle) as here:
-        for number, engine in enumerate(engines.values()):
-            progress("engines", number, len(engines))
+        for engine in counted(progress, "engines", engines.values()):
             try:
                 found.append(CheckedEngine(engine.id, _checked(bundle, here, engine, provider)))
             except (ParityError, BundleIncompatibleError) as difference:  # the latter where it is compared to be opened
                 found.append(CheckedEngine(engine.id, None, str(difference)))
-    progress("engines", len(engines), len(engines))
     return tuple(found)
 
 

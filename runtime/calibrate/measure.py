@@ -14,7 +14,7 @@ from ...bucket import Bucket
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError
-from ...progress import Progress
+from ...progress import Progress, counted
 from ..dispatcher import Dispatcher
 from ..engines.latencies import host_latencies, interpolated
 from ..engines.runner import EnginePool
@@ -143,11 +143,9 @@ class ExitBench:
         lacking = {plan: feeds for plan, feeds in probes.items() if len(samples.get((0, plan), ())) < _TIMED_RUNS}
         for feeds in lacking.values():
             self.observe([feeds], {})  # opens its engines
-        for done in range(_TIMED_RUNS):
-            progress("time segments", done, _TIMED_RUNS)
+        for _ in counted(progress, "time segments", range(_TIMED_RUNS)):
             for feeds in lacking.values():
                 self.observe([feeds], samples)
-        progress("time segments", _TIMED_RUNS, _TIMED_RUNS)
 
         sizes = [(count, lengths[number]) for count in counts for number in numbers]
         shape = (exits, batch + 1, len(lengths))
@@ -240,15 +238,13 @@ def time_in_turns(sets: Sequence[Sequence[Callable[[], object]]], progress: Prog
     seconds = perf_counter() - began
     rounds = int(np.clip(_MEASURING_SECONDS / max(seconds, 1e-9), _MIN_ROUNDS, _MAX_ROUNDS))
     times = [np.empty((rounds, len(calls))) for calls in sets]
-    for turn in range(rounds):
-        progress(stage, turn, rounds)
+    for turn in counted(progress, stage, range(rounds)):
         for begin in range(0, max(map(len, sets)), _CALLS_PER_TURN):
             for calls, taken in zip(sets, times, strict=True):
                 for number, call in enumerate(calls[begin : begin + _CALLS_PER_TURN], begin):
                     started = perf_counter()
                     call()
                     taken[turn, number] = 1e3 * (perf_counter() - started)
-    progress(stage, rounds, rounds)
     return times
 
 

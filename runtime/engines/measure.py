@@ -27,7 +27,7 @@ from ...bundle.entries.task_entry import BASE
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...errors import BundleError, SelectionError
 from ...profiles.probe_host import OthersLoad, others_now, require_quiet
-from ...progress import Progress
+from ...progress import Progress, counted
 from ..device.threads import threads_or_default
 from ..inputs.arrays import Array, random_feeds
 from .latencies import measuring_host
@@ -200,10 +200,8 @@ def measure_bundle(
         for group in measured_together([engine for engine in one.manifest.engines if engine in taking_part])
     ]
     by_file: dict[str, tuple[MeasuredPoint, ...]] = {}
-    for done, (one, group) in enumerate(groups):
-        progress("measure", done, len(groups))
+    for one, group in counted(progress, "measure", groups):
         by_file |= _measured(one, group, held, cores)
-    progress("measure", len(groups), len(groups))
     if not force:  # it may have become busy since
         shares = [point.noise.others_share for points in by_file.values() for point in points]
         require_quiet(min((share for share in shares if share is not None), default=None))

@@ -12,7 +12,7 @@ from ...argument_types import checked
 from ...bundle.manifest import SubmodelEntry
 from ...bundle.roles import embedding_output
 from ...errors import InputError
-from ...progress import Progress
+from ...progress import Progress, counted
 from ..inputs.arrays import Array
 from ..inputs.options import PROGRESS, PROMPT, PROMPT_NAME, TRUNCATE
 from ..load import opened
@@ -96,8 +96,7 @@ def compare(
         whole: Encoded | None = None
         best = np.empty((count, k), np.int64)
         truncated = 0
-        for number, entry in enumerate(entries):
-            progress("submodels", number, len(entries))
+        for entry in counted(progress, "submodels", entries):
             request = Request(submodel=entry.id)
             encode(model, rows.first(_WARM_UP_QUERIES), spec, request, width, truncate=truncate)
             encoded = encode(model, rows, spec, request, width, truncate=truncate)
@@ -107,7 +106,6 @@ def compare(
             truncated = max(truncated, encoded.truncated)
             hit = None if wanted is None or own.labels is None else float(np.mean(own.labels[ids[:, 0]] == wanted))
             found.append(_figures(entry, universal, encoded, whole, ids, best, hit))
-        progress("submodels", len(entries), len(entries))
         return Comparison(k, count, truncated, tuple(found))
 
 
