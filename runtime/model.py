@@ -22,7 +22,6 @@ from .answer import Answer
 from .answering import Answering
 from .candidates import Candidate, Choice
 from .description import SubmodelInfo, described, described_as_html
-from .dimensions import Cut, cut_to, paired, required
 from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
 from .engines.memory import MemoryCap
@@ -37,7 +36,7 @@ from .in_flight import InFlight, LoadEstimate
 from .inputs import options
 from .inputs.arrays import Array, InputChecker
 from .inputs.text import Text
-from .request import Request, RequestContext, Texts
+from .request import Cut, Request, RequestContext, Texts, cut_to, paired, required
 from .tasks import Tasks, packed
 
 

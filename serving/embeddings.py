@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from ..bundle.roles import embedding_of
 from ..errors import InputError
 from ..integrations.text_classifier import SCORES, checked_labels, class_output
-from ..runtime.dimensions import normalized
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Text
+from ..runtime.request import normalized
 from .app import OWN_HEADERS, Handler, Protocol, Service
 from .served import Served, Work, stated
 

@@ -41,8 +41,7 @@ from ..planning.candidate import chosen_variants
 from ..planning.cost_model import predict
 from ..work.staging import Stage, link, write_synced
 from ..work.tensor_file import release_arena, release_pages
-from .engine_references import EngineReferences
-from .prove_exact import ExactProof
+from .engine_references import EngineReferences, ExactProof
 from .templates import Templates
 
 _PROOF_FOLDER = "proof"

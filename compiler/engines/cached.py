@@ -52,8 +52,7 @@ from .cached_gate import (
     judge_rows,
     require_cached_parity,
 )
-from .engine_references import EngineReferences
-from .prove_exact import require_form
+from .engine_references import EngineReferences, require_form
 from .whole import JudgedEngine, residency_of
 
 # Outputs of an encoder for each prompt, by the name of its case; None for a model without one.
