@@ -17,7 +17,7 @@ HOSTILE_SEED := 0
 PACKAGE_LINK := .cache/mypy/nestforge
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check pytest hostile gpu-tests lint format typecheck bench zoo pages docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
+.PHONY: help setup test check pytest hostile gpu-tests lint format typecheck oldest bench zoo pages docs docs-serve demo demo-exits demo-matformer demo-nest demo-mixer demo-mhe demo-coda wheel clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,10 +43,10 @@ demo-mhe: $(SETUP)  ## train encoders and decoders with seven attentions equally
 demo-coda: $(SETUP)  ## train a dense ViT, make it conditional, train two tasks on it, compare every reduction
 	$(BIN)/python -m nestforge.examples.coda
 
-test: lint typecheck pytest  ## lint, types and tests: what continuous integration runs
+test: lint typecheck oldest pytest  ## lint, types and tests: what continuous integration runs
 
 check: lint typecheck  ## lint, types and the tests that compile nothing: before every commit
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m "not compiles" --numprocesses auto --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m "not compiles" --numprocesses auto --dist loadfile
 
 # A process of tests for every core, so one thread in each. What pytest made of test files is kept for the next run,
 # which else takes 12 seconds in each process.
@@ -59,13 +59,15 @@ hostile: $(SETUP)  ## damaged files, kills and crowds of threads for HOSTILE_MIN
 gpu-tests: $(GPU_SETUP)  ## the tests that need an NVIDIA GPU, some minutes; RESULTS=docs/results/NAME.md keeps their figures
 	$(GPU_VENV)/bin/python -m pytest tests/gpu -rs $(if $(RESULTS),--gpu-results $(RESULTS))
 
-lint: $(SETUP)  ## ruff: rules and formatting; vermin: nothing that Python 3.10 lacks
+lint: $(SETUP)  ## ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/vermin --quiet --violations --no-tips --eval-annotations --target=3.10- *.py docs $(PACKAGES)
 
 typecheck: $(SETUP) $(PACKAGE_LINK)  ## mypy --strict over the package
 	$(BIN)/mypy
+
+oldest: $(SETUP)  ## vermin: nothing that Python 3.10 lacks, where mypy does not see it
+	$(BIN)/vermin --quiet --violations --no-tips --eval-annotations --target=3.10- *.py docs $(PACKAGES)
 
 format: $(SETUP)  ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .

@@ -77,17 +77,6 @@ def test_refuses_a_symlink_even_to_the_same_bytes(own_bundle: Path, name: str, t
         open_bundle(own_bundle)
 
 
-def test_refuses_a_folder_and_does_not_wait_for_a_pipe(own_bundle: Path) -> None:
-    (own_bundle / WEIGHTS_NAME).unlink()
-    (own_bundle / WEIGHTS_NAME).mkdir()
-    with pytest.raises(BundleFormatError, match="expected a regular file"):
-        open_bundle(own_bundle)
-    (own_bundle / MANIFEST_NAME).unlink()
-    os.mkfifo(own_bundle / MANIFEST_NAME)
-    with pytest.raises(BundleFormatError, match="expected a regular file"):
-        open_bundle(own_bundle)
-
-
 def test_an_absurd_manifest_is_refused_before_it_is_read(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(own_bundle / MANIFEST_NAME, 2**40)  # sparse: reading it would take a terabyte of memory
     monkeypatch.setattr(bundle_module, "read_manifest", lambda *_: pytest.fail("the manifest was read"))

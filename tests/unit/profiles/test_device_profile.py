@@ -48,15 +48,6 @@ def test_budgets_are_judged_in_the_bucket_of_most_tokens_then_of_the_longest_seq
     assert read_profile(DATA, "here").budget_bucket == Bucket(4, 64)
 
 
-def test_data_round_trip() -> None:
-    budgets = {"named": {"non_embedding_parameters": "245.4M", "ffn_parameters": "40 %"}}
-    profile = read_profile(
-        {**DATA, "levels": {"ffn": [0.5, 1]}, "promotion_order": "up-down", "budgets": budgets}, "here"
-    )
-    assert read_profile(profile_data(profile), "there") == profile == read_profile(profile_data(profile), "there")
-    assert profile_data(profile)["buckets"] == DATA["buckets"]
-
-
 def test_precisions_are_one_or_a_list_and_keep_their_order() -> None:
     one = read_profile({**DATA, "precision": "int8"}, "here")
     several = read_profile({**DATA, "precision": ["int8", "fp32"]}, "here")

@@ -82,15 +82,6 @@ def test_says_where_a_latency_was_measured_if_not_on_this_host(three: Manifest) 
     )
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.uint8, int])
-def test_numbers_of_every_kind_are_limits(three: Manifest, kind: type) -> None:
-    choose = dispatcher(three).choose
-    assert (
-        choose(Request(latency_ms=kind(4), memory_mb=kind(41)), 1, 8).reason
-        == "predicted 4 ms <= 4 ms, 41.0 MB <= 41 MB"
-    )
-
-
 def test_true_is_no_limit_even_where_1_was_one(three: Manifest) -> None:
     choose = dispatcher(three).choose
     assert choose(Request(latency_ms=1), 1, 8).engine.submodel == "small"

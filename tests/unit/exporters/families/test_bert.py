@@ -24,16 +24,6 @@ from support.tiny_models import add_pooling, save_tiny_encoder
 from .test_general import save_model
 
 
-def test_axes_of_a_bert(source) -> None:
-    assert [axis.name for axis in source.spec.axes[:4]] == [
-        "layers.0.ffn",
-        "layers.0.heads",
-        "layers.1.ffn",
-        "layers.1.heads",
-    ]
-    assert source.spec.universal().id == "ffn64-heads4"
-
-
 def test_parameters_of_a_submodel_by_hand(source) -> None:
     half = source.spec.parse("ffn32-heads4")
     per_layer = 32 * 32 + 32 + 32 * 32  # up rows, up bias, down columns

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.bundle.manifest import Ranking
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.compiler.compile import compile_bundle
-from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.decoder_types import LAYOUTS as KINDS
@@ -32,27 +30,6 @@ IDS = torch.randint(3, 48, (2, 8), generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_decoder(tmp_path_factory.mktemp("decoder") / "llama")
-
-
-def test_gate_and_up_are_sliced_alike_and_down_along_its_input(llama: Path) -> None:
-    spec = open_source(llama).spec
-    assert [(axis.name, axis.size) for axis in spec.axes] == [("layers.0.ffn", 32), ("layers.1.ffn", 32)]
-    at = "model.layers.1.mlp"
-    assert [cut for cut in spec.slices if cut.axis == "layers.1.ffn"] == [
-        PrefixSlice(f"{at}.gate_proj.weight", 0, "layers.1.ffn"),
-        PrefixSlice(f"{at}.gate_proj.bias", 0, "layers.1.ffn"),
-        PrefixSlice(f"{at}.up_proj.weight", 0, "layers.1.ffn"),
-        PrefixSlice(f"{at}.up_proj.bias", 0, "layers.1.ffn"),
-        PrefixSlice(f"{at}.down_proj.weight", 1, "layers.1.ffn"),
-    ]
-    assert (spec.depth, spec.trained_nested, spec.jointly_normalised) == (2, False, frozenset())
-
-
-def test_one_input_no_mask_and_logits_at_every_position(llama: Path) -> None:
-    signature = open_source(llama).signature
-    assert signature.inputs == (TensorSpec("input_ids", "int64", ("batch", "sequence"), pad=0, high=48),)
-    assert signature.outputs == (TensorSpec("logits", "float32", ("batch", "sequence", 48), role="next_tokens"),)
-    assert (signature.max_sequence, signature.mask, signature.text) == (40, None, None)
 
 
 @pytest.mark.parametrize("model_type", OWN)

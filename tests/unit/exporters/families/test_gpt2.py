@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 from nestforge.bucket import Bucket
-from nestforge.bundle.entries.tensor_spec import TensorSpec
 from nestforge.compiler.nest import refuse_unwritable, write_folder
 from nestforge.compiler.work.staging import Stage
-from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.gpt2 import FAMILY
@@ -28,21 +26,6 @@ IDS = torch.randint(3, 48, (2, 8), generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_gpt2(tmp_path_factory.mktemp("gpt2") / "m")
-
-
-def test_neurons_are_rows_of_one_layer_and_columns_of_the_other(folder: Path) -> None:
-    source = open_source(folder)
-    assert [(axis.name, axis.size) for axis in source.spec.axes] == [("layers.0.ffn", 32), ("layers.1.ffn", 32)]
-    at = "transformer.h.1.mlp"
-    assert [cut for cut in source.spec.slices if cut.axis == "layers.1.ffn"] == [
-        PrefixSlice(f"{at}.c_fc.weight", 0, "layers.1.ffn"),
-        PrefixSlice(f"{at}.c_fc.bias", 0, "layers.1.ffn"),
-        PrefixSlice(f"{at}.c_proj.weight", 1, "layers.1.ffn"),
-    ]
-    signature = source.signature
-    assert signature.inputs == (TensorSpec("input_ids", "int64", ("batch", "sequence"), pad=0, high=48),)
-    assert signature.outputs == (TensorSpec("logits", "float32", ("batch", "sequence", 48), role="next_tokens"),)
-    assert (signature.max_sequence, signature.mask) == (40, None)
 
 
 FLAGS: list[dict[str, Any]] = [

@@ -10,7 +10,6 @@ import torch
 import transformers
 from nestforge.bucket import Bucket
 from nestforge.bundle.open_bundle import open_bundle
-from nestforge.elastic import PrefixSlice
 from nestforge.errors import CheckpointError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
 from nestforge.exporters.families.t5 import FAMILY
@@ -40,22 +39,6 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_t5(tmp_path_factory.mktemp("t5") / "t5", **V1_1)
-
-
-def test_every_layer_of_both_sides_has_an_axis_of_one_kind(folder: Path) -> None:
-    spec = open_source(folder).spec
-    names = ["encoder.layers.0.ffn", "decoder.layers.0.ffn", "decoder.layers.1.ffn"]
-    assert [(axis.name, axis.kind, axis.size) for axis in spec.axes] == [(name, "ffn", 32) for name in names]
-    at = "decoder.block.1.layer.2.DenseReluDense"
-    assert [cut for cut in spec.slices if cut.axis == names[2]] == [
-        PrefixSlice(f"{at}.wi_0.weight", 0, names[2]),
-        PrefixSlice(f"{at}.wi_1.weight", 0, names[2]),
-        PrefixSlice(f"{at}.wo.weight", 1, names[2]),
-    ]
-    submodel = spec.submodel({names[0]: 8, names[2]: 16})
-    assert submodel.id == "ffn8x1_32x1_16x1"
-    assert spec.parse(submodel.id) == submodel
-    assert spec.depth == 3
 
 
 @pytest.mark.parametrize("form", FORMS)

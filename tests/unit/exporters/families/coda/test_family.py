@@ -28,13 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_coda(tmp_path_factory.mktemp("coda") / "m")
 
 
-def test_what_it_takes_and_returns(folder: Path) -> None:
-    signature = open_source(folder).signature
-    assert [spec.name for spec in signature.inputs] == ["input_ids", "attention_mask"]
-    assert [(spec.name, spec.dims) for spec in signature.outputs] == [("last_hidden_state", ("batch", "sequence", 32))]
-    assert (signature.mask, signature.max_sequence) == ("attention_mask", 24)
-
-
 def test_ranges_are_refused_with_the_reason(folder: Path) -> None:
     signature = open_source(folder).signature
     problem = r"^bucket 1x1\.\.8: k, the tokens that its layers select, is one number for each length; ask for static b"

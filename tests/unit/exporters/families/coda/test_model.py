@@ -405,9 +405,3 @@ def test_where_nothing_is_compared_nothing_is_returned() -> None:
     assert (entries, metadata["tokens selected"], metadata["router"]) == ([], 3, "first_k")
     entries, metadata = stated(1, reduction_of_one="dense")
     assert (entries, metadata["tokens selected"], metadata["router"]) == ([], 10, "none")
-
-
-def test_layers_may_differ_in_k() -> None:
-    entries, metadata = stated(4, tokens_selected={"10": {"4": (4, 2)}})
-    assert entries == [("routes.0", (2, 4)), ("routes.1", (2, 2))]
-    assert (metadata["tokens per row"], metadata["tokens selected"]) == (10, "4, 2")

@@ -160,12 +160,6 @@ def test_a_position_sees_the_first_text_and_what_is_written_up_to_it(attention: 
     assert (model(read, MASK, WRITTEN) - logits).abs().amax((0, 2)).min() > 1e-3, "every position reads the first text"
 
 
-def test_padding_of_the_first_text_is_as_if_it_were_not_there() -> None:
-    model = tiny_mhe(pair_config()).double()
-    short = model(READ[:, :5], MASK[:, :5], WRITTEN)
-    torch.testing.assert_close(model(READ, MASK, WRITTEN), short, rtol=0, atol=1e-12)
-
-
 def test_a_matrix_of_its_own_back_to_the_vocabulary() -> None:
     config = pair_config(tie_word_embeddings=False)
     model = tiny_mhe(config)

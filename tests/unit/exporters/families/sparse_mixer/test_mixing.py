@@ -172,13 +172,6 @@ def test_what_is_folded_unfolds(size: int, dim: int) -> None:
     assert torch.equal(unfold(halved, odd / 2, size, dim), x)
 
 
-def test_an_odd_half_alone_is_zero_at_its_ends() -> None:
-    whole = unfold(None, torch.tensor([1.0, 2, 3]), 8, 0)
-    assert whole.tolist() == [0, 1, 2, 3, 0, -3, -2, -1]
-    even = unfold(torch.tensor([5.0, 1, 2, 3, 7]), None, 8, 0)
-    assert even.tolist() == [5, 1, 2, 3, 7, 3, 2, 1]
-
-
 def test_tables_are_a_quarter_of_the_whole() -> None:
     tables = HalfTables(512)
     assert (tables.cosines.shape, tables.sines.shape) == ((257, 257), (255, 255))

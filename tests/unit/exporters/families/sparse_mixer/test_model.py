@@ -321,17 +321,6 @@ def test_later_layers_are_judged_behind_the_given_routes() -> None:
     assert replay(model, INPUTS, given).routes["routes.2"].score_gap == 0
 
 
-def test_another_order_is_the_same_choice() -> None:
-    model = model_of("experts")
-    given = own_routes(model)
-    given["routes.2"] = given["routes.2"].clone()
-    given["routes.2"][0, 1] = given["routes.2"][0, 1].flip(0)
-    judged = replay(model, INPUTS, given).routes["routes.2"]
-    assert judged.differing == 0
-    assert judged.score_gap > 0
-    assert judged.where.startswith("layer 2, group 0, expert 1: ranked token ")
-
-
 @pytest.mark.parametrize(
     ("policy", "value", "message"),
     [
