@@ -156,6 +156,7 @@ def test_a_class_that_lets_padding_through_compiles_for_one_row_alone(text: Path
         ({"model_type": "distillery"}, "model_type 'distillery' is not supported; .*every type of the installed"),
         ({"architectures": ["pipeline"]}, "transformers has no class 'pipeline'"),
         ({"model_type": ["distilbert"]}, r"model_type \['distilbert'\] is not supported"),
+        ({"add_cross_attention": True}, "add_cross_attention: a second sequence to attend to"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type: relative_key is not supported"),
         ({"text_config": {"quantization_config": {"bits": 4}}}, "text_config.quantization_config: quantized weights"),
     ],
