@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..exporters.architecture import Task
 from ..exporters.checkpoints.checkpoint import Checkpoint
 from ..exporters.dimensions import trained_by_layer
-from ..exporters.families.module import FAMILY
+from ..exporters.families.general import MODULE
 from ..exporters.in_memory.checkpoint import ModuleInMemory
 from ..exporters.published_slices import TableRow, read_slice, read_slicing_table, sets_left_out
 from ..exporters.source import ModelSource, open_source
@@ -203,7 +203,7 @@ def _model(request: CompileRequest) -> str | Path | Checkpoint:
 def stated_source(model: Any, manifest: Manifest) -> ModelSource:
     """The folder ``model``, or the module, opened as the job had it whose bundle states ``manifest``. Raises
     InputError for the one in the place of the other."""
-    is_folder, was_folder = isinstance(model, str | Path), manifest.family != FAMILY.name
+    is_folder, was_folder = isinstance(model, str | Path), manifest.family != MODULE.name
     if is_folder != was_folder or not (is_folder or is_module(model)):
         was = f"of the folder of {manifest.name}" if was_folder else f"of a module in memory, {manifest.name}"
         raise InputError(f"the bundle was made {was}; compare it with that, got {type(model).__name__} {model!r:.80}")

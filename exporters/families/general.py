@@ -1,6 +1,7 @@
-"""Any class of transformers that no other family names, as a whole. See docs/architectures.md.
+"""Any class of transformers that no other family names, as a whole, and any ``torch.nn.Module`` of the user's, in
+memory: read by passes on shapes alone. See docs/architectures.md.
 
-All that is known of it comes of the class itself, made from its configuration without weights
+All that is known of a class comes of itself, made from its configuration without weights
 (exporters/hugging_face/survey.py), and so do its axes (exporters/hugging_face/found_axes.py). That needs torch:
 planning without is what other families add, as are exits and routes. It runs in one pass, in the code of the installed
 transformers; code of a folder's own is refused.
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...bucket import Bucket
+from ...elastic import ElasticSpec
 from ...errors import CheckpointError, UnsupportedModelError
 from ..architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
@@ -22,6 +24,7 @@ from ..family import Deferred, Family
 from ..hugging_face.describe import describe
 from ..hugging_face.interface import HIDDEN, Loading, corners_in_order, single_choices
 from ..hugging_face.tensors import Parameters
+from ..in_memory.checkpoint import MODEL_TYPE, ModuleInMemory
 from ..parts import CachedSpec, EncoderSpec
 from ..signature import IDS, MASK, with_texts
 
@@ -30,10 +33,11 @@ if TYPE_CHECKING:  # known types alone are read without torch
 
     from ..hugging_face import survey, transformers_internals
     from ..hugging_face.kept_layers import KeptLayers
+    from ..in_memory import module
     from ..modules import layers
 else:
-    names = ("..hugging_face.transformers_internals", "..modules.layers", "..hugging_face.survey")
-    transformers_internals, layers, survey = (Deferred(name, __package__) for name in names)
+    names = ("..hugging_face.transformers_internals", "..modules.layers", "..hugging_face.survey", "..in_memory.module")
+    transformers_internals, layers, survey, module = (Deferred(name, __package__) for name in names)
 
 # Behind which a step is counted.
 _PROMPT_TOKENS = 64
@@ -135,7 +139,28 @@ def _as_it_is(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
+def read_module(checkpoint: Checkpoint) -> Architecture:
+    """Raises UnsupportedModelError for a module that does not run on shapes alone."""
+    if not isinstance(checkpoint, ModuleInMemory):
+        raise checkpoint.misfit(f"model_type {MODEL_TYPE} is that of a module in memory, which no folder holds")
+    found = module.survey_module(checkpoint)
+    axes = found.axes
+    return Architecture(
+        spec=ElasticSpec(axes.axes, axes.slices, depth=found.depth, widths=axes.widths),
+        signature=found.signature,
+        parameter_shapes=found.shapes,
+        workload=survey.workload_of(checkpoint, found),
+        load=lambda: module.load_module(checkpoint, found.signature, axes.parted),
+        narrow=lambda whole, submodel: axes.narrow(whole.get_submodule("model"), submodel),
+        stacked=axes.stacked,
+        kept_whole=axes.refused,
+        surveyed=True,
+    )
+
+
 FAMILY = Family("general", (), read, reads_config_alone=True)
+MODULE = Family("module", (MODEL_TYPE,), read_module)
+FAMILIES = (FAMILY, MODULE)
 
 
 def _require_known(checkpoint: Checkpoint) -> None:

@@ -11,7 +11,7 @@ from nestforge.bucket import Bucket
 from nestforge.elastic import Axis
 from nestforge.errors import CheckpointError, ExportError, InputError, NestforgeError, PlanError, UnsupportedModelError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint
-from nestforge.exporters.families.module import FAMILY
+from nestforge.exporters.families.general import MODULE
 from nestforge.exporters.in_memory.examples import module_in_memory
 from nestforge.exporters.source import open_source
 from support.plain_modules import Branching, Custom, Looping, Mlp, OfSeven, Tagger
@@ -305,6 +305,6 @@ def test_what_only_folders_have_is_refused(tmp_path: Path, tagger: Tagger) -> No
     with pytest.raises(InputError, match=r"model: expected str, Path or torch\.nn\.Module, got int 3"):
         nestforge.compile(3)
     with pytest.raises(CheckpointError, match="is that of a module in memory, which no folder holds"):
-        FAMILY.read(Checkpoint(tmp_path, {"model_type": "torch.nn.Module"}, {}))
+        MODULE.read(Checkpoint(tmp_path, {"model_type": "torch.nn.Module"}, {}))
     with pytest.raises(ExportError, match=r"bucket b1-s40: the model takes at most 24 tokens"):
         compiled(tagger, tmp_path / "out", EXAMPLE, dynamic=DYNAMIC, buckets=["1x40"])
