@@ -259,6 +259,18 @@ def test_bands_that_a_projection_takes_are_those_of_a_spectrum(tmp_path: Path) -
     assert (spectrum.name, spectrum.dims) == ("input_features", ("batch", 96, 24))
 
 
+def test_checks_of_values_that_a_class_makes_are_no_obstacle(tmp_path: Path) -> None:
+    stages: dict[str, Any] = {"model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16]}
+    stages |= {"depths": [1, 1, 1, 1], "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}
+    sizes: dict[str, Any] = {"encoder_in_channels": [8, 16, 16], "decoder_in_channels": [16, 16, 16], "d_model": 16}
+    sizes |= {"encoder_hidden_dim": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 5}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 2}
+    folder = save_model(
+        tmp_path / "m", "RTDetrV2ForObjectDetection", "rt_detr_v2", backbone_config=stages, num_denoising=0, **sizes
+    )
+    assert {"ffn", "heads"} <= set(open_source(folder).spec.kinds)
+
+
 def test_an_image_whose_places_stand_before_those_of_the_text_is_left_out(tmp_path: Path) -> None:
     eye = {**LAYERS, "image_size": 8, "patch_size": 4}
     folder = save_model(tmp_path / "m", "GitForCausalLM", "git", vision_config=eye, **WORDS)
