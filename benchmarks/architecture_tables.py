@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from ..exporters.checkpoints.config import offline_transformers
@@ -37,24 +36,18 @@ def write_tables(found: Mapping[str, Found], classes: Iterable[str], pairs: Sequ
 
 
 def main_tables(found: Mapping[str, Found], classes: Iterable[str], title: str) -> list[str]:
-    """What became of the ``classes`` that types are tried by, in an order at random: the first of them, up to one that
-    was not tried, are the sample. In Markdown."""
-    classes = list(classes)
-    ones = {key: found[key] for key in sorted(classes) if key in found}
-    sample = [found[key] for key in takewhile(found.__contains__, classes)]
+    """What became of the ``classes`` that types are tried by, in Markdown."""
+    classes = sorted(classes)
+    ones = {key: found[key] for key in classes if key in found}
     by_result: dict[str, list[str]] = {}
     for key, one in ones.items():
         by_result.setdefault(_kind(one), []).append(key)
     lines = [
-        f"{title}: {len(ones)} of {len(classes)} types tried, the first {len(sample)} of an order at random, which are "
-        f"the sample, and {len(ones) - len(sample)} others; {len(classes) - len(ones)} were not. No small model could "
-        f"be made of {len(by_result.get('no small model', ()))}, and PyTorch itself does not run "
+        f"{title}: {len(ones)} of {len(classes)} types tried, in an order at random. No small model could be made of "
+        f"{len(by_result.get('no small model', ()))}, and PyTorch itself does not run "
         f"{len(by_result.get('not run', ()))} others with what could be given to them.",
-        *("", "| what | of the sample | of all tried |", "|---|---|---|"),
-        *(
-            f"| {what} | {one} | {all_} |"
-            for (what, one), all_ in zip(_rates(sample).items(), _rates(ones.values()).values(), strict=True)
-        ),
+        *("", "| what | of those tried |", "|---|---|"),
+        *(f"| {what} | {rate_} |" for what, rate_ in _rates(ones.values()).items()),
         *("", "| result | types | |", "|---|---|---|"),
     ]
     for kind, said in {
