@@ -227,3 +227,10 @@ def test_a_decoder_begins_as_texts_do_where_its_folder_states_nothing_else(tmp_p
     cached = open_source(save(tmp_path / "m", "mbart")).architecture.cached
     assert cached.problem is None
     assert cached.encoder.start == 4
+
+
+def test_why_an_encoder_decoder_cannot_generate(tmp_path: Path) -> None:
+    folder = edit_config(save(tmp_path / "bart", "bart"), decoder_start_token_id=None, bos_token_id=None)
+    (folder / "generation_config.json").unlink()
+    expected = "decoder_start_token_id: expected a token of the vocabulary, 0..95, with which"
+    assert expected in (open_source(folder).architecture.cached.problem or "")
