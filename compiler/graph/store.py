@@ -121,8 +121,8 @@ def write_store(
     once: Callable[[Path, Callable[[Path], None]], object] = lambda path, write: write(path),
 ) -> tuple[Path, ...]:
     """Writes the tensors ``names`` of the universal model (a parameter, that with ``.T``, or several joined, encoded or
-    not), and ``tables``, one after the other; those of 4 bits as they are ``chosen`` already, if they are. What lies in
-    a joined one is not written again. Returns the files in ``folder``, each made ``once``; one that an earlier run left
+    not), and ``tables``, one after the other; those of 4 bits as they are ``chosen`` already, if they are. A part of a
+    joined one is not written again. Returns the files in ``folder``, each made ``once``; one that an earlier run left
     and that ends too early, or has other tensors, is made again. Raises OSError."""
     stored, shapes, known = model.stored(), model.stored_shapes(), dict(chosen)
     joined = [parts for name in names if len(parts := parts_of(name)) > 1]

@@ -1,6 +1,6 @@
 """PyTorch's model with the numbers that engines read of a weight store, each tensor held against the weight it is of.
 
-What a tensor of the store is made of says its name (encodings.py), so that it is made anew and must be equal to the
+The name of a stored tensor says what it is made of (encodings.py), so that it is made anew and must be equal to the
 byte. Integers of 4 bits that examples chose are no function of a weight alone: they are the ones that were chosen, as
 far as these are known, and no further from the weight than rounding can leave them.
 """

@@ -208,7 +208,7 @@ def empty_cache() -> Any:
 
 
 def source_keys(cache: Any) -> tuple[torch.Tensor, ...]:
-    """What a pass left in ``cache`` of an encoder's answer: keys [1, A, D, N] and values [1, A, N, D] of each layer."""
+    """Keys [1, A, D, N] and values [1, A, N, D] of an encoder's answer, by layer, as a pass left them in ``cache``."""
     layers = cache.cross_attention_cache.layers
     return tuple(each for layer in layers for each in (layer.keys.transpose(2, 3), layer.values))
 

@@ -36,8 +36,8 @@ def _sampled(name: str) -> Any:
 @dataclass(frozen=True)
 class GenerationRequest:
     """A prompt to continue (a text, or its token ids), or several, a row each; or ``messages``, a chat,
-    ``[{"role": ..., "content": ...}]``, by the model's chat template. Of a model whose encoder reads an array, such as
-    Whisper's, prompts are that, rows first.
+    ``[{"role": ..., "content": ...}]``, by the model's chat template. A model whose encoder reads an
+    array, such as Whisper's, takes that as prompts, rows first.
 
     In a ``session`` prompt ``n`` is the whole text of row ``n``, earlier turns included, and what it has in common with
     what is there is not computed again. At most one of a ``budget``, a ``submodel`` and limits (``memory_mb``, and

@@ -29,8 +29,8 @@ class Pace:
     tokens. A deadline counts all time, and what is left of it is divided among the tokens that are left, which may be
     fewer in the end. Where not even the smallest submodel keeps the promise, it is chosen, and the reason says so.
 
-    What one submodel computed only those continue that have no more heads in any layer, of the same size, so that the
-    choice is among them from then on.
+    A row that one submodel began is continued only by those that have no more heads in any layer, of the same size, so
+    that the choice is among them from then on.
     """
 
     def __init__(
