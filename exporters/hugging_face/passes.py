@@ -1,4 +1,5 @@
-"""Passes of a model that leave nothing in it, and, where they have no numbers, leave out what its class asserts."""
+"""Passes of a model that leave nothing in it, go over sets in one order and, where they have no numbers, leave out
+what its class asserts."""
 
 from __future__ import annotations
 
@@ -7,12 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 
 from ..torch_internals import detect_fake_mode, held_in
+
+# What is gone over: a set made in each pass, or once for all.
+_LOOP, _TYPES = "set(self.config.layer_types)", "unique_layer_types"
 
 
 @contextmanager
@@ -60,3 +64,25 @@ def nothing_left(model: torch.nn.Module) -> Iterator[None]:
             for name in [name for name in own if name not in kept]:
                 del own[name]
             own.update(kept)
+
+
+class _Sorted(set[Any]):
+    """A set that is gone over in the order of its elements; a builtin one of texts has another in every process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__()))
+
+
+def go_in_order(model: torch.nn.Module) -> None:
+    """Classes of transformers that loop over ``set(config.layer_types)`` do so in one order from here on, so that the
+    same model gives the same graph, byte for byte."""
+    for part in model.modules():
+        module = sys.modules[type(part).__module__]
+        if _LOOP in _source(module):
+            vars(module)["set"] = _Sorted
+        vars(part).update({name: _Sorted(own) for name, own in vars(part).items() if name == _TYPES})
+
+
+@cache
+def _source(module: ModuleType) -> str:
+    return inspect.getsource(module) if module.__name__.startswith("transformers.models.") else ""

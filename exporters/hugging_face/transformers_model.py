@@ -23,7 +23,7 @@ from ..signature import Signature
 from ..torch_internals import put_first
 from .distances import look_up_distances
 from .interface import EMBEDDING, HIDDEN, POOLING_MASK, Loading
-from .passes import nothing_left, without_asserts
+from .passes import go_in_order, nothing_left, without_asserts
 from .tensors import Shape
 from .transformers_internals import set_experts
 
@@ -237,6 +237,7 @@ def settle(model: Any, loading: Loading) -> None:
     if head is not None and head.weight is model.get_input_embeddings().weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     look_up_distances(model)
+    go_in_order(model)
 
 
 def _refuse_misfits(checkpoint: Checkpoint, report: Mapping[str, Any], surveyed: Any) -> None:

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from nestforge.errors import CheckpointError, ExportError
 from nestforge.exporters.checkpoints.checkpoint import Checkpoint, TensorHeader
 from nestforge.exporters.hugging_face.class_inputs import depth
 from nestforge.exporters.hugging_face.distances import biased_parts, look_up_distances
+from nestforge.exporters.hugging_face.passes import go_in_order
 from nestforge.exporters.hugging_face.small_model import smaller
 from nestforge.exporters.hugging_face.tensors import distance_bucket, parameter_names
 from nestforge.exporters.hugging_face.transformers_model import SplitFfn
@@ -36,6 +38,18 @@ def test_an_export_of_any_length_looks_for_no_second_sequence_in_a_row(tmp_path:
     traced = trace(universal.module, universal.source.signature, Bucket(1, 8, min_sequence=1), 20)
     assert {node.op_type for node in traced.model.graph} & {"CumSum", "GatherND"} == set()
     assert masking_utils.find_packed_sequence_indices is search
+
+
+def test_loops_over_sets_of_layer_types_have_one_order_in_every_process(tmp_path: Path) -> None:
+    """Else the same model gave another graph with another seed of Python's hashes."""
+    model = load_universal(open_source(save_decoder(tmp_path / "m", "gemma3n_text"))).module.model
+    kinds = [str(number) for number in range(40)]
+    made = vars(sys.modules[type(model).__module__])["set"](kinds)
+    assert list(made) == sorted(kinds)
+    assert made == set(kinds)
+    model.unique_layer_types = set(kinds)
+    go_in_order(model)
+    assert list(model.unique_layer_types) == sorted(kinds)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
