@@ -12,7 +12,7 @@ from hypothesis import settings
 from nestforge.profiles.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parent.parent
-# Folders and files whose tests trace, compile or train, or start Ray, and the fixtures of others that do.
+# Folders and files whose tests trace, compile or train, start Ray or offer load, and the fixtures of others that do.
 COMPILING = (
     *("e2e", "hostile", "unit/benchmarks", "unit/compiler", "unit/examples", "unit/exporters", "unit/integrations"),
     "unit/parity",
@@ -25,7 +25,10 @@ COMPILING = (
     *(f"unit/runtime/engines/{name}/test_cached_runner.py" for name in ("onnxruntime_gpu", "tensorrt")),
     *("unit/serving/test_classes.py", "unit/serving/test_replicas.py", "unit/test_traces.py"),
     *("unit/tools/test_bundle_bench.py", "unit/tools/test_console.py"),
-    *(f"unit/tools/commands/test_{name}.py" for name in ("bench", "checks", "commands", "compile", "export")),
+    *(
+        f"unit/tools/commands/test_{name}.py"
+        for name in ("bench", "checks", "commands", "compile", "export", "loadtest")
+    ),
 )
 PLACES = frozenset(ROOT / "tests" / place for place in COMPILING)
 COMPILED = {"compiled"}
