@@ -43,11 +43,11 @@ def main_tables(found: Mapping[str, Found], classes: Iterable[str], title: str) 
     for key, one in ones.items():
         by_result.setdefault(_kind(one), []).append(key)
     lines = [
-        f"{title}: {len(ones)} of {len(classes)} types tried, in an order at random. No small model could be made of "
+        f"{title}: {len(ones)} of {len(classes)} types tried. No small model could be made of "
         f"{len(by_result.get('no small model', ()))}, and PyTorch itself does not run "
         f"{len(by_result.get('not run', ()))} others with what could be given to them.",
         *("", "| what | of those tried |", "|---|---|"),
-        *(f"| {what} | {rate_} |" for what, rate_ in _rates(ones.values()).items()),
+        *(f"| {what} | {share} |" for what, share in _rates(ones.values()).items()),
         *("", "| result | types | |", "|---|---|---|"),
     ]
     for kind, said in {

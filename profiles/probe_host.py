@@ -3,8 +3,8 @@ CPUs, by the system's counters, with the limits of this process's control groups
 
 Rates are measured once and kept in a private cache, so that two compiles on one host see the same figures.
 
-Linux and macOS have the counters alike. The load average is no measure of that: it counts this process too, and looks
-back over a minute. One rule for all that measures this host: a figure is noisy where others used more than
+Linux and macOS have the counters alike. The load average is no measure of others: it counts this process too, and
+looks back over a minute. One rule for all that measures this host: a figure is noisy where others used more than
 ``MOST_OTHERS``. Commands that measure in order to keep figures refuse, unless they are forced; others mark what they
 show or keep beside their work.
 """

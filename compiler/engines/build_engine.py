@@ -39,8 +39,9 @@ from ..parity.reference import Reference, replayed, rule_of
 from ..parity.references import References
 from ..planning.candidate import chosen_variants
 from ..planning.cost_model import predict
+from ..work.release_memory import release_arena
 from ..work.staging import Stage, link, write_synced
-from ..work.tensor_file import release_arena, release_pages
+from ..work.tensor_file import release_pages
 from .engine_references import EngineReferences, ExactProof
 from .templates import Templates
 

@@ -15,7 +15,7 @@ from ...profiles.device_profile import DeviceProfile
 from ...runtime.graphs.task_tensors import TaskTensors
 from ..parity.engine_verdict import EngineVerdict
 from ..work.clock import Clock
-from ..work.tensor_file import release_memory
+from ..work.release_memory import release_memory
 from .build_engine import EngineBuilder
 from .cached import build_generating, judge_generating, verify_generating
 from .engine_references import EngineReferences

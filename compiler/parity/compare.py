@@ -487,7 +487,7 @@ def incomparable(reference: np.ndarray, found: np.ndarray) -> str | None:
     """Why the two cannot be compared: their shapes differ, or one is not finite; None where they can."""
     if reference.shape != found.shape:
         return f"shape {list(found.shape)}, expected {list(reference.shape)}"
-    for whose, side in (("", found), (" of the model itself", reference)):
+    for whose, side in (("", found), ("expected ", reference)):
         if not np.isfinite(side).all():
-            return f"{int((~np.isfinite(side)).sum())} of {side.size} numbers{whose} are NaN or infinite"
+            return f"{int((~np.isfinite(side)).sum())} of {side.size} {whose}numbers are NaN or infinite"
     return None

@@ -33,7 +33,6 @@ from ...profiles.precision import PRECISIONS
 from ...progress import Progress, counted
 from ...runtime.device.device import Device
 from ...runtime.device.threads import threads_or_default
-from ...runtime.engines.onnxruntime_gpu.cached_runner import OnnxRuntimeGpuCacheRunner
 from ...runtime.engines.onnxruntime_gpu.provider import Provider
 from ...runtime.engines.residency import Residency
 from ...runtime.engines.runner import Runner, runnable_engines, runner_for
@@ -301,6 +300,8 @@ def _cached(bundle: Bundle, provider: Provider) -> tuple[EngineEntry, ...]:
 
 
 def _checked(bundle: Bundle, here: Bundle, engine: EngineEntry, provider: Provider) -> PlanParity:
+    from ...runtime.engines.onnxruntime_gpu.cached_runner import OnnxRuntimeGpuCacheRunner  # needs onnxruntime
+
     what = f"on provider {provider.name}"
     with runner_for(bundle, engine, "shared" if provider.shares else "packed", 1, provider) as runner:
         if not isinstance(runner, OnnxRuntimeGpuCacheRunner):

@@ -206,7 +206,6 @@ def stated_offline() -> bool:
 def offline_transformers() -> Any:
     """The module ``transformers``; importing it takes seconds."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # of values, which a pass without numbers lacks
     import transformers
 
     logging: Any = transformers.utils.logging

@@ -1,5 +1,5 @@
 """Any class of transformers that no other family names, as a whole, and any ``torch.nn.Module`` of the user's, in
-memory: read by passes on shapes alone. See docs/architectures.md.
+memory: read by passes on shapes alone. See docs/architectures.md and docs/own-modules.md.
 
 All that is known of a class comes of itself, made from its configuration without weights
 (exporters/hugging_face/survey.py), and so do its axes (exporters/hugging_face/found_axes.py). That needs torch:

@@ -4,6 +4,7 @@ what its class asserts."""
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,22 +16,33 @@ import torch
 
 from ..torch_internals import detect_fake_mode, held_in
 
+# Whether ``torch_compilable_check`` of transformers passes everything.
+_UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 # What is gone over: a set made in each pass, or once for all.
 _LOOP, _TYPES = "set(self.config.layer_types)", "unique_layer_types"
 
 
 @contextmanager
 def without_asserts(model: torch.nn.Module) -> Iterator[None]:
-    """Within it ``forward`` of the parts of ``model`` asserts nothing while a pass has no numbers: XLM asserts of the
-    lengths of texts, which no graph could. PyTorch's own passes with numbers do."""
-    classes = {type(part) for part in model.modules()} if detect_fake_mode() is not None else set()
+    """Within it ``forward`` of the parts of ``model`` asserts and checks nothing while a pass has no numbers: XLM
+    asserts of the lengths of texts, which no graph could. PyTorch's own passes with numbers do."""
+    if detect_fake_mode() is None:
+        yield
+        return
+    classes = {type(part) for part in model.modules()}
     forwards: list[Callable[..., Any]] = [inspect.unwrap(cls.forward) for cls in classes]
     stripped = [(forward, forward.__code__, code) for forward in forwards if (code := _stripped(forward)) is not None]
     for forward, _, code in stripped:
         forward.__code__ = code  # decorators around it stay
+    checked = os.environ.get(_UNCHECKED)
+    os.environ[_UNCHECKED] = "1"
     try:
         yield
     finally:
+        if checked is None:
+            del os.environ[_UNCHECKED]
+        else:
+            os.environ[_UNCHECKED] = checked
         for forward, own, _ in stripped:
             forward.__code__ = own
 

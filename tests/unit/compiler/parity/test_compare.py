@@ -132,8 +132,8 @@ def test_what_is_not_finite_fails_even_where_both_sides_agree(bad: float, sides:
         arrays[name][1, 2] = bad
     (verdict,) = compare([{"o": arrays["reference"]}], [{"o": arrays["found"]}], ["text"], tolerance_for("fp32", 1))
     assert not verdict
-    whose = " of the model itself" if sides == "reference" else ""
-    assert verdict.describe() == f"output o, case text: 1 of 6 numbers{whose} are NaN or infinite"
+    whose = "expected " if sides == "reference" else ""
+    assert verdict.describe() == f"output o, case text: 1 of 6 {whose}numbers are NaN or infinite"
 
 
 def test_another_shape_fails_even_where_it_would_broadcast() -> None:

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from nestforge.compiler.work.clock import Clock
-from nestforge.compiler.work.tensor_file import release_memory
+from nestforge.compiler.work.release_memory import release_memory
 from nestforge.progress import Bytes, silent, tell
 from nestforge.runtime.engines.onnxruntime.session import OPTIMIZATION_LEVEL, session_options
 
