@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..profiles.probe_host import load_warning
+from ..profiles.host_load import load_warning
 from .entries.engine_entry import Residency
 
 # A figure is noisy beyond any of these. Between two submodels of a ladder lie some 10 %.

@@ -10,7 +10,7 @@ from ..bundle.roles import Interface, embedding_of, embedding_output
 from ..elastic import Pairs
 from ..errors import CheckpointError, InputError
 from ..outside_file import read_file
-from ..profiles.load_profile import parse_yaml
+from ..profiles.strict_yaml import parse_yaml
 from ..strict import structure
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.config import known_keys

@@ -14,11 +14,11 @@ from ..bundle.roles import embedding_output
 from ..errors import InputError
 from ..optional import needed
 from ..runtime.answer import Answer
+from ..runtime.dimensions import normalized, required
 from ..runtime.exits.choice import OFF
 from ..runtime.inputs.arrays import Array
 from ..runtime.inputs.text import Encoded
 from ..runtime.model import ElasticModel
-from ..runtime.request import normalized, required
 from .text_model import TextModel, listed
 
 

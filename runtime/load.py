@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..argument_types import again, option, stated
-from ..bundle.device_files.device_file import Measurements
+from ..bundle.device_files.measurements import Measurements
 from ..bundle.device_files.plan_index import read_plan, read_plans
 from ..bundle.device_files.task_index import read_tasks
 from ..bundle.open_bundle import Bundle, Check, open_bundle

@@ -22,6 +22,7 @@ from .answer import Answer
 from .answering import Answering
 from .candidates import Candidate, Choice
 from .description import SubmodelInfo, described, described_as_html
+from .dimensions import Cut, cut_to, paired, required
 from .dispatcher import Dispatcher
 from .engines.latencies import host_latencies
 from .engines.memory import MemoryCap
@@ -36,7 +37,7 @@ from .in_flight import InFlight, LoadEstimate
 from .inputs import options
 from .inputs.arrays import Array, InputChecker
 from .inputs.text import Text
-from .request import Cut, Request, RequestContext, Texts, cut_to, paired, required
+from .request import Request, RequestContext, Texts
 from .tasks import Tasks, packed
 
 

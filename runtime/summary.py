@@ -19,7 +19,7 @@ from ..bundle.manifest import Manifest, Quality
 from ..elastic import Axis
 from ..profiles.device_profile import budget_bucket_of, budget_shape_of
 from ..tables import Table
-from .request import listed
+from .dimensions import listed
 
 # A capacity that many texts need.
 _TOKENS = 2048

@@ -28,7 +28,7 @@ from ..profiles.probe_host import probe_host
 from ..runtime.engines.residency import Residency
 from ..runtime.inputs.files import read_text_file
 from ..runtime.load import load
-from . import completions, embeddings, kserve
+from . import classes, completions, embeddings, kserve
 from .app import ERRORS, LATE, PLAIN, AccessLog, Endpoint, Guard, Limits, Problem, Protocol, Service, metrics
 from .desk import Desk
 from .served import Served, small_submodels
@@ -213,7 +213,7 @@ def application(service: Service, token: str | None, log: AccessLog) -> Guard:
         *(
             (embeddings.TEI, [(method, f"{before}{end}" or "/", handler)])
             for before in ("", "/models/{model}")
-            for method, end, handler in embeddings.TEI_ROUTES
+            for method, end, handler in (*embeddings.TEI_ROUTES, *classes.ROUTES)
         ),
         (PLAIN, [("GET", "/metrics", metrics), ("GET", "/health", kserve.ready)]),
     ]

@@ -13,7 +13,8 @@ from ..bundle.open_bundle import Bundle, BundleOrPath, bundle_of
 from ..errors import InputError, SelectionError
 from ..profiles.backends import BACKENDS
 from ..profiles.device_profile import DeviceProfile, read_profile
-from ..profiles.probe_host import OthersLoad, is_this_host
+from ..profiles.host_load import OthersLoad
+from ..profiles.probe_host import is_this_host
 from ..progress import Progress, counted
 from ..runtime.device.threads import threads_or_default
 from ..runtime.engines.latencies import predicted_at

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..bundle.build_record import BuildRecord
-from ..bundle.device_files.device_file import Measurements
+from ..bundle.device_files.measurements import Measurements
 from ..bundle.device_files.plan_index import read_plans
 from ..bundle.device_files.task_index import TaskEntry, read_tasks
 from ..bundle.entries.engine_entry import ParityOutput

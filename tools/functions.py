@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..argument_types import again, checked, option
-from ..bundle.device_files.device_file import Measurements
+from ..bundle.device_files.measurements import Measurements
 from ..bundle.open_bundle import open_bundle
 from ..progress import Progress
 from ..runtime.calibrate.calibrate import calibrate as calibrate_exits

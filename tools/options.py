@@ -18,7 +18,7 @@ from ..errors import InputError, ProfileError
 from ..profiles.budget import BudgetSpec, parse_budget
 from ..profiles.compile_request import CompileRequest
 from ..profiles.device_profile import DeviceProfile
-from ..profiles.load_profile import is_job_name, load_job
+from ..profiles.job_file import is_job_name, load_job
 from ..profiles.precision import PRECISIONS, Precision
 from ..runtime.exits.policy import ExitPolicy, read_exits
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..argument_types import checked, option
 from ..bucket import Bucket
 from ..errors import SelectionError
-from ..profiles.probe_host import OthersLoad
+from ..profiles.host_load import OthersLoad
 from ..progress import Progress, counted
 from ..runtime.engines.measure import LatencyStats, latency_stats
 from ..runtime.inputs.arrays import Array, random_feeds

@@ -17,7 +17,7 @@ from ...exporters.published_slices import TableRow
 from ...exporters.source import ModelSource
 from ...profiles.budget import LIMITS, BudgetSpec, resolve_limit
 from ...profiles.device_profile import DeviceProfile
-from ...profiles.probe_host import load_warning
+from ...profiles.host_load import load_warning
 from ...tables import as_html
 from .candidate import Candidate, Corrections, candidate_of
 from .compile_cost import CompileCost

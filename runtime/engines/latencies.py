@@ -12,7 +12,8 @@ from math import exp, log
 
 from ...bucket import Bucket
 from ...bundle.build_record import BuildRecord, Latency, LatencyPoint, is_noisy
-from ...bundle.device_files.device_file import HostMeasurement, MeasuredEngine, MeasuredHost, Measurements, this_host
+from ...bundle.device_files.device_file import MeasuredHost, this_host
+from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, Measurements
 from ...bundle.open_bundle import Bundle
 from ...profiles.backends import ONNXRUNTIME
 from ...profiles.probe_host import probe_host

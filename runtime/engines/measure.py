@@ -21,12 +21,12 @@ import psutil
 
 from ...bucket import Bucket
 from ...bundle.build_record import LatencyPoint, Noise
-from ...bundle.device_files.device_file import HostMeasurement, MeasuredEngine, MeasuredPoint
+from ...bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint
 from ...bundle.entries.engine_entry import EngineEntry
 from ...bundle.entries.task_entry import BASE
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...errors import BundleError, SelectionError
-from ...profiles.probe_host import OthersLoad, others_now, require_quiet
+from ...profiles.host_load import OthersLoad, others_now, require_quiet
 from ...progress import Progress, counted
 from ..device.threads import threads_or_default
 from ..inputs.arrays import Array, random_feeds

@@ -16,7 +16,7 @@ from ...bundle.manifest import FileEntry, Manifest, SubmodelEntry
 from ...bundle.open_bundle import Bundle
 from ...errors import InputError, SelectionError
 from ...profiles.backends import BACKENDS
-from ..request import listed, may_be_cut
+from ..dimensions import listed, may_be_cut
 
 INDEX_SCHEMA_VERSION = 1
 _REMEDY = "build the index again with this bundle"

@@ -24,6 +24,7 @@ from ...outside_file import versioned_json
 from ...progress import Progress
 from ...strict import structure, unstructure
 from ...whole_file import write_whole
+from ..dimensions import required
 from ..engines.residency import Residency
 from ..inputs import options
 from ..inputs.arrays import Array
@@ -31,7 +32,7 @@ from ..inputs.files import read_npz
 from ..inputs.text import require_characters
 from ..load import RESIDENCY, opened
 from ..model import ElasticModel
-from ..request import Request, required
+from ..request import Request
 from ..rows import Corpus, rows_of
 from .identity import (
     INDEX_SCHEMA_VERSION,

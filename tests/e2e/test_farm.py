@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.profiles.compile_request import CompileRequest
-from nestforge.profiles.load_profile import dump_profile, save_job
+from nestforge.profiles.job_file import save_job
+from nestforge.profiles.load_profile import dump_profile
 from nestforge.whole_file import lock_holders
 from safetensors.numpy import load_file, save_file
 from support.commands import error_of

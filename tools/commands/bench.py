@@ -13,7 +13,7 @@ from ...bucket import Bucket
 from ...bundle.build_record import noisy_figures
 from ...bundle.manifest import MEASUREMENTS_NAME
 from ...bundle.open_bundle import open_bundle
-from ...profiles.probe_host import is_busy, load_warning
+from ...profiles.host_load import is_busy, load_warning
 from ...runtime.engines.measure import BundleMeasurement, LatencyStats
 from ...runtime.engines.onnxruntime_gpu.provider import PROVIDERS
 from ...runtime.load import load

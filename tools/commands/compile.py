@@ -14,7 +14,7 @@ import click
 
 from ...bundle.open_bundle import Bundle, open_bundle
 from ...profiles.compile_request import JOB_OPTIONS, CompileRequest
-from ...profiles.load_profile import load_farm, save_job
+from ...profiles.job_file import load_farm, save_job
 from ...runtime.summary import ShortNames
 from ...tables import Table
 from ..bundle_view import bundle_data, bundle_warnings, cpu_seconds_line, submodels_report, tasks_report

@@ -12,8 +12,9 @@ from ... import __version__
 from ...errors import BundleError
 from ...profiles.backends import BACKENDS
 from ...profiles.device_profile import profile_data
+from ...profiles.host_load import load_warning
 from ...profiles.load_profile import builtin_profiles, dump_profile
-from ...profiles.probe_host import HostFacts, load_warning, measured_profile, probe_host
+from ...profiles.probe_host import HostFacts, measured_profile, probe_host
 from ...runtime.engines.runner import opener
 from ...tables import Table
 from ...whole_file import require_new, write_whole

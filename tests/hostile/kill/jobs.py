@@ -115,7 +115,8 @@ def _prepare_measuring(folder: Path) -> None:
 
 def _save_measurement(folder: Path, cpu: str = "second") -> None:
     """The figures of a second host are kept beside those of the first."""
-    from nestforge.bundle.device_files.device_file import HostMeasurement, MeasuredHost, Measurements
+    from nestforge.bundle.device_files.device_file import MeasuredHost
+    from nestforge.bundle.device_files.measurements import HostMeasurement, Measurements
     from nestforge.bundle.open_bundle import open_bundle
 
     host = MeasuredHost(cpu, "x86_64", 2)

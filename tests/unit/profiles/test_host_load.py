@@ -6,8 +6,8 @@ from typing import Any
 
 import psutil
 import pytest
-from nestforge.profiles import probe_host
-from nestforge.profiles.probe_host import OthersLoad, others_now
+from nestforge.profiles import host_load
+from nestforge.profiles.host_load import OthersLoad, others_now
 
 
 class Times(SimpleNamespace):
@@ -25,8 +25,8 @@ class Host:
         self.cpus = [
             Times(user=100.0, system=10.0, idle=50.0, iowait=5.0, steal=1.0, guest=20.0, guest_nice=0.0) for _ in "12"
         ]
-        monkeypatch.setattr(probe_host, "perf_counter", lambda: self.wall)
-        monkeypatch.setattr(probe_host, "process_time", lambda: self.own)
+        monkeypatch.setattr(host_load, "perf_counter", lambda: self.wall)
+        monkeypatch.setattr(host_load, "process_time", lambda: self.own)
         monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [Times(**vars(cpu)) for cpu in self.cpus])
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
 
@@ -89,7 +89,7 @@ def test_too_short_or_without_counters_nothing_is_said(host: Host, monkeypatch: 
 
 
 def test_a_look_takes_the_time_that_it_is_given(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_host, "sleep", lambda seconds: host.passes(seconds, others=0.6 * seconds))
+    monkeypatch.setattr(host_load, "sleep", lambda seconds: host.passes(seconds, others=0.6 * seconds))
     assert others_now(1.0) == pytest.approx(0.3)
 
 
@@ -104,5 +104,5 @@ def test_under_a_quota_the_cpus_of_others_say_nothing(host: Host, monkeypatch: p
     for cpu in host.cpus:
         cpu.user += 1.0
     for quotas, share in (([], 1.0), ([2.0], 1.0), ([4.0, 1.5], None)):
-        monkeypatch.setattr(probe_host, "cgroup_cpu_quotas", lambda quotas=quotas: iter(quotas))
+        monkeypatch.setattr(host_load, "cgroup_cpu_quotas", lambda quotas=quotas: iter(quotas))
         assert load.share() == share

@@ -9,7 +9,8 @@ from nestforge.bucket import Bucket
 from nestforge.errors import InputError, OutputError, ProfileError
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.compile_request import JOB_OPTIONS, CompileRequest, require_names
-from nestforge.profiles.load_profile import load_farm, load_job, load_profile, save_job
+from nestforge.profiles.job_file import load_farm, load_job, save_job
+from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.nest_request import ConversionSettings, NestRequest
 
 REQUEST = CompileRequest(

@@ -13,7 +13,8 @@ from nestforge.exporters.source import ModelSource, open_source
 from nestforge.profiles import load_profile as module
 from nestforge.profiles.budget import BudgetSpec
 from nestforge.profiles.device_profile import SCHEMA_VERSION, DeviceProfile, Rates, read_profile
-from nestforge.profiles.load_profile import MAX_YAML_BYTES, builtin_profiles, dump_profile, load_profile
+from nestforge.profiles.load_profile import builtin_profiles, dump_profile, load_profile
+from nestforge.profiles.strict_yaml import MAX_YAML_BYTES
 from support.tiny_models import save_tiny_encoder
 
 FILES = sorted((Path(module.__file__).parent / "builtin").glob("*.yaml"))

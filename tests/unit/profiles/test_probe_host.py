@@ -11,7 +11,7 @@ import psutil
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.errors import MeasurementError, ProfileError
-from nestforge.profiles import measure_rates, probe_host
+from nestforge.profiles import host_load, measure_rates, probe_host
 from nestforge.profiles.device_profile import ProductRates, Rates
 from nestforge.profiles.load_profile import load_profile
 from nestforge.profiles.probe_host import HostFacts, cache_folder, host_profile, is_this_host, measured_profile
@@ -43,8 +43,8 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, di
             (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "fs" / name).write_text(text)
         (tmp_path / "membership").write_text(membership)
-        monkeypatch.setattr(probe_host, "_CGROUP_ROOT", tmp_path / "fs")
-        monkeypatch.setattr(probe_host, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+        monkeypatch.setattr(host_load, "_CGROUP_ROOT", tmp_path / "fs")
+        monkeypatch.setattr(host_load, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
 
     return lay_out
 

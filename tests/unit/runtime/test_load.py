@@ -6,7 +6,8 @@ from pathlib import Path
 
 import nestforge
 import pytest
-from nestforge.bundle.device_files.device_file import HostMeasurement, Measurements, this_host
+from nestforge.bundle.device_files.device_file import this_host
+from nestforge.bundle.device_files.measurements import HostMeasurement, Measurements
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, write_plans
 from nestforge.bundle.manifest import BUILD_NAME, REPORT_NAME
 from nestforge.bundle.open_bundle import open_bundle

@@ -13,14 +13,8 @@ from typing import Any
 import pytest
 from nestforge import whole_file
 from nestforge.bundle.build_record import Noise
-from nestforge.bundle.device_files.device_file import (
-    HostMeasurement,
-    MeasuredEngine,
-    MeasuredHost,
-    MeasuredPoint,
-    Measurements,
-    this_host,
-)
+from nestforge.bundle.device_files.device_file import MeasuredHost, this_host
+from nestforge.bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint, Measurements
 from nestforge.bundle.device_files.plan_index import Gpu, PlanEntry, PlanParity, read_plan
 from nestforge.bundle.device_files.task_index import read_tasks, save_task_entry, task_file
 from nestforge.bundle.manifest import MEASUREMENTS_NAME

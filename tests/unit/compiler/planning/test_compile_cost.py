@@ -12,7 +12,7 @@ from nestforge.compiler.job import plan_here, resolve
 from nestforge.compiler.planning import compile_cost
 from nestforge.compiler.planning.compile_cost import CompileCost, require_room, written_bytes
 from nestforge.errors import BuildError
-from nestforge.profiles import probe_host
+from nestforge.profiles import host_load
 from nestforge.profiles.compile_request import CompileRequest
 from nestforge.profiles.precision import Precision
 from safetensors.torch import load_file, save_file
@@ -47,8 +47,8 @@ def test_a_compile_that_memory_cannot_hold_is_refused_before_the_work(
     """Where the least of the estimate is more than a container allows; its greater part is mapped files, or time."""
     job = resolve(CompileRequest(tiny_folder, board(), output=tmp_path / "made.bundle", buckets=[Bucket(1, 8)]))
     (tmp_path / "membership").write_text("0::/\n")
-    monkeypatch.setattr(probe_host, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(probe_host, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(host_load, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(host_load, "_CGROUP_ROOT", tmp_path)
     (tmp_path / "memory.max").write_text(str(int(0.56e6 * job.cost.memory_mb)))
     job.validate()
     (tmp_path / "memory.max").write_text(str(int(0.54e6 * job.cost.memory_mb)))

@@ -6,13 +6,8 @@ from types import ModuleType
 import pytest
 from nestforge.bucket import Bucket
 from nestforge.bundle.build_record import BuildRecord, LatencyPoint, Noise
-from nestforge.bundle.device_files.device_file import (
-    HostMeasurement,
-    MeasuredEngine,
-    MeasuredPoint,
-    Measurements,
-    this_host,
-)
+from nestforge.bundle.device_files.device_file import this_host
+from nestforge.bundle.device_files.measurements import HostMeasurement, MeasuredEngine, MeasuredPoint, Measurements
 from nestforge.bundle.device_files.plan_index import Gpu
 from nestforge.bundle.open_bundle import Bundle, open_bundle
 from nestforge.profiles.probe_host import probe_host

@@ -12,7 +12,8 @@ from typing import Any
 
 import nestforge
 import pytest
-from nestforge.bundle.device_files.device_file import MeasuredHost, Measurements
+from nestforge.bundle.device_files.device_file import MeasuredHost
+from nestforge.bundle.device_files.measurements import Measurements
 from nestforge.bundle.manifest import MEASUREMENTS_NAME
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.profiles.probe_host import probe_host

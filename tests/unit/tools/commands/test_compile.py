@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from nestforge.bundle.open_bundle import open_bundle
 from nestforge.errors import BuildError
-from nestforge.profiles.load_profile import load_job
+from nestforge.profiles.job_file import load_job
 from nestforge.runtime.summary import ShortNames
 from nestforge.tools.cli import main
 from nestforge.tools.commands.compile import build_command as command
