@@ -135,8 +135,8 @@ def _encoder(checkpoint: Checkpoint, found: survey.Survey, kept: KeptLayers, pos
     )
 
 
-def _as_it_is(module: torch.nn.Module) -> torch.nn.Module:
-    return module
+def _as_it_is(whole: torch.nn.Module) -> torch.nn.Module:
+    return whole
 
 
 def read_module(checkpoint: Checkpoint) -> Architecture:

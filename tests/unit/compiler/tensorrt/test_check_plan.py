@@ -3,6 +3,8 @@ really built."""
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -286,3 +288,22 @@ def test_the_longest_prompt_is_checked_where_its_scores_are_affordable(
         wide = replace(bundle.manifest, generation=replace(bundle.manifest.generation, layers=layers))
         check_plan_module.check_prompt_plan(replace(bundle, manifest=wide), engine, None, None)
     assert [str(shape) for shape in asked] == ["1x4096", "1x2886"]
+
+
+def test_a_plan_is_refused_in_one_line_where_onnx_runtime_is_missing() -> None:
+    program = """
+import sys
+sys.modules["onnxruntime"] = None
+from importlib import util
+found = util.find_spec
+util.find_spec = lambda name: None if name == "onnxruntime" else found(name)
+from types import SimpleNamespace
+from nestforge.compiler.tensorrt.check_plan import graph_in_onnx_runtime
+from nestforge.errors import BuildError
+try:
+    graph_in_onnx_runtime(SimpleNamespace(id="e"))
+except BuildError as refusal:
+    print(refusal)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said == "engine e: a plan is checked against ONNX Runtime here; install onnxruntime\n"

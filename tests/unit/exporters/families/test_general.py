@@ -1,6 +1,7 @@
 """Models of transformers that no family names: read off their classes, compiled whole, proven like every other."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,7 @@ def test_checks_of_values_that_a_class_makes_are_no_obstacle(tmp_path: Path) -> 
         tmp_path / "m", "RTDetrV2ForObjectDetection", "rt_detr_v2", backbone_config=stages, num_denoising=0, **sizes
     )
     assert {"ffn", "heads"} <= set(open_source(folder).spec.kinds)
+    assert "TRANSFORMERS_DISABLE_TORCH_CHECK" not in os.environ, "passes with numbers make them"
 
 
 def test_an_image_whose_places_stand_before_those_of_the_text_is_left_out(tmp_path: Path) -> None:
